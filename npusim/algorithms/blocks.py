@@ -249,3 +249,30 @@ def kv_runs(
             cols = min(block_kv, end - start * block_kv)
             _add(runs, TileRun(start * block_kv, cols, stop - start, block_kv, only))
     return tuple(runs)
+
+
+def query_cells(problem: Problem, block_kv: int, block_q: int, part: str = "") -> tuple[WorkTile, ...]:
+    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see some of it.
+
+    A tile of which a query does not see all of the block's keys is masked.  ``part``: an axis along which the blocks of
+    a head are numbered.
+    """
+    seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
+    each = [
+        (row, n, seen.union(offset + row, offset + row + n - 1), seen.common(offset + row, offset + row + n - 1))
+        for row, n in chunks(problem.seq_q, block_q)
+    ]
+    for key, keys in chunks(problem.seq_kv, block_kv):
+        runs: list[TileRun] = []
+        for row, rows, shown, common in each:
+            if any(a < key + keys and key < b for a, b in shown):
+                only = frozenset[str]() if any(a <= key and key + keys <= b for a, b in common) else MASKED
+                _add(runs, TileRun(row, rows, 1, block_q, only))
+        cells.append(((key, keys), tuple(runs)))
+    placed = offset if depends_on_position(problem, seen) else None
+    return tuple(
+        WorkTile(batch, head, (("key", *span), *(((part, number, 1),) if part else ())), runs, placed)
+        for batch in range(problem.batch)
+        for head in range(problem.heads)
+        for number, (span, runs) in enumerate(cells)
+    )

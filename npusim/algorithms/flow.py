@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.algorithms.phase import BySize, Stacked, TileLoop, tensor_of
 from npusim.errors import ProgramError
-from npusim.ir.op import Opcode
+from npusim.ir.op import PLAIN, Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from npusim.algorithms.phase import Name, Phase, Stage
 
@@ -60,6 +61,41 @@ def flow(phase: Phase) -> dict[str, Place]:
         else:
             places[n] = "work"
     return places
+
+
+def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
+    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and those sums.
+
+    A state that starts at 0, and that one product of the loop writes and nothing else, is what that product leaves at
+    the end of the block; a result that is such a sum, cast, is the sum itself: it is stored on its way out.
+    """
+    rows = [r for s in phase.stages for r in s.rows]
+    inner = {id(r) for loop in phase.loops if loop.axis for s in loop.stages for r in s.rows}
+    writers = {n: [r for r in rows if r.dst == n] for n, what in phase.names.items() if what.start == 0}
+    sums = {
+        n
+        for n, (first, *more) in writers.items()
+        if len(phase.names[n].axes) > 1 and not more and first.opcode is Opcode.MATMUL and first.attributes.accumulate
+        if id(first) in inner and not any(id(r) in inner for r in rows if n in r.srcs)
+    }
+    readers = {n: [r for r in rows if n in r.srcs] for n in sums}
+    stored = {
+        n: r.dst
+        for n, (r, *more) in readers.items()
+        if not more and r.opcode is Opcode.CAST and r.attributes == PLAIN and not r.only and r.dst in phase.tensors
+    }
+    if not sums:
+        return phase, frozenset()
+
+    def of(stage: Stage) -> Stage:
+        left = [r for r in stage.rows if not (r.opcode is Opcode.CAST and stored.get(r.srcs[0]) == r.dst)]
+        return replace(stage, rows=tuple(replace(r, dst=stored.get(r.dst, r.dst)) for r in left))
+
+    loops = tuple(replace(loop, stages=tuple(map(of, loop.stages))) for loop in phase.loops)
+    names = {n: replace(what, start=None if n in sums else what.start) for n, what in phase.names.items()}
+    finish = tuple(s for s in map(of, phase.finish) if s.rows)
+    names = {n: what for n, what in names.items() if n not in stored}
+    return replace(phase, loops=loops, finish=finish, names=names), frozenset(stored.get(n, n) for n in sums)
 
 
 def is_visited(phase: Phase, n: str, axis: str) -> bool:
@@ -113,27 +149,50 @@ def conflicts(phase: Phase) -> Conflicts:
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
-    bits = {n: 1 << i for i, n in enumerate(phase.names)}
+    bits = _bits(phase)
     met = dict.fromkeys(bits, 0)
+    for access, alive in _moments(phase, bits):
+        met[access.dst] |= alive & ~access.shares
+    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
+
+
+def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
+    """Return the most that names alive at one time take: ``sizes`` by name, those of one root in one place."""
+    bits, most = _bits(phase), 0.0
+    for alive in {alive | bits[access.dst] for access, alive in _moments(phase, bits)}:
+        held: dict[str, float] = {}
+        for n in (n for n in sizes if alive & bits[n]):
+            held[roots.get(n, n)] = max(sizes[n], held.get(roots.get(n, n), 0.0))
+        most = max(most, sum(held.values()))
+    return most
+
+
+def _bits(phase: Phase) -> dict[str, int]:
+    return {n: 1 << i for i, n in enumerate(phase.names)}
+
+
+def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, int]]:
+    """Yield each access that writes, with the names alive behind it."""
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
-            before = _alive_before(accesses, after, met)
+            before = _alive_before(accesses, after)[0]
             while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
                 after |= before
-                before = _alive_before(accesses, after, met)
+                before = _alive_before(accesses, after)[0]
+            yield from _alive_before(accesses, after)[1]
             after = before
-    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
 
 
-def _alive_before(accesses: list[_Access], alive: int, met: dict[str, int]) -> int:
-    """Return what is alive before a tile's accesses, given what is after them, and note conflicts."""
+def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[_Access, int]]]:
+    """Return what is alive before a tile's accesses, given what is after them, and behind each that writes."""
+    met: list[tuple[_Access, int]] = []
     for access in reversed(accesses):
         if access.dst:
-            met[access.dst] |= alive & ~access.shares
+            met.append((access, alive))
         alive = alive & ~access.ends | access.reads
-    return alive
+    return alive, met
 
 
 def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:

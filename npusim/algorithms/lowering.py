@@ -367,11 +367,11 @@ class _Lowering:
                     "compute it in the loop, so that each tile's product reads its own",
                     e,
                 )
-            if left.kind != "operand" and e.attributes.transpose_a and not self.is_recurrent:
+            if left.kind != "operand" and e.attributes.transpose_a and e.loop is None:
                 self.kernel.fail(
                     f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
-                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop in which a state is a "
-                    "factor transposes what rows make, too",
+                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop over tiles transposes "
+                    "what rows make, too",
                     e,
                 )
             is_kept = self.is_recurrent or (

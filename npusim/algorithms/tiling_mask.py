@@ -212,6 +212,42 @@ class SeenMask(ByIndices):
         return self.seen[0].index_work
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A mask of tiles whose rows are keys and whose columns are queries: another's, transposed."""
+
+    mask: Mask
+    shows_key_0 = False  #: of queries, which are its columns
+
+    def tensor(self) -> GlobalTensor:
+        """Return the other's tensor, transposed, under a name of its own."""
+        whole = self.mask.tensor()
+        return replace(whole, name=f"{whole.name}^T", rows=whole.cols, cols=whole.rows)
+
+    def values(self) -> Any:
+        """Return the other's values, transposed."""
+        values = self.mask.values()
+        if isinstance(values, PartByPart):
+            return PartByPart(values.shape[::-1], lambda b, h, rows, cols: values.part(b, h, cols, rows).T)
+        return np.ascontiguousarray(values.swapaxes(-1, -2))
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the mask of keys from ``row`` on and queries from ``col`` on."""
+        of = self.mask.cut(col, cols, row, rows, offset)
+        return self.tensor().tile(0, 0, of.col, rows, of.row, cols)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is cut from a matrix in memory."""
+        return bool(getattr(self.mask, "is_loaded", True))
+
+    @property
+    def index_work(self) -> tuple[int, int]:
+        """Comparisons of indices that say whether a key is seen, and numbers that are read for that."""
+        work: tuple[int, int] = getattr(self.mask, "index_work", (0, 0))
+        return work
+
+
 def mask_of(
     problem: Problem, sizes: tuple[int, int], kind: MaskKind | None = None, *, seen: Seen | None = None, packed: int = 1
 ) -> Mask | None:

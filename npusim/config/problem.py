@@ -586,6 +586,18 @@ class KernelProblem(Sizes):
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
 
+    def whole_sizes(self, called: str, usual: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes that schedule ``called`` names, in the order of ``usual``, which has those left out.
+
+        A size that is usually 0 says whether: 0 or 1; others are from 1 on.  Raises `SpecError` for other sizes.
+        """
+        for n, x in self.sizes.items():
+            least = min(1, usual.get(n, 0))
+            if n not in usual or not isinstance(x, int) or x < least or (x > 1 and not least):
+                listed = ", ".join(name if size else f"{name} (0 or 1)" for name, size in usual.items())
+                raise SpecError(f"problem: {called} has no size {n}={x}; whole numbers from 1 on for {listed}")
+        return tuple(int({**usual, **self.sizes}[n]) for n in usual)
+
 
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
     """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.

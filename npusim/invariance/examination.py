@@ -479,6 +479,7 @@ def _against(finding: Finding, latency: float | None, times: list[tuple[float, s
 
 def _row(base: RunData, sequence: int) -> int:
     out = base.program.tensors["o"]
-    blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
+    final = next(p for p in reversed(base.program.phases) if p.serves != "none")
+    blocks = [b for b in final.blocks if b.batch == sequence]
     parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))
     return max(row for head, row, _, _ in parts if head == 0)

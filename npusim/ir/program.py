@@ -79,7 +79,7 @@ def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
 Item = TileOp | Loop
 #: A block is whatever a phase's body understands: a frozen value with its coordinates.
 Block = Any
-Serves = Literal["rows", "kv_head"]
+Serves = Literal["rows", "kv_head", "none"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,8 @@ def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[K
         turns: dict[int, dict[Key, _Use]] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
-            key = region.tensor.name, region.batch, region.head, region.row, region.col, region.cols
+            batch = region.batch // max(1, region.tensor.added)
+            key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
             payload = region.payload_bytes
             size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
             touched = turns.setdefault(touch.turn, {})

@@ -64,7 +64,9 @@ class GlobalTensor:
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
     many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
     the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
-    ``view``: how a recorded call has it, where that is other.
+    ``view``: how a recorded call has it, where that is other.  ``of``: the tensor whose memory it is
+    another view of: transposed, or the sums of what that has ``added``.  ``added``: where not 0, so many of its batches
+    are one in memory, cleared before, to which writers add; bits add in their order.
     """
 
     name: str
@@ -82,11 +84,13 @@ class GlobalTensor:
     column: int = 0
     is_transposed: bool = False
     view: Arranged | None = None
+    of: GlobalTensor | None = None
+    added: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole tensor, without padding."""
-        rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch))
+        rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
         return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
 
     def rows_of(self, batch: int) -> int:

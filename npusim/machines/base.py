@@ -164,7 +164,7 @@ class Machine:
             tuple(allocator.rings),
             dict(allocator.spaces),
             dict(allocator.peak_bytes),
-            {t.name: t for phase in listed for t in phase.all_tensors()},
+            {t.name: t for phase in listed for x in phase.all_tensors() for t in (x, x.of) if t is not None},
             tuple(replace(phase, serves=serves) for phase, serves in pairs),
             constants={n: v for phase in listed for n, v in phase.all_values().items()},
             pricing=pricing,
@@ -181,19 +181,25 @@ class NodeMachine(Machine):
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:
-    """Return for each phase which rows of the output need a block of it: its own, or all of heads on its KV head.
+    """Return for each phase which rows of the output need a block of it: its own, all of heads on its KV head, or none.
 
-    All need what a phase reads other than by its own rows, and whatever is read by a phase that all need.
+    All need what a phase reads other than by its own rows, or what another writes other than by its own, and whatever
+    is read by a phase that all need; none needs what comes behind the phase that writes the output.
     """
     serves: list[Serves] = []
-    whole: set[str] = set()
-    for phase in reversed(phases):
-        written = {n for s in phase.stages for n in s.written}
-        tensors = {n: tensor_of(t).name for n, t in phase.tensors.items() if not isinstance(t, BySize)}
-        is_whole = any(tensors[n] in whole for n in written.intersection(tensors))
-        read = tensors.keys() - written
-        whole |= {tensors[n] for n in read if is_whole or phase.names[n].axes[0] != phase.row_axis}
-        serves.insert(0, "kv_head" if is_whole else "rows")
+    whole, read_later = set[str](), set[str]()
+    bound = [{n: tensor_of(t) for n, t in p.tensors.items() if not isinstance(t, BySize)} for p in phases]
+    made = [{n for s in p.stages for n in s.written}.intersection(of) for p, of in zip(phases, bound, strict=True)]
+    ends = (at for at, names in enumerate(made) if any(bound[at][n].name == "o" for n in names))
+    final = max(ends, default=len(phases) - 1)
+    for at, phase in reversed([*enumerate(phases)]):
+        tensors, row_axis = {n: (t.of or t).name for n, t in bound[at].items()}, phase.row_axis
+        across = {tensors[n] for n in made[at] if phase.names[n].axes[0] != row_axis}
+        is_whole = bool(across & read_later) or any(tensors[n] in whole for n in made[at])
+        read = tensors.keys() - made[at]
+        read_later |= {tensors[n] for n in read}
+        whole |= {tensors[n] for n in read if is_whole or phase.names[n].axes[0] != row_axis}
+        serves.insert(0, "none" if at > final else "kv_head" if is_whole else "rows")
     return serves
 
 

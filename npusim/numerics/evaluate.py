@@ -57,7 +57,9 @@ class KernelOutput:
         """Return what a program computes."""
         o = program.tensors["o"]
         inputs = (
-            t for n, t in program.tensors.items() if t.role in ("input", "constant") and n not in program.constants
+            t
+            for n, t in program.tensors.items()
+            if t.role in ("input", "constant") and n not in program.constants and not t.of
         )
         return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
 
@@ -285,7 +287,7 @@ def _outputs(
 ) -> dict[BlockRows, tuple[int, int, int]]:
     """Return which rows the last phase's blocks write: the tensor's head, how many, and where in it they begin."""
     written: dict[BlockRows, tuple[int, int, int]] = {}
-    for block in needed[program.phases[-1].name]:
+    for block in needed[_final(program).name]:
         for head, row, count, at in _parts(block, program.tensors[output]):
             if head in heads:
                 written.setdefault((block.batch, head, row), (block.head, count, at))
@@ -310,10 +312,15 @@ def needed_blocks(
     most = sample_rows(tensor) if rows == "sample" else most
     blocks = [
         b if most is None or b.rows <= most or tensor.packed > 1 else b.part(b.row + b.rows - most, most)
-        for b in _blocks(program.phases[-1], rows, tensor)
+        for b in _blocks(_final(program), rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
-    return {p.name: _needed(p, blocks, _heads(program.phases[-1]), most) for p in program.phases}
+    return {p.name: _needed(p, blocks, _heads(_final(program)), most) for p in program.phases}
+
+
+def _final(program: TileProgram) -> ProgramPhase:
+    """Return the phase that writes the output: what comes behind it is needed for none of its rows."""
+    return next(p for p in reversed(program.phases) if p.serves != "none")
 
 
 def sample_rows(output: GlobalTensor) -> int:
@@ -394,6 +401,8 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most
 
     ``heads``: those of the output's blocks, of which several may share one of the phase's.
     """
+    if phase.serves == "none":
+        return []
     if phase.serves == "kv_head":
         share = max(1, heads // _heads(phase))
         used = {(b.batch, b.head // share) for b in blocks}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate, groupby, pairwise, zip_longest
+from operator import add
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -492,8 +493,16 @@ class TensorStore:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
-            matrix = self._heads[key] = self._make(tensor, batch, head)
+            made = self._viewed(tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
+            matrix = self._heads[key] = made
         return matrix
+
+    def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
+        """Return a head's matrix of another tensor transposed, or the sum of what writers have added so far."""
+        if not of.added:
+            return self.head(of, batch, head).T
+        first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
+        return reduce(add, rest, first)
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
@@ -505,7 +514,8 @@ class TensorStore:
             values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
         else:
             fmt = stored_format(tensor.fmt)
-            raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, POISON, np.uint8)
+            start = 0 if tensor.added else POISON
+            raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
             raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")

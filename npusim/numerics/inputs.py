@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.config.problem import STORED, AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.errors import TensorError
+from npusim.formats.cast import widen
 from npusim.formats.float_format import format_of_dtype
 from npusim.units import ceil_div
 
@@ -209,16 +211,24 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 
-def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str, Array] | None = None) -> HeadSource:
+def kernel_source(
+    inputs: Sequence[GlobalTensor],
+    seed: int,
+    given: Mapping[str, Array] | None = None,
+    follows: Mapping[str, Callable[[HeadSource, int, int], Array]] = MappingProxyType({}),
+) -> HeadSource:
     """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
 
-    A tensor given has as many elements as the launch says, in its format; its shape is taken to be that.  Raises
-    :class:`TensorError` for others, and where one is missing.
+    A tensor given has as many elements as the launch says, in its format; its shape is taken to be that.  ``follows``:
+    functions of the others in float64, of batch and head, for inputs that are computed where they are not given.
+    Raises :class:`TensorError` for others, and where one is missing.
     """
     by_name = {t.name: t for t in inputs}
 
     def stored(t: GlobalTensor, batch: int, head: int) -> Array:
         rows, fmt = ceil_div(t.rows, t.shared_rows), formats.get_format(t.fmt)
+        if t.name in follows and t.name not in (given or ()):
+            return formats.cast(follows[t.name](wide, batch, head), t.fmt)
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
             return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
@@ -231,6 +241,9 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
             raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
         matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
         return matrix
+
+    def wide(name: str, batch: int, head: int) -> Array:
+        return widen(source(name, batch, head)).astype(np.float64)
 
     @cache
     def source(name: str, batch: int, head: int) -> Array:

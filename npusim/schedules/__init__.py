@@ -52,6 +52,7 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "fa4": ("flash", ("nvidia",)),
         "retention": ("retention", ("ascend", "nvidia")),
         "gla": ("retention", ("ascend", "nvidia")),
+        "flash_backward": ("flash_backward", ("ascend", "nvidia")),
     }
 )
 

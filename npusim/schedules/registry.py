@@ -77,7 +77,8 @@ class Schedule:
     a workload asks for beyond plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs
     do not refuse it; ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that
     an installed package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
-    differ in length; ``is_of_decoding``: such a call has one query each.
+    differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
+    batch, head)`` of inputs of plain tensors that are computed of the others where a call does not give them.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Schedule:
     takes_lengths: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
+    follows: Mapping[str, Callable[[Any, Any, int, int], Any]] | None = None
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:

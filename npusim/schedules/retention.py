@@ -18,7 +18,6 @@ from npusim.algorithms.blocks import grid
 from npusim.algorithms.recurrence import F32, StatePrecision, chunked, gated
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
@@ -55,13 +54,8 @@ class GpuChunkFields(GroupFields, ChunkFields):
 
 def sizes_of(problem: KernelProblem, called: str) -> tuple[int, int, int, int, int]:
     """Return batch, heads, tokens, channels of keys and of values; raise `SpecError` for other sizes."""
-    if wrong := [n for n, x in problem.sizes.items() if n not in SIZES or not isinstance(x, int) or x < 1]:
-        raise SpecError(
-            f"problem: {called} has no size {wrong[0]}={problem.sizes[wrong[0]]}; whole numbers from 1 on for "
-            + ", ".join(SIZES)
-        )
-    batch, heads, tokens, key, value = ({**SIZES, **problem.sizes}[n] for n in SIZES)
-    return int(batch), int(heads), int(tokens), int(key), int(value)
+    batch, heads, tokens, key, value = problem.whole_sizes(called, SIZES)
+    return batch, heads, tokens, key, value
 
 
 def log_decay(heads: int) -> NDArray[np.float64]:
@@ -173,7 +167,7 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 
 
 def _by_head(
-    called: str, gates: Callable[[KernelProblem], Any], problem: KernelProblem, output: Any, inputs: Any
+    called: str, gates: Callable[[KernelProblem], Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> NDArray[np.float64]:
     sizes_of(problem, called)
     log_gate = gates(problem)

@@ -420,7 +420,7 @@ def _reference(launches: tuple[Launch, ...]) -> dict[str, Any]:
 
 
 def reference_rows(
-    launches: tuple[Launch, ...], problem: KernelProblem, output: Any, inputs: Any
+    launches: tuple[Launch, ...], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> np.ndarray[Any, Any]:
     """Return what the reference of the last launch computes, (batch, heads, rows, columns) in float64.
 

@@ -50,7 +50,8 @@ def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
     """Return the inputs: those given, or those of the recipe."""
     if isinstance(problem, KernelOutput):
         seed = cast("KernelProblem", plan.problem).seed
-        return plan.sources.setdefault(problem, kernel_source(problem.inputs, seed, plan.tensors))
+        follows = {n: partial(of, plan.problem) for n, of in (plan.schedule.follows or {}).items()}
+        return plan.sources.setdefault(problem, kernel_source(problem.inputs, seed, plan.tensors, follows))
     if problem in plan.sources:
         return plan.sources[problem]
     if plan.tensors is None:
@@ -87,7 +88,7 @@ def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: i
 
     if plan.schedule.reference is not None:
         with with_origin(plan.schedule.origin):
-            whole = plan.schedule.reference(plan.problem, subject, wide)
+            whole = plan.schedule.reference(plan.problem, subject, wide, plan.tiling)
         return np.asarray(whole)[batch, head, row : row + rows]
     if "kernel" not in plan.exact_programs:
         schedule = find_schedule(plan.request.schedule, "cpu")

@@ -200,10 +200,6 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("o + pv", "o + pv.T")], 7,
         "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b",
     ),
-    "a transposed left factor that rows make": (
-        [("q @ kj.T", "kj @ q.T"), ("w @ vj", "w.T @ vj")], 6,
-        "w.T is the left factor of a product, where operands alone can be transposed: make the tile",
-    ),
     "a product with itself": (
         [("w @ vj", "q @ q.T")], 6,
         "q (row x head, float16) @ q.T (head x row, float16): both axes of the product are row; take the operand twice",

@@ -99,7 +99,7 @@ FOUND: dict[str, tuple[tuple[tuple[str, str], ...], int]] = {
     "O rescaled before the product": (
         (("o = o * a + pv", "o = o + pv"), ("        pv =", "        o = o * a\n        pv =")), 7,
     ),
-    "two products of one operand": (((M, f'{M}        o = maximum(o, (s.to("float16") @ vj).to(F))\n'),), 5),
+    "two products of one operand": (((M, f'{M}        o = maximum(o, (s.to("float16") @ vj).to(F))\n'),), 7),
     "scores read without their mask": (
         (("        s = where(mask, (q", "        z = (q"),
          (" * scale, -inf)", "\n        s = where(mask, z * scale, -inf)"),

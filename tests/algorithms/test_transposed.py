@@ -18,6 +18,7 @@ from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.kernel import FlashPrecision, GlobalTensor, full, grid, kernel, schedule, tiles, with_columns
 from npusim.numerics.executor import execute
+from npusim.schedules.define import ATTENTION_TILING, machine_of
 from npusim.simulation.simulate import simulate_program
 from tests.algorithms.interpreter import Machine, Numbers
 
@@ -105,16 +106,45 @@ DEVICES = "ascend_910b2", "ascend_950", "h200", "a10", "v100"
 @pytest.mark.parametrize("hw", DEVICES)
 @pytest.mark.parametrize("function", [whole, summed, chained, held], ids=lambda f: f.__name__)
 def test_bits_are_those_of_the_transposed_values(function: Any, hw: str) -> None:
-    if function is chained and hw.startswith("ascend"):
-        with pytest.raises(TilingError, match="accumulate=chained"):
-            program_of(function, hw)
-        return
     rng = np.random.default_rng(7)
     a, b = (formats.cast(rng.standard_normal(size), "float16") for size in ((K, M), (K, N)))
     program, stored = program_of(function, hw), {"a": a, "b": b.T.copy() if function is held else b}
     check(program, load_device(hw).flags)
     written = execute(program, lambda n, *_: stored[n]).tensors.head(program.tensors["c"], 0, 0)
     assert np.array_equal(written, expected(function, hw, a.T, b))
+
+
+def _weighted(turns: bool) -> Any:
+    """Return a kernel that weighs V by scaled scores, made as keys by rows where it ``turns`` them."""
+
+    @kernel(results="o", q="row head", k="key head", v="key value")
+    def weighted(q: Any, k: Any, v: Any) -> Any:
+        o = full("row value", 0.0, "float32")
+        for kj, vj in tiles(k, v):
+            w = ((kj @ q.T if turns else q @ kj.T).to("float32") * 0.5).to("float16")
+            o = o + ((w.T if turns else w) @ vj).to("float32")
+        return o.to("float16")
+
+    return weighted
+
+
+@pytest.mark.parametrize("hw", [*DEVICES, "a100", "t4"])
+def test_what_rows_make_is_transposed_in_a_loop(hw: str) -> None:
+    device, sizes = load_device(hw), {"q": (200, 64), "k": (300, 64), "v": (300, 48)}
+    machine, draw, outputs = machine_of(device), np.random.default_rng(0), list[Any]()
+    inputs = {n: formats.cast(draw.standard_normal(shape), "float16") for n, shape in sizes.items()}
+    o = GlobalTensor("o", 1, 1, 200, 48, "float16", "output")
+    blocks = with_columns(grid(o, ("row", 128)), 300, 64)
+    for turns in (True, False):
+        bound = {n: GlobalTensor(n, 1, 1, *shape, "float16", "input") for n, shape in sizes.items()}
+        spans = {"row": 128, "key": 64, "head": 64, "value": 48}
+        phase = _weighted(turns).phase("weighted", blocks, spans, [o], **bound)
+        fields = machine.fields_for("weighted", phase, build_tiling(ATTENTION_TILING[device.family], {}))[0]
+        program = machine.build("weighted", [(phase, fields)], 1)
+        check(program, device.flags)
+        outputs.append(execute(program, lambda n, *_: inputs[n]).tensors.head(program.tensors["o"], 0, 0))
+    assert np.abs(outputs[0].astype(float)).max() > 100
+    assert np.array_equal(*outputs)
 
 
 @pytest.mark.parametrize("hw", DEVICES)

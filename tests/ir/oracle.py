@@ -51,8 +51,8 @@ def _bits(runs: Runs) -> int:
 
 
 Access = tuple[str, Runs, bool]
-#: One side of a ring: the ring, the queue, and whether it fills slots.
-Side = tuple[Ring, str, bool]
+#: One side of a ring: the ring, the queue, whether it fills slots, and whether it reads them before it releases them.
+Side = tuple[Ring, str, bool, bool]
 #: How many operations of each queue are known to have completed.
 Clock = dict[str, int]
 
@@ -135,7 +135,7 @@ class _Core:
         operands = [o for step in op.steps for o in _operands(step)]
         for tile in (*op.handshake, *(o for o, _ in operands)):
             if isinstance(tile, RingTile):
-                side = (tile.ring, op.queue, tile.is_producer)
+                side = (tile.ring, op.queue, tile.is_producer, tile.is_peek)
                 first, last = sides.get(side, (False, False))
                 sides[side] = (first or tile.first, last or tile.last)
         at = {side: len(self.told[side]) for side in sides}
@@ -171,13 +171,13 @@ class _Core:
 
 def _waits(side: Side, generation: int) -> Iterator[tuple[Side, int]]:
     """Yield the sides that a slot is waited for from, and the hand-over by number, from 1 on."""
-    ring, queue, fills = side
+    ring, queue, fills, _ = side
     need = generation + 1 - (ring.depth if fills else 0)
     if fills:
         need = -(-need // ring.period) * ring.period
     for peer in ring.consumers if fills else ring.producers:
         if peer != queue and need > 0:
-            yield (ring, peer, not fills), need
+            yield (ring, peer, not fills, False), need
 
 
 def _flag(ring: Ring, generation: int) -> Runs:
@@ -249,7 +249,7 @@ def located(operand: Tile | RingTile | GlobalTile, queue: str, generations: Mapp
     space, start, pitch = "", operand.offset_bytes, operand.stride * size
     if isinstance(operand, RingTile):
         ring = operand.ring
-        space, slot = ring.space, generations[ring, queue, operand.is_producer] % ring.depth
+        space, slot = ring.space, generations[ring, queue, operand.is_producer, operand.is_peek] % ring.depth
         start += ring.offset_bytes + slot * ring.slot_bytes
     else:
         space = operand.space

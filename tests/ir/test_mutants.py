@@ -50,6 +50,12 @@ SMALL = {
     "block_bytes": 512,
     "chunk": 32,
     "block_value": 32,
+    "tile_q": 32,
+    "tile_kv": 32,
+}
+#: Further programs of a schedule: sizes and fields.
+MORE: dict[str, tuple[tuple[dict[str, int], dict[str, object]], ...]] = {
+    "flash_backward": (({"causal": 1}, {}), ({"causal": 1}, {"method": "added"}))
 }
 #: Where the lanes of its warps need more rows, or shared memory has room for fewer blocks.
 OWN = {"h200": {"block_q": 64}, "v100": {"block_q": 256, "warps": 8, "residents": 2}}
@@ -69,11 +75,14 @@ def programs() -> dict[str, TileProgram]:
                 problem = problem.model_copy(update={"dtype": schedule.inputs(device)})
             known = schedule.tiling.model_fields
             fields = {k: v for k, v in (SMALL | OWN.get(hw, {})).items() if k in known}
-            try:
-                tiling = build_tiling(schedule.tiling, fields)
-                found[f"{name} on {hw}"] = schedule.program(problem, tiling, device, schedule.precision(None))
-            except NpusimError:
-                continue  # not on this device
+            for sizes, more in (({}, {}), *MORE.get(name, ())):
+                called = " ".join((name, *sizes, *map(str, more.values()), "on", hw))
+                try:
+                    tiling = build_tiling(schedule.tiling, fields | more)
+                    of = type(problem)(**{**problem.model_dump(exclude_defaults=True), **sizes}) if sizes else problem
+                    found[called] = schedule.program(of, tiling, device, schedule.precision(None))
+                except NpusimError:
+                    continue  # not on this device
     return found
 
 
@@ -258,10 +267,10 @@ def named_block(items: Iterable[Item]) -> Iterator[Item]:
         yield Loop("block", item.indices, item.body) if isinstance(item, Loop) else item
 
 
-def examine(count: int, seed: int) -> Counter[str]:
+def examine(count: int, seed: int, of: str = "") -> Counter[str]:
     """Draw mutants, every program in turn; what passes has no race on ``GROUPS`` core groups, unrolled."""
     rng, counts = Random(seed), Counter[str]()
-    keys = list(programs())
+    keys = [key for key in programs() if key.startswith(of)]
     number = 0
     while counts["drawn"] < count:
         number += 1
@@ -297,6 +306,13 @@ def test_the_programs_as_they_are_pass_and_have_no_race() -> None:
 
 def test_mutants_that_pass_have_no_race_in_a_full_unrolling(record_property: Callable[[str, object], None]) -> None:
     counts = examine(40, seed=1)
+    record_property("counts", dict(counts))
+    assert counts["passed"] and counts["refused and met"]
+
+
+def test_mutants_of_two_loops_and_of_sums_that_stay(record_property: Callable[[str, object], None]) -> None:
+    assert len([key for key in programs() if key.startswith("flash_backward")]) >= 16
+    counts = examine(60, seed=3, of="flash_backward")
     record_property("counts", dict(counts))
     assert counts["passed"] and counts["refused and met"]
 

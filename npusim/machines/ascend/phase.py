@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free
+from npusim.algorithms.flow import summed
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Body, Item
@@ -45,12 +46,16 @@ class AscendPhase:
     """One phase on one core group."""
 
     def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
-        self.group, self.phase, self.tiling = group, phase, tiling
-        self.frame = frame = _frame(Itself(phase))
+        self.group, self.tiling = group, tiling
+        frame, kept = _frame(Itself(phase))
+        self.frame = frame
+        self.phase = frame.phase
         self.parts = Parts(frame, tiling)
         slots = Slots(frame, group, tiling, self.parts)
         self.products = {
-            s: CubeProduct(frame, s, group, tiling, slots.direct, slots.cross) for s in frame.stages if s.is_product
+            s: CubeProduct(frame, s, group, tiling, slots.direct, slots.cross, kept)
+            for s in frame.stages
+            if s.is_product
         }
         # Row sums and casts without an order or a rounding of their own take the vector unit's.
         rounding = group.device.rounding_choices.get("rounding")
@@ -237,8 +242,10 @@ class AscendPhase:
 
 
 @kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # in each order of their blocks
-def _frame(phase: Itself) -> Frame:
-    return Frame(phase.thing)
+def _frame(phase: Itself) -> tuple[Frame, frozenset[str]]:
+    """Return a phase as the machine sees it, and the sums that stay in L0C for a block."""
+    of, kept = summed(phase.thing)
+    return Frame(of), kept
 
 
 @kept_by_blocks(lambda _shapes, blocks, _is_masked: len(blocks.thing))

@@ -192,6 +192,8 @@ def _shape(operand: Source) -> Hashable:
 
 
 def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
+    if step.opcode is Opcode.FILL:  # the first product of a sum starts from 0 (Ascend C, Mmad: cmatrixInitVal)
+        return Cost(0)
     if step.opcode is not Opcode.MATMUL:
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only multiplies")
     depth, fmt = step.depth, step.srcs[0].fmt  # type: ignore[union-attr]

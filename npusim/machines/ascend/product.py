@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
@@ -73,11 +73,16 @@ class CubeProduct:
         tiling: AscendTiling,
         direct: Mapping[str, bool],
         cross: Mapping[str, tuple[Ring, ...]],
+        kept: Collection[str],
     ) -> None:
         (row,) = stage.rows
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
+        #: Whether it adds up in L0C for the whole block, and where.
+        self.stays, self.total = row.dst in kept, cast("Ring | None", None)
+        #: The operand of which a later product reads the same tile.
+        self.ahead = ""
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
             self.plan = replace(self.plan, left_depth=PING_PONG)
@@ -119,14 +124,16 @@ class CubeProduct:
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
         """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: of earlier products.
 
-        An operand that several products take in alike goes through one ring; what stays for a block is loaded once.
+        An operand that several products take in alike goes through one ring, and so do pieces of what rows make; what
+        stays for a block is loaded once.
         """
         for n in self.by_arrival:
             if n in self.lifted or n in self.rings or n in later:
                 continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
-            alike = n, self.modes[n], rows, cols, depth
+            is_made = self.frame.places[n] == "up" and self.modes[n] == "piece"
+            alike = "" if is_made else n, self.modes[n], rows, cols, depth
             if alike not in l1:
                 other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it takes it in otherwise
                 called = self.frame.prefix + self.frame.label(n) + other
@@ -137,8 +144,9 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def share(self, other: CubeProduct, ring: Ring) -> None:
-        """Take B whole into a ring of which a later product reads its own B, the first columns."""
+        """Take B whole into a ring of which a later product reads its own B: the same, or the first columns."""
         self.rings[self.right] = other.rings[other.right] = ring
+        self.ahead = self.right
         self.modes[self.right], other.modes[other.right] = "whole", "view"
         self.plan, other.plan = replace(self.plan, right="whole"), replace(other.plan, right="view")
 
@@ -167,11 +175,25 @@ class CubeProduct:
             slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
             yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
             yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._whole(n, block, tile, first=True))
+        if self.stays:
+            start = Step(Opcode.FILL, self._sum(block, tile, first=True), (0.0,))
+            yield compute(f"{self.name}.start", CUBE, (start,))
 
     def close(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield the end of what :meth:`open` loaded."""
+        """Yield the end of what :meth:`open` loaded, and the way out of a sum that stayed."""
         for n in self.opened:
             yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, block, tile, last=True))
+        if self.stays:
+            yield pass_on(f"{self.name}.end", CUBE, self._sum(block, tile, last=True))
+            _, corners = self._parts(block, tile)
+            for corner in corners:
+                yield from self._drains(block, tile, corner, corners)
+
+    def _sum(self, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
+        """Return all of a sum that stays, as its products write it."""
+        rows, cols = (self.frame.size(block, a, tile) for a in (self.m_axis, self.n_axis))
+        assert self.total is not None
+        return self.total.fill(rows, cols, self.how.accumulator_format, first=first, last=last)
 
     def items(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
@@ -208,7 +230,8 @@ class CubeProduct:
                 yield from body(k, size, starts=False, ends=False)
         if len(pieces) > 1:
             yield from body(*pieces[-1], starts=False, ends=True)
-        yield from self._drains(block, tile, corner, corners)
+        if not self.stays:
+            yield from self._drains(block, tile, corner, corners)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
         """Return how deep the product's sum is, and its corners in order."""
@@ -245,6 +268,8 @@ class CubeProduct:
         parts = self._halves(corner)
         for part, (ring, (c, cols)) in enumerate(parts):
             target = ring.fill(corner.band[1], cols, self.how.accumulator_format, **ends)
+            if self.total is not None:
+                target = self._sum(block, tile).part(*corner.band, corner.panel[0] + c, cols)
             ends_of = {"first": part == 0, "last": part == len(parts) - 1}
             left = self.l0.left.front(a.rows, a.cols, a.fmt, **ends_of)
             right = self.l0.right.front(b.rows, b.cols, b.fmt, **ends_of)
@@ -261,6 +286,8 @@ class CubeProduct:
 
     def _halves(self, corner: Corner) -> list[tuple[Ring, Span]]:
         width, rings = corner.panel[1], self.l0.accumulators
+        if self.total is not None:
+            return [(self.total, (0, width))]
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 
     def _drains(self, block: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
@@ -271,6 +298,10 @@ class CubeProduct:
         height, label = frame.size(block, self.m_axis, tile), f"{frame.label(n)}.drain"
         for ring, (at, cols) in self._halves(corner):
             done, panel = ring.front(rows, cols, self.how.accumulator_format), (corner.panel[0] + at, cols)
+            if self.total is not None:
+                size = height, frame.size(block, self.n_axis, tile), self.how.accumulator_format
+                whole = self.total.front(*size, first=corner.is_first, last=corner.is_last)
+                done = whole.part(m, rows, *panel)
             if frame.places[n] == "out":
                 target = frame.cut(n, block, tile, corner.band, panel)
                 yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
@@ -362,7 +393,7 @@ class CubeProduct:
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
             return slot.part(0, rows, 0, cols)
         ring, whole = self.rings[n], self.frame.views.get(n, n)
-        look = ring.peek if ring.peeks and n == whole else ring.front
+        look = ring.peek if n == self.ahead else ring.front
         pitch = self.frame.width(whole) if self.modes[n] == "view" else cols
         return look(rows, cols, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
@@ -392,13 +423,18 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, mos
     Each has as many slots as fit, ``most`` at most: two where the vendor's kernels use L0 in ping-pong.
     """
     plans = [p.plan for p in products]
+    single, sums = get_format(products[0].how.accumulator_format).size_bytes, 0
+    for p in (p for p in products if p.stays):
+        size = single * p.frame.phase.sizes[p.m_axis] * p.frame.phase.sizes[p.n_axis]
+        p.total, sums = group.ring(f"{AIC}.L0C", f"{prefix}{p.name} sum", size, 1, CUBE, FIXP), sums + size
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
     limits = {n: max(p.slots[i] for p in plans) or most for i, n in enumerate(("L0A", "L0B", "L0C"))}
     operands = [stored_format(p.frame.fmt(p.left)) for p in products]
-    single = get_format(products[0].how.accumulator_format).size_bytes
+    beside = {"L0C": sums}
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
-        slots = max(1, min(limits[buffer], group.capacity_bytes(buffer) // size // (halves if part else 1)))
+        room = group.capacity_bytes(buffer) - beside.get(buffer, 0)
+        slots = max(1, min(limits[buffer], room // size // (halves if part else 1)))
         return group.ring(f"{AIC}.{buffer}", f"{prefix}{buffer}{part}", size, slots, producer, consumer)
 
     parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]

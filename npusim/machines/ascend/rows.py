@@ -154,7 +154,8 @@ class VectorShare:
         inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
         tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
         twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
-        spare = flags.usable_event_ids_count.value - len(inputs) if flags else len(twice)
+        masks = {n for s in stages for n in s.masks if frame.is_loaded(n)}
+        spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
         return {n for n in inputs if frame.phase.is_recurrent or n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage) -> None:

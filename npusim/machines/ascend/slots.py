@@ -53,28 +53,45 @@ class Slots:
 
     def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
         """Place what products read and leave; views last: loaded once where L1 holds tiles till they are read."""
-        views, listed = self.frame.views, list(products.values())
+        listed = list(products.values())
+        pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
         operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
         rings = cube_rings(listed, self.group, self.frame.prefix, self.tiling.slots)
         for p in listed:
             p.l0 = rings
-            p.place(operands, {*views, *views.values()})
+            p.place(operands, {n for pair in pairs for n in pair})
         self._place_cross(list(rows))
-        for part, whole in views.items():
-            first, second = (next(s for s, p in products.items() if p.right == n) for n in (whole, part))
+        shared: list[tuple[CubeProduct, CubeProduct, int]] = []
+        for part, whole in pairs:
+            first = next(s for s, p in products.items() if p.right == whole)
+            second = next(s for s, p in products.items() if p.right == part and s is not first)
             lag = (self.parts.part_of(second) - self.parts.part_of(first)) * self.parts.ahead
-            self._share(products[first], products[second], lag)
+            shared.append((products[first], products[second], lag))
+        for at, of in enumerate(shared, 1):
+            self._share(*of, sum(lag + 1 for *_, lag in shared[at:]))
         for p in listed:
             p.place(operands)
 
-    def _share(self, first: CubeProduct, second: CubeProduct, lag: int) -> None:
-        """Let two products read one ring, ``lag`` tiles apart, if there is room for its tiles, and a flag for each."""
+    def _read_twice(self, products: Sequence[CubeProduct]) -> list[str]:
+        """Return operands of the loop that two products read as their right factors and nothing else reads."""
+        frame, rights = self.frame, [p.right for p in products]
+        if frame.phase.is_recurrent:
+            return []
+        read = {n: [s for s in frame.stages if n in s.read] for n in dict.fromkeys(rights)}
+        twice = (n for n, stages in read.items() if rights.count(n) == len(stages) == len(("first", "second")))
+        return [n for n in twice if frame.is_visited(n)]
+
+    def _share(self, first: CubeProduct, second: CubeProduct, lag: int, later: int) -> None:
+        """Let two products read one ring, ``lag`` tiles apart, if there is room for its tiles, and a flag for each.
+
+        ``later``: flags that rings placed behind it need.
+        """
         allocator, flags, n = self.group.allocator, self.group.device.flags, first.right
         size = round_up(self.frame.row_bytes(n, self.frame.height(n)), allocator.spaces[L1].alignment_bytes)
         placed = allocator.rings[self._first_ring :]
         used = sum(r.depth for r in placed if r.producers == (MTE2,) and r.consumers == (MTE1,))
         room = (self.group.capacity_bytes("L1") - allocator.used_bytes[L1]) // size
-        depth = min(lag + PING_PONG, room, flags.usable_event_ids_count.value - used if flags else room)
+        depth = min(lag + PING_PONG, room, flags.usable_event_ids_count.value - used - later if flags else room)
         if depth > lag:
             name = self.frame.prefix + self.frame.label(n)
             ring = allocator.ring(L1, name, size, depth, producers=[MTE2], consumers=[MTE1], peeks=[MTE1])

@@ -381,12 +381,13 @@ class ResidentBlock:
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _plan(self, s: Stage) -> WarpPlan | None:
-        """Return the plan of a stage's lanes: that of the axis of columns it works on first."""
+        """Return the plan of a stage's lanes: that of the axis of columns it works on first; of vectors alone, any."""
         if not self.tiling.lanes:
             return None
         names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
         axes = (self.frame.axes(n) for n in names if n in self.frame.phase.names)
-        return next((self.tiling.lanes[a[1]] for a in axes if len(a) > 1), None)
+        lanes = self.tiling.lanes
+        return next((lanes[a[1]] for a in axes if len(a) > 1), next(iter(lanes.values())))
 
 
 @lru_cache

@@ -44,6 +44,7 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, find_constant
+from npusim.machines.sm.live import BESIDE, has_more, live_registers, staged_bytes
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ SPILL_ACCESSES = 1.45
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
 #: kernels (reports/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
+#: Registers of a lane beyond which accumulators do not fit beside one another (hopper.md section 2).
+SERIAL_REGISTERS = 192
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
 #: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
@@ -160,6 +163,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
     products, note, published = attention_products(phase), "", find_kernel(GpuKernel, fields.kernel)
+    if has_more(phase):
+        return _live_tiling(phase, fields, device)
     if products is None:
         plain, merge = one_shot_tiling(phase, device), () if published is None else published.merge_charges
         if merge and all(find_constant(device, charge.key) for charge in merge):
@@ -189,6 +194,38 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
+    """Return how warp groups execute a loop with more products than an attention's, and a note.
+
+    What is alive at a time decides registers, and with them whether ptxas waits for every product.
+    """
+    issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
+    is_staged, most = issue.copies.value == "staged", issue.thread_registers_count.value
+    stages = fields.stages and (1 if is_staged else fields.stages)
+    rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
+    fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
+    tile = BlockTile("", fmt, rows, keys, 0, 0, bool(phase.masks), True, fmt, fields.warps, stages or 0)
+    work, groups = layout_of(tile, engine, FRAGMENT_ROWS)
+    if not stages:  # warps that have no fragment of rows left lie across the columns
+        work = replace(work, across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
+    is_wgmma = work.generation == "wgmma"
+    live = live_registers(phase, fields.warps, work)
+    work = replace(work, rows=ceil_div(rows, groups), is_serial=is_wgmma and live > SERIAL_REGISTERS)
+    shared = staged_bytes(phase, max(1, (stages or 1) - (not is_wgmma)), leaves=not is_wgmma and work.across > 1)
+    registers = Registers.estimated(live + BESIDE[work.generation], most, shared)
+    if fields.registers is not None:
+        shared = shared if fields.shared_bytes is None else fields.shared_bytes
+        given = fields.registers, fields.spilled_registers or 0
+        registers = Registers(*given, shared, "as given", _accesses(fields))
+    elif not stages:
+        registers = Registers(most, 0, shared, "of a library's kernel: all there are")
+    shape = f"{rows}x{keys}", stages or 0, groups
+    tiling, room = _resident(phase, fields, device, registers, shape, work)
+    spilled = f", {registers.spilled} spilled" if registers.spilled else ""
+    note = f"{room}; tiles of {rows} x {keys}; {live} registers alive, {registers.origin}{spilled}"
+    return replace(tiling, depth=max(1, (stages or 0) - 1), widths={phase.loop_axis: keys}), note
 
 
 def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
@@ -292,7 +329,7 @@ def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
     """Return whether ptxas waits for every product: S and O do not fit beside each other (hopper.md section 2)."""
     scores, output = tile.elements(work)
     # Registers of 4 bytes, as hopper.md section 2 has the rule.
-    most, large, eight, wide = 192, 128, 8, 32
+    most, large, eight, wide = SERIAL_REGISTERS, 128, 8, 32
     if tile.is_awaited:
         return False
     total = scores + output

@@ -22,6 +22,7 @@ from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
+from npusim.machines.sm.live import has_more
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class ChainTile:
     def of(cls, phase: Phase) -> ChainTile | None:
         """Return that of a phase: two products, the second of what rows make of the first; None for any other."""
         products = attention_products(phase)
-        if products is None:
+        if products is None or has_more(phase):
             return None
         first, last = products
         names = phase.names

@@ -256,7 +256,8 @@ class BlockPlaces:
             return self.part(group, n, rows, frame.cols(n, block, tile))
         ring, axis = self.near[n], frame.axes(n)[0]
         if n in frame.held:
-            height = frame.height(n) if axis == frame.row_axis else frame.size(block, axis, tile)
+            is_shared_out = axis == frame.row_axis and n == s.rows[0].srcs[0]
+            height = frame.height(n) if is_shared_out else frame.size(block, axis, tile)
             pitch = self.pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         elif n in frame.views.values():

@@ -1,0 +1,66 @@
+"""Registers of a block whose loop has more products than an attention's, counted by what is alive at a time."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from npusim.algorithms.flow import conflicts, flow, most_alive, storage
+from npusim.algorithms.language import ONE
+from npusim.formats import stored_format
+from npusim.layout.fragment import WARP_LANES
+from npusim.machines.sm.core import REGISTER_BYTES
+from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, LANE_ROWS
+
+if TYPE_CHECKING:
+    from npusim.algorithms.phase import Phase
+    from npusim.ir.op import GroupWork
+
+#: Registers of a lane beside what is alive: of warp groups' products, and of single warps', which hold parts of both
+#: operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90 without spills, and of 54
+#: for sm_80; half of them are within 9 and 19 (reports/recurrences).
+BESIDE = {"wgmma": 30, "mma": 84}
+
+
+def has_more(phase: Phase) -> bool:
+    """Return whether products of a loop have more results than S and O of an attention."""
+    return len({s.rows[0].dst for loop in phase.loops if loop.axis for s in loop.stages if s.is_product}) > len("SO")
+
+
+def live_registers(phase: Phase, warps: int, work: GroupWork) -> int:
+    """Return the registers of a lane that tiles, vectors and states take at a time, in a block of ``warps`` warps.
+
+    Operands that products read lie in shared memory; of one row of all columns each lane has those of its own.
+    """
+    places, down = flow(phase), max(1, warps // (work.across * work.repeats))
+    roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
+    multiplied = {n for s in phase.stages if s.is_product for n in s.rows[0].srcs}
+    for n, what in phase.names.items():
+        if places[n] == "mask" or (places[n] == "global" and n in multiplied):
+            continue
+        elements, (rows, *across) = prod(phase.sizes[a] for a in what.axes), what.axes
+        if not across:
+            count = LANE_ROWS * elements / (down * FRAGMENT_ROWS)
+        elif rows == ONE:
+            count = elements / (work.across * FRAGMENT_COLUMNS // LANE_ROWS)
+        else:
+            count = elements / (WARP_LANES * warps) * (work.repeats if phase.loop_axis in what.axes else 1)
+        sizes[n] = count * stored_format(what.fmt).bytes_of(REGISTER_BYTES) / REGISTER_BYTES**2
+    return round(most_alive(phase, sizes, roots))
+
+
+def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
+    """Return the shared memory of a block: what products hold, ``tiles`` of what they walk, and what rows make whole.
+
+    ``leaves``: what rows make for products lies there in any case, as several warps share its rows.
+    """
+    places, total = flow(phase), 0
+    read = {n: r.srcs for s in phase.stages if s.is_product for r in s.rows for n in r.srcs}
+    for n in read:
+        what = phase.names[n]
+        size = stored_format(what.fmt).bytes_of(prod(phase.sizes[a] for a in what.axes))
+        if places[n] == "global":
+            total += size * (tiles if phase.loop_axis in what.axes else 1)
+        elif places[n] == "up" and (leaves or n in phase.factors):
+            total += size
+    return total

@@ -1,0 +1,148 @@
+"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
+
+Sizes are those of ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``; missing ones are `SIZES`.  O and
+LSE of the forward pass are inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are
+against the gradient of softmax in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from npusim.algorithms.backward import BackwardPrecision, BackwardTile, Method, backward, backward_tensors
+from npusim.config.problem import KernelProblem, Problem
+from npusim.config.tiling import Field, Tiling, lightest, part_of
+from npusim.machines.ascend.plan import RegisterFields
+from npusim.machines.sm.core import GroupFields
+from npusim.schedules.define import schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.schedules.define import Phases
+
+#: Sizes that a problem leaves out.
+SIZES: Mapping[str, int] = MappingProxyType(
+    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": 0}
+)
+#: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
+SLICE = 4096
+#: Elements of dO, and of O, of a block that sums their products.
+DELTA_ELEMENTS = 8192
+
+
+class BackwardFields(Tiling):
+    """Tiles of both kernels; which gradient a run's bits and errors are of."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block of dQ")
+    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")
+    tile_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
+    tile_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    method: Method = Field(
+        default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
+    )
+    gradient: Literal["dq", "dk", "dv"] = Field(
+        default="dq",
+        description="whose bits and errors a run shows; all are computed",
+        json_schema_extra=part_of("model"),
+    )
+
+
+class AscendBackwardFields(RegisterFields, BackwardFields):
+    """The same on Ascend, whose L0C holds dK and dV of a block of keys beside scores."""
+
+    tile_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
+    tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    depth: int = Field(
+        default=1,
+        ge=0,
+        le=14,
+        description="tiles that scores and their rows run ahead of the products that read these",
+        json_schema_extra=lightest("least"),
+    )
+
+
+class GpuBackwardFields(GroupFields, BackwardFields):
+    """The same on a GPU."""
+
+
+def problem_of(problem: KernelProblem) -> Problem:
+    """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
+    batch, heads, tokens, key, value, causal = problem.whole_sizes("flash_backward", SIZES)
+    return Problem(
+        batch=batch,
+        heads=heads,
+        seq_q=tokens,
+        head_dim=key,
+        value_head_dim=value,
+        causal=bool(causal),
+        dtype=problem.dtype,
+    )
+
+
+def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Any) -> Phases:
+    """Return the kernels."""
+    call = problem_of(problem)
+    rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
+    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
+    tensors = backward_tensors(call, p.output, tiling.gradient)
+    first, *rest = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method)
+    return [first, *(replace(phase, slice_elements=SLICE) for phase in rest)]
+
+
+def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return a head's scores in float64, hidden ones -Inf."""
+    scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head).T
+    seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)
+    return np.where(seen, scores, -np.inf)
+
+
+def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return LSE of a head, (queries, 1), in float64."""
+    return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1, keepdims=True)
+
+
+def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return O of a head, (queries, columns of values), in float64."""
+    scores = _scores(problem_of(problem), inputs, batch, head)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    made: NDArray[np.float64] = weights @ inputs("v", batch, head) / weights.sum(1, keepdims=True)
+    return made
+
+
+def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
+    """Return dQ, dK and dV of a head, those of softmax(scale Q K^T) V with dO, in float64."""
+    q, k, v, do = (inputs(n, batch, head) for n in ("q", "k", "v", "do"))
+    scores = _scores(call, inputs, batch, head)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    slopes = weights * (do @ v.T - (do * (weights @ v)).sum(1, keepdims=True))
+    return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
+
+
+def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> NDArray[np.float64]:
+    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64."""
+    call = problem_of(problem)
+    heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(output.heads)] for b in range(output.batch)]
+    return np.array(heads)
+
+
+SCHEDULES = schedule(
+    "flash_backward",
+    flash_backward,
+    problem=KernelProblem,
+    precisions={
+        "ascend": [BackwardPrecision("fp32", accumulate="chained")],
+        "nvidia": [BackwardPrecision("fp32", exp_variant="exp2.exp2p", accumulate="chained")],
+    },
+    families=["ascend", "nvidia"],
+    tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
+    reference=gradient,
+    follows={"lse": log_sums, "forward": forward},
+    summary="FlashAttention's backward pass: dQ, then dK and dV, nothing added by several blocks",
+)

@@ -1,0 +1,188 @@
+"""FlashAttention's backward pass: gradients against float64, integers, and times of FlashAttention-2 on an H100."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.algorithms.blocks import query_cells
+from npusim.algorithms.tiling_mask import Turned, mask_of
+from npusim.config.problem import KernelProblem, Problem
+from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.schedules import find_schedule
+from npusim.schedules.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
+
+#: Ragged blocks of queries and keys, several heads, values of another width than keys.
+PROBLEM = {"heads": 2, "tokens": 200, "key": 64, "value": 32, "causal": 1}
+#: Several blocks and tiles of each kernel, the last ones ragged.
+TILING = {"block_q": 64, "block_kv": 64, "tile_q": 64, "tile_kv": 64}
+DEVICES = ("ascend_910b2", "ascend_950", "h200", "a100", "v100")
+GRADIENTS = ("dq", "dk", "dv")
+#: Of devices, and who adds up dQ there.
+ROUTES = [(hw, "apart") for hw in DEVICES] + [(hw, "added") for hw in DEVICES if not hw.startswith("ascend")]
+
+
+def _run(hw: str, gradient: str, method: str = "apart", **more: Any) -> Any:
+    tiling = {**TILING, "gradient": gradient, "method": method}
+    return npusim.run("flash_backward", hw=hw, **{"problem": PROBLEM, "tiling": tiling, "rows": "all", **more})
+
+
+def _drawn(problem: dict[str, int], draw: np.random.Generator) -> dict[str, Any]:
+    shapes = {"q": problem["key"], "k": problem["key"], "v": problem["value"], "do": problem["value"]}
+    rows = 1, problem["heads"], problem["tokens"]
+    return {n: draw.standard_normal((*rows, width)) for n, width in shapes.items()}
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize(("hw", "method"), ROUTES)
+def test_gradients_are_those_of_softmax(hw: str, method: str, gradient: str) -> None:
+    result = _run(hw, gradient, method)
+    assert result.timing.cycles > 0
+    assert result.numerics.error.rmse < 5e-4
+
+
+def test_the_reference_is_a_difference_quotient() -> None:
+    problem = {"heads": 1, "tokens": 12, "key": 16, "value": 16, "causal": 1}
+    draw, call = np.random.default_rng(2), problem_of(KernelProblem(**problem))
+    x = {n: values[0, 0] for n, values in _drawn(problem, draw).items()}
+
+    def loss(**changed: Any) -> Any:
+        inputs = {**x, **changed}
+        return (forward(KernelProblem(**problem), lambda n, *_: inputs[n], 0, 0) * x["do"]).sum()
+
+    found = gradients(call, lambda n, *_: x[n], 0, 0)
+    for n, values in (("q", found["dq"]), ("k", found["dk"]), ("v", found["dv"])):
+        step = 1e-6 * draw.standard_normal(x[n].shape)
+        quotient = (loss(**{n: x[n] + step}) - loss(**{n: x[n] - step})) / 2
+        assert abs((values * step).sum() - quotient) < 1e-6 * abs(quotient) + 1e-14
+
+
+def _integers() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return inputs for which every P is 0 or 1 and all sums are exact, and the gradients by their formulas.
+
+    Queries and keys have no channel in common and LSE is 0, so that P is 1 wherever a key is seen.
+    """
+    draw = np.random.default_rng(0)
+    heads, tokens, key, value = (PROBLEM[n] for n in ("heads", "tokens", "key", "value"))
+
+    def sparse(width: int, share: float) -> Any:
+        return draw.integers(-1, 2, (1, heads, tokens, width)) * (draw.random((1, heads, tokens, width)) < share)
+
+    x = {"q": sparse(key, 0.2), "k": sparse(key, 0.2), "v": sparse(value, 0.1), "do": sparse(value, 0.1)}
+    x["q"][..., key // 2 :], x["k"][..., : key // 2] = 0, 0
+    x["forward"] = sparse(value, 0.1)
+    x = {n: values.astype(np.float64) for n, values in x.items()}
+    p = np.tril(np.ones((tokens, tokens)))
+    slopes = p * (x["do"] @ x["v"].swapaxes(2, 3) - (x["do"] * x["forward"]).sum(3, keepdims=True))
+    scale = key**-0.5
+    found = {
+        "dq": scale * slopes @ x["k"],
+        "dk": scale * slopes.swapaxes(2, 3) @ x["q"],
+        "dv": np.broadcast_to(p.T, slopes.shape) @ x["do"],
+    }
+    given = {n: values.astype(np.float16) for n, values in x.items()}
+    return {**given, "lse": np.zeros((1, heads, tokens, 1), np.float32)}, found
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize(("hw", "method"), ROUTES)
+def test_integers_are_exact(hw: str, method: str, gradient: str) -> None:
+    given, expected = _integers()
+    assert np.abs(expected[gradient]).max() > 1
+    output = _run(hw, gradient, method, tensors=given).numerics.output
+    assert np.array_equal(output.astype(np.float64), expected[gradient])
+
+
+def test_o_and_lse_follow_from_what_is_given() -> None:
+    draw, problem = np.random.default_rng(1), KernelProblem(**PROBLEM)
+    x = {n: values.astype(np.float16) for n, values in _drawn(PROBLEM, draw).items()}
+    wide = {n: values.astype(np.float64) for n, values in x.items()}
+
+    def head(n: str, b: int, h: int) -> Any:
+        return wide[n][b, h]
+
+    heads = range(PROBLEM["heads"])
+    more = {
+        "forward": np.stack([forward(problem, head, 0, h) for h in heads])[None].astype(np.float16),
+        "lse": np.stack([log_sums(problem, head, 0, h) for h in heads])[None].astype(np.float32),
+    }
+    alone, whole = (_run("h200", "dk", tensors=t).numerics.output for t in (x, {**x, **more}))
+    assert np.array_equal(alone, whole)
+    moved = _run("h200", "dk", tensors={**x, **more, "lse": more["lse"] + 1}).numerics.output
+    assert not np.array_equal(alone, moved)
+
+
+def test_heads_and_gradients_alone_change_no_bit() -> None:
+    whole = _run("h200", "dk", "added").numerics.output
+    one = _run("h200", "dk", "added", heads="1").numerics.output
+    assert np.array_equal(whole[:, 1], one[:, 1])
+    other = _run("h200", "dk", tiling={**TILING, "gradient": "dk", "block_q": 128}).numerics.output
+    assert np.array_equal(_run("h200", "dk").numerics.output, other)  # dQ's tile is none of dK's
+
+
+def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"flash_backward has no size kv_heads=1; whole numbers .* causal \(0 or 1\)"):
+        npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "kv_heads": 1})
+    with pytest.raises(SpecError, match="flash_backward has no size causal=2"):
+        npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "causal": 2})
+    with pytest.raises(TilingError, match="ds is read by dsQ and part"):
+        _run("ascend_910b2", "dq", "added")
+    with pytest.raises(NpusimError, match="L0C"):
+        npusim.run(
+            "flash_backward", hw="ascend_910b2", problem={"tokens": 512}, tiling={"tile_kv": 128}, numerics=False
+        )
+
+
+def test_it_is_listed_for_both_families() -> None:
+    assert {s.family for s in SCHEDULES} == {"ascend", "nvidia"}
+    assert all(find_schedule("flash_backward", s.family).has_bits for s in SCHEDULES)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"causal": True}, {"causal": True, "window": 40}, {"seq_kv": 170, "causal": True}], ids=str
+)
+def test_blocks_of_keys_visit_the_queries_that_see_them(more: dict[str, Any]) -> None:
+    problem = Problem(**{"heads": 1, "seq_q": 130, "head_dim": 16, **more})
+    seen = problem.seen.matrix(problem.causal_offset, problem.seq_q, 0, problem.seq_kv)
+    mask, visited = mask_of(problem, (32, 48), "computed"), np.zeros_like(seen)
+    for block in query_cells(problem, 48, 32):
+        keys = slice(block.row, block.row + block.rows)
+        for run in block.runs:
+            for number in range(run.count):
+                tile = run.visit(0, number)
+                rows = slice(tile.col, tile.col + tile.cols)
+                visited[rows, keys] = True
+                assert seen[rows, keys].any()
+                assert seen[rows, keys].all() == (not tile.only)
+                if tile.only and mask is not None:
+                    cut = Turned(mask).cut(block.row, block.rows, tile.col, tile.cols, block.causal_offset)
+                    values = Turned(mask).values()[0, 0]
+                    part = values[cut.row : cut.row + cut.rows, cut.col : cut.col + cut.cols]
+                    assert np.array_equal(part.T, seen[rows, keys])
+    assert not (seen & ~visited).any()
+
+
+#: Microseconds of FlashAttention-2's kernel of dQ, dK and dV in torch 2.11 on an H100, by heads, tokens and head size,
+#: and its tile: queries and keys.  source: one run of torch.profiler, 10 calls each (reports/recurrences)
+MEASURED = [
+    ((16, 4096, 128), False, (64, 128), 1121.7),
+    ((16, 4096, 128), True, (64, 128), 707.0),
+    ((128, 2048, 64), True, (128, 128), 717.8),
+    ((8, 4096, 256), False, (64, 64), 1304.6),
+]
+
+
+@pytest.mark.parametrize(("sizes", "causal", "tile", "measured"), MEASURED)
+def test_flash_attention_2_on_an_h100(
+    sizes: tuple[int, int, int], causal: bool, tile: tuple[int, int], measured: float
+) -> None:
+    heads, tokens, width = sizes
+    problem = {"heads": heads, "tokens": tokens, "key": width, "value": width, "causal": int(causal)}
+    tiling = {"method": "added", "tile_q": tile[0], "tile_kv": tile[1], "warps": 8, "stages": None}
+    result = npusim.run("flash_backward", hw="h100", problem=problem, tiling=tiling, numerics=False)
+    timing = result.timing
+    (cycles,) = (p.cycles for p in timing.account.phases if p.name == "dkdvdq")
+    assert abs(timing.core_us * cycles / timing.cycles / measured - 1) < 0.25
