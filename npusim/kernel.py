@@ -18,7 +18,22 @@ from npusim.algorithms.blocks import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
-from npusim.algorithms.language import erf, exp, fma, full, log, maximum, per_tile, rsqrt, sqrt, tanh, tiles, where
+from npusim.algorithms.language import (
+    erf,
+    exp,
+    fma,
+    full,
+    initial,
+    inverse,
+    log,
+    maximum,
+    per_tile,
+    rsqrt,
+    sqrt,
+    tanh,
+    tiles,
+    where,
+)
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
     Instruction,
@@ -98,6 +113,8 @@ __all__ = [
     "fma",
     "for_inputs",
     "full",
+    "initial",
+    "inverse",
     "grid",
     "kernel",
     "kv_runs",

@@ -338,6 +338,12 @@ class _Lowering:
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
+            walked = {a for loop in self.trace.axes for a in (loop, *(self.trace.walks if loop in self.trace.walks else ()))}
+            if v.first is not None and (wrong := [a for a in v.axes if a in walked]):
+                self.kernel.fail(
+                    f"the state {v} starts as {v.first.name}, along whose {wrong[0]} axis a loop goes: a state that "
+                    "starts as an operand has none of a loop's axes"
+                )
             if len(of) == 1:
                 self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
             if not used & of:
@@ -394,7 +400,8 @@ class _Lowering:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
         in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
-        return list(dict.fromkeys((*in_events, *states)))
+        found = list(dict.fromkeys((*in_events, *states)))
+        return [*found, *dict.fromkeys(v.first for v in found if v.first is not None and v.first not in found)]
 
     def _cut(self) -> list[list[Event]]:
         """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
@@ -489,7 +496,7 @@ class _Lowering:
             if n not in names:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                names[n] = Name(role, v.axes, v.fmt, v.start, label)
+                names[n] = Name(role, v.axes, v.fmt, v.start, label, v.first.name if v.first else "")
         return names
 
     def _born(self, v: Value) -> int:

@@ -40,6 +40,8 @@ class Name:
         Two for a tile, one for a row vector; sizes come from the phase.
     start
         Makes it a state: it lives as long as the block and starts at this value.
+    first
+        The operand that a state starts as, in its format, where that is no number.
     label
         In traces and messages; the name itself by default.
     """
@@ -49,6 +51,7 @@ class Name:
     fmt: str
     start: float | None = None
     label: str = ""
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +406,9 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Rows that stay together: those of blocks along rows, which share a scale."""
+        """Rows that stay together: those of blocks along rows, which share a scale, and all of a tile's inverse."""
+        if whole := [r.dst for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
+            return max(self.sizes[self.names[n].axes[0]] for n in whole)
         casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)
         return max((stored_format(self.names[r.dst].fmt).scale_block for r in casts), default=1)
 

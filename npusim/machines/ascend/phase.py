@@ -153,7 +153,7 @@ class AscendPhase:
                 yield from p.open(block, tile)
         states = [n for n, first in self.parts.of_states.items() if part in (None, first)]
         for v in self.vectors:
-            yield from v.start({n: v.mine(self.frame.shape(n, block, WHOLE)[0]) for n in states})
+            yield from v.start({n: v.mine(self.frame.shape(n, block, WHOLE)[0]) for n in states}, block)
 
     def _close(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[Item]:
         for s, p in self.products.items():
@@ -227,7 +227,7 @@ class AscendPhase:
             mine = v.mine(self._height(block))
             for part in v.slices(mine, height) if mine else ():
                 one = RowSlice(part.row, part.rows, 0, part.rows)
-                yield from v.start(dict.fromkeys(states, one))
+                yield from v.start(dict.fromkeys(states, one), block)
                 for loop in loops:
                     for tile in self.frame.tiles(block) if loop.axis else (WHOLE,):
                         for s in loop.stages:

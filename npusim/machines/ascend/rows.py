@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.language import ONE
-from npusim.algorithms.phase import bind
+from npusim.algorithms.phase import WHOLE, bind
+from npusim.errors import TilingError
 from npusim.ir.op import Opcode, Pace, Step
 from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
@@ -140,6 +141,8 @@ class VectorShare:
             for n, depth in lasting.items()
         }
         self._place_kept(stages, tiling)
+        #: Of states that start as an operand: the slot that its slices come through, and their rows.
+        self.firsts = {n: self._place_first(n, stages) for n, what in frame.phase.names.items() if what.first}
 
     def share(self, n: str) -> int:
         """Return the rows of a name's largest tile that this core works on."""
@@ -202,6 +205,16 @@ class VectorShare:
             height,
         )
 
+    def _place_first(self, n: str, stages: Sequence[RowsStage]) -> tuple[Ring, int]:
+        if n in self.spilled:
+            raise TilingError(
+                f"{self.frame.phase.name}: {self.frame.label(n)} starts as {self.frame.phase.names[n].first}, but does "
+                "not fit UB whole; take fewer columns of it a block"
+            )
+        height = min(self.share(n), *(s.height for s in stages))
+        size = self.frame.row_bytes(n, height)
+        return self.group.ring(self.core.ub, f"{n} first", size, 1, self.core.load, self.core.vector), height
+
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
@@ -259,16 +272,20 @@ class VectorShare:
         share = mine.rows
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
-    def start(self, states: Mapping[str, RowSlice | None]) -> Iterator[TileOp]:
+    def start(self, states: Mapping[str, RowSlice | None], block: WorkTile) -> Iterator[TileOp]:
         """Yield the fill of states with what they start from, each with this core's share of its rows."""
         names = self.frame.phase.names
         fills = [
             Step(Opcode.FILL, self._state(n, mine.rows), (start,))
             for n, mine in states.items()
-            if mine is not None and (start := names[n].start) is not None and n not in self.spilled
+            if mine is not None and (start := names[n].start) is not None and n not in (*self.spilled, *self.firsts)
         ]
         if fills:
             yield compute("state.start", self.core.vector, fills)
+        for n, (ring, height) in self.firsts.items():
+            for part in self.slices(mine, height) if (mine := states.get(n)) else ():
+                whole = self._state(n, mine.rows)
+                yield from self._first(n, ring, block, part, whole.part(part.at, part.rows))
         for n, at in self.spilled.items():
             mine, start = states.get(n), names[n].start
             assert start is not None
@@ -276,6 +293,14 @@ class VectorShare:
                 back = at.back.fill(part.rows, self.frame.width(n), self.frame.fmt(n))
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)
+
+    def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Operand) -> Iterator[TileOp]:
+        """Yield the load of some rows of what a state starts as, and the copy to its place."""
+        first = self.frame.phase.names[n].first
+        cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
+        yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
+        step = Step(Opcode.COPY, state, (ring.front(cut.rows, cut.cols, cut.fmt),))
+        yield compute(f"{self.frame.label(n)}.start", self.core.vector, (step,))
 
     def _state(self, n: str, rows: int) -> Operand:
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)

@@ -16,11 +16,13 @@ from npusim.config.engine import GroupMatrixEngine, LanePipe, SharedMemoryPipe, 
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.scans import BLOCK
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
+from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     ALU,
     FMA,
@@ -378,6 +380,8 @@ class GroupModel:
             pass
         elif step.opcode is Opcode.CAST:
             self._cast(step.dst.fmt, source.fmt if not isinstance(source, float) else "", values, count)
+        elif step.opcode in ALONG:
+            self._along(step, values, count)
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
@@ -435,6 +439,20 @@ class GroupModel:
             count.latency += self.shared.shuffle_latency_cycles.value
         else:
             self._issue("cast", values / 2 if sizes[0] < sizes[1] else values, "", count)
+
+    def _along(self, step: Step, values: float, count: Count) -> None:
+        """Count what goes along a tile in steps that wait for one another; every warp does all of an inverse."""
+        spec = self.tensor.mma
+        for passes in along_passes(step, values, self.key):
+            for name, each in passes.instructions.items():
+                self._issue(name, passes.times * each, step.dst.fmt, count)
+            count.issued += passes.times * passes.shuffles
+            count.shared += passes.times * passes.shuffles * self.shared.shuffle_cycles.value
+            count.latency += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
+            if passes.products:  # of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
+                each_product = 2 * BLOCK * BLOCK / (spec.m_elements.value * spec.n_elements.value)
+                count.issued += passes.times * passes.products * each_product
+                count.latency += passes.times * 2 * spec.latency_cycles.value
 
     def _reduce(self, name: str, rows: float, fmt: str, work: GroupWork, count: Count) -> None:
         """Count the way of a row's parts from lane to lane, and from warp to warp where several share a row."""
