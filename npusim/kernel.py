@@ -36,6 +36,7 @@ from npusim.algorithms.language import (
 )
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
+    Ends,
     Instruction,
     Mask,
     Name,
@@ -71,6 +72,7 @@ __all__ = [
     "Blocks",
     "Charge",
     "CopyProblem",
+    "Ends",
     "Field",
     "FlashPrecision",
     "FlashTiling",

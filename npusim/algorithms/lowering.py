@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from npusim.algorithms.language import ONE, TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
+    Ends,
     Instruction,
     Mask,
     Name,
@@ -34,7 +35,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from npusim.algorithms.phase import WorkTile
 
-Bound = GlobalTensor | BySize | Stacked
+Bound = GlobalTensor | BySize | Stacked | Ends
 
 
 class OperandForm(NamedTuple):
@@ -120,7 +121,7 @@ class Kernel:
         symbols: list[tuple[str, tuple[OperandForm, ...]]] = []
         for n in self.axes:
             x = bound.pop(n, None)
-            if isinstance(x, GlobalTensor | BySize | Stacked):
+            if isinstance(x, Bound):
                 tensors[n] = x
                 first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
                 name = "" if isinstance(x, BySize) else first.name
@@ -150,6 +151,9 @@ class Kernel:
             finite_starts=self.finite_starts,
             **tables._asdict(),
         )
+        for n, x in tensors.items():
+            if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
+                self.fail(f"{n}: the last number along {x.axis}, but neither a block nor a tile has a part of that axis")
         return with_finite_starts(phase)
 
     def trace(
@@ -496,7 +500,7 @@ class _Lowering:
             if n not in names:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                names[n] = Name(role, v.axes, v.fmt, v.start, label, v.first.name if v.first else "")
+                names[n] = Name(role, v.axes, v.fmt, v.start, label, "" if v.first is None else v.first.name)
         return names
 
     def _born(self, v: Value) -> int:

@@ -84,12 +84,12 @@ def _doubled(values: Array, target: FloatFormat) -> Array:
 
 
 def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: str = IEEE) -> Array:
-    """Return the inverse of I + L, where L is what lies below the diagonal of ``x``; all else of ``x`` is not read.
+    """Return the inverse of I + L of each square of ``x``, where L lies below its diagonal; all else is not read.
 
     Parameters
     ----------
     x
-        ``(..., n, n)`` in the format's dtype.
+        ``(..., m, n)`` in the format's dtype: squares of n columns, one below the other; of the last, rows may lack.
     order
         ``rows``: row i begins as that of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is taken from it,
         by a multiply-add rounded once (forward substitution, as a vector unit does it).
@@ -104,22 +104,23 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
     Returns
     -------
     ndarray
-        ``(..., n, n)``: 1 on the diagonal, 0 above it.  NaN and Inf follow IEEE operations.
+        ``(..., m, n)``: of each square 1 on the diagonal, 0 above it.  NaN and Inf follow IEEE operations.
 
-    Raises `FormatError` for an unknown format or order, another dtype, a tile that is not square, and ``blocks`` in
-    another format than float32.
+    Raises `FormatError` for an unknown format or order, another dtype, and ``blocks`` in another format than float32.
     """
     target = get_format(fmt)
     (values,) = check_operands((x,), target)
-    if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
-        raise FormatError(f"inverse of a tile of {' x '.join(map(str, values.shape[-2:]))}: its sides differ")
-    if order == "rows":
-        return _substituted(values, target)
-    if order != "blocks":
+    if order not in INVERSE_ORDERS:
         raise FormatError(f"unknown order of an inverse {order!r}; known: {', '.join(INVERSE_ORDERS)}")
-    if target.name != "float32":
+    if order == "blocks" and target.name != "float32":
         raise FormatError(f"inverse in order 'blocks' of {target.name}: its products are of float32")
-    return _by_blocks(values, target, arithmetic)
+    if values.ndim < 2:
+        raise FormatError(f"inverse of an array of shape {values.shape}: it needs two axes at least")
+    *lead, rows, n = values.shape
+    filled = np.pad(values, [(0, 0)] * len(lead) + [(0, -rows % n), (0, 0)])
+    squares = filled.reshape(*lead, -1, n, n)
+    found = _substituted(squares, target) if order == "rows" else _by_blocks(squares, target, arithmetic)
+    return np.ascontiguousarray(found.reshape(*lead, -1, n)[..., :rows, :])
 
 
 def of_float32(unit: str) -> str:

@@ -47,7 +47,8 @@ class Opcode(Enum):
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
     CUMSUM a: the cumulative sums of each row in the named order, begun anew after ``every`` columns
-    INVERSE a: of square a, the inverse of I + what lies below a's diagonal, in the named order
+    INVERSE a: of each square of a, one below the other, the inverse of I + what lies below its diagonal, in the named
+        order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
     """
 

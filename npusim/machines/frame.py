@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.algorithms.language import ONE
-from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
+from npusim.algorithms.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.ir.op import Attributes, Opcode
@@ -120,6 +120,10 @@ class Frame:
         """Return the rows of the largest tile of a name."""
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
+    def led_by(self, stage: Stage) -> str:
+        """Return the first name that a stage writes and whose rows it works through: none of the one row that all take."""
+        return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
+
     def rows_of(self, n: str, rows: Span) -> Span:
         """Return which rows of a name go with some of a tile: those, or the one row that all take."""
         return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
@@ -213,7 +217,11 @@ class Frame:
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
-        if n in self.phase.still or n in self.phase.by_tile:  # of a ragged tile its first rows and columns
+        bound = self.phase.tensors[n]
+        if isinstance(bound, Ends):
+            at, size = self.span(block, bound.axis, tile)
+            top = at + size - 1
+        if stack or n in self.phase.still:  # each its own matrix, of which a ragged tile has the first rows and columns
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row
         first = top + row[0] if row else top

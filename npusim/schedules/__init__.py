@@ -52,6 +52,8 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "fa4": ("flash", ("nvidia",)),
         "retention": ("retention", ("ascend", "nvidia")),
         "gla": ("retention", ("ascend", "nvidia")),
+        "gated_delta": ("gated_delta", ("ascend", "nvidia")),
+        "ssd": ("ssd", ("ascend", "nvidia")),
     }
 )
 

@@ -76,7 +76,8 @@ def along_tile(step: Step) -> list[tuple[str, int, int]]:
     """
     rows, cols = step.dst.rows, step.dst.cols
     if step.opcode is Opcode.INVERSE:
-        return [("multiply_add", rows - 1 - j, cols) for j in range(rows - 1)]
+        squares = [*[cols] * (rows // cols), rows % cols]
+        return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
     each = min(step.attributes.every or cols, cols)
     return [("add", rows * ceil_div(cols, each), 1)] * (each - 1)
 

@@ -62,13 +62,13 @@ def rows_stage(
 ) -> RowsStage:
     """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
     grain = frame.phase.row_grain
-    share = group.largest_share(frame.height(stage.written[0]), grain)
+    share = group.largest_share(frame.height(frame.led_by(stage)), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
-    is_of_rows = frame.phase.is_recurrent or frame.axes(stage.written[0])[0] == frame.row_axis
+    is_of_rows = frame.phase.is_recurrent or frame.axes(frame.led_by(stage))[0] == frame.row_axis
     elements = tiling.elements if is_of_rows else SLICE_ELEMENTS
     height = min(share, max(1, elements // max(frame.width(n) for n in names) // grain) * grain)
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
@@ -258,7 +258,7 @@ class VectorShare:
     def _ring(self, n: str, side: str = "") -> str:
         if self.is_alone:
             return f"{self.frame.prefix}{self.frame.label(n)}" + (f" {side}" if side else "")
-        return n if self.frame.places[n] == "out" else self.frame.label(n)
+        return self.frame.prefix + (n if self.frame.places[n] == "out" else self.frame.label(n))
 
     # ---------------------------------------------------------------- slices
 
@@ -464,7 +464,7 @@ class VectorShare:
             elif root in self.carried:
                 whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
-                bound[n] = whole.part(at, part.rows)
+                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)))
             elif root in self.lasting:
                 bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:

@@ -115,7 +115,7 @@ class Slots:
         """Place a ring of slots between AIC and AIVs, with counter flags."""
         return self.group.allocator.ring(
             space,
-            f"{prefix}{self.frame.label(n)} slots",
+            f"{self.frame.prefix}{prefix}{self.frame.label(n)} slots",
             self.frame.row_bytes(n, rows),
             depth,
             producers=producers,

@@ -58,9 +58,9 @@ def along_passes(step: Step, values: float, key: str) -> list[Passes]:
         runs = ceil_div(min(step.attributes.every or step.dst.cols, step.dst.cols), WARP)
         within = Passes(DOUBLINGS, {"add": values, "permute": values}, values, 1)
         return [within, *([Passes(1, {"add": (runs - 1) * values}, (runs - 1) * values, runs - 1)] if runs > 1 else [])]
-    count = ceil_div(step.dst.rows, BLOCK)
-    listed = [Passes(count * (BLOCK - FIRST_ROWS), ROW, ROW_SHUFFLES, ROW_ROUNDS)]
+    squares, count = ceil_div(step.dst.rows, step.dst.cols), ceil_div(step.dst.cols, BLOCK)
+    listed = [Passes(squares * count * (BLOCK - FIRST_ROWS), ROW, ROW_SHUFFLES, ROW_ROUNDS)]
     for apart in range(1, count):  # blocks so far below the diagonal follow those that are nearer
         products = (count - apart) * (apart + 1)
-        listed.append(Passes(1, {"mul": 8 * (count - apart)}, PRODUCT_SHUFFLES * products, 2, products))
+        listed.append(Passes(squares, {"mul": 8 * (count - apart)}, PRODUCT_SHUFFLES * products, 2, products))
     return listed

@@ -122,7 +122,7 @@ class ResidentBlock:
         """Yield stages of all groups, group by group, each on its share of the rows."""
         for group in range(self.tiling.groups):
             for s in run:
-                share = self._share(s.written[0], block, tile, group)
+                share = self._share(self.frame.led_by(s), block, tile, group)
                 ops = (self._product if s.is_product else self._rows)(s, block, tile, group, share)
                 if self.turns and s.is_product:
                     ops = self.turns.product(s, group, ops)
@@ -164,7 +164,7 @@ class ResidentBlock:
             operations = [
                 op
                 for s in stages
-                for op in self._rows(s, block, WHOLE, group, self._share(s.written[0], block, WHOLE, group))
+                for op in self._rows(s, block, WHOLE, group, self._share(self.frame.led_by(s), block, WHOLE, group))
             ]
             if not operations and held:
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
