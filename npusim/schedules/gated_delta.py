@@ -47,14 +47,19 @@ def strengths(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.floa
     return 1 / (1 + np.exp(-drawn))
 
 
+def first_state(batch: int, heads: int, key: int, value: int) -> NDArray[np.float64]:
+    """Return the state before the first token, 0."""
+    return np.zeros((batch, heads, key, value))
+
+
 def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of what is drawn beside Q, K and V: log decays, beta, and the state before the first token, 0."""
+    """Return functions of what is drawn beside Q, K and V: log decays and beta, and of the state before them."""
     batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
     drawn = problem.seed, batch, heads, tokens
     return {
         "a": as_stored(lambda: log_decays(*drawn)[:, :, None]),
         "beta": as_stored(lambda: strengths(*drawn)[:, :, None]),
-        "first": as_stored(lambda: np.zeros((batch, heads, key, value))),
+        "first": as_stored(lambda: first_state(batch, heads, key, value)),
     }
 
 

@@ -21,6 +21,7 @@ from npusim.algorithms.recurrence import F32, Chunks, StatePrecision
 from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules import retention
+from npusim.schedules.gated_delta import first_state
 from npusim.schedules.retention import SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ def skips(heads: int) -> NDArray[np.float64]:
 
 
 def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of what is drawn beside C, B and x, and of A, D and the state before the first token, 0."""
+    """Return functions of what is drawn beside C, B and x, of A and D, and of the state before the first token."""
     batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
     return {
         "dt": as_stored(lambda: steps(problem.seed, batch, heads, tokens)[:, :, None]),
         "by": as_stored(lambda: rates(heads)[None, :, None, None]),
         "skip": as_stored(lambda: skips(heads)[None, :, None, None]),
-        "first": as_stored(lambda: np.zeros((batch, heads, key, value))),
+        "first": as_stored(lambda: first_state(batch, heads, key, value)),
     }
 
 

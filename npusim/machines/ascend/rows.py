@@ -284,8 +284,7 @@ class VectorShare:
             yield compute("state.start", self.core.vector, fills)
         for n, (ring, height) in self.firsts.items():
             for part in self.slices(mine, height) if (mine := states.get(n)) else ():
-                whole = self._state(n, mine.rows)
-                yield from self._first(n, ring, block, part, whole.part(part.at, part.rows))
+                yield from self._first(n, ring, block, part, self._state(n, mine.rows))
         for n, at in self.spilled.items():
             mine, start = states.get(n), names[n].start
             assert start is not None
@@ -294,15 +293,15 @@ class VectorShare:
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)
 
-    def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Operand) -> Iterator[TileOp]:
+    def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Tile | RingTile) -> Iterator[TileOp]:
         """Yield the load of some rows of what a state starts as, and the copy to its place."""
         first = self.frame.phase.names[n].first
         cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
         yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
-        step = Step(Opcode.COPY, state, (ring.front(cut.rows, cut.cols, cut.fmt),))
+        step = Step(Opcode.COPY, state.part(part.at, part.rows, 0, cut.cols), (ring.front(cut.rows, cut.cols, cut.fmt),))
         yield compute(f"{self.frame.label(n)}.start", self.core.vector, (step,))
 
-    def _state(self, n: str, rows: int) -> Operand:
+    def _state(self, n: str, rows: int) -> Tile | RingTile:
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
