@@ -451,7 +451,7 @@ def initial(operand: Value) -> Value:
     """Return a state that starts as an operand: what a loop binds its variable to is its next value."""
     trace = TRACE.get()
     if not isinstance(operand, Value) or operand.kind != "operand":
-        fail(f"initial({operand}): a state starts as an operand, an argument of the kernel, or as full(axes, number, ...)")
+        fail(f"initial({operand}): a state starts as an operand, an argument of the kernel; full(...) is of a number")
     if trace.loop is not None:
         fail(f"initial({operand}) in a loop over tiles: a state starts before the loop")
     state = Value(operand.axes, operand.fmt, "state", start=0.0, first=operand)

@@ -153,7 +153,7 @@ class Kernel:
         )
         for n, x in tensors.items():
             if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
-                self.fail(f"{n}: the last number along {x.axis}, but neither a block nor a tile has a part of that axis")
+                self.fail(f"{n}: the last number along {x.axis}, of which neither a block nor a tile has a part")
         return with_finite_starts(phase)
 
     def trace(
@@ -342,7 +342,8 @@ class _Lowering:
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
-            walked = {a for loop in self.trace.axes for a in (loop, *(self.trace.walks if loop in self.trace.walks else ()))}
+            walks, loops = self.trace.walks, self.trace.axes
+            walked = {*loops, *(walks if set(loops) & set(walks) else ())}
             if v.first is not None and (wrong := [a for a in v.axes if a in walked]):
                 self.kernel.fail(
                     f"the state {v} starts as {v.first.name}, along whose {wrong[0]} axis a loop goes: a state that "

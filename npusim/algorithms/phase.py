@@ -414,7 +414,7 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Rows that stay together: those of blocks along rows, which share a scale, and of a square that is inverted."""
+        """Rows that stay together: of blocks along rows, which share a scale, and of a square that is inverted."""
         if whole := [r.dst for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
             return max(self.sizes[self.names[n].axes[1]] for n in whole)
         casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)

@@ -5,8 +5,8 @@ Two kernels, as flash-linear-attention has them (``chunk_fwd_kernel_h``, ``chunk
 2023), where the decay is a head's, and gated linear attention (Yang et al. 2024), where a token and a channel of keys
 has one of its own, which a kernel before brings into Q and K.
 
-Where a head and a token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one
-row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
+Where a head's token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one row
+a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
 states; Mamba-2 (Dao and Gu 2024) has what each chunk adds to them, and then what is left of that.
 """
 
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flash import NamedFormats
 from npusim.algorithms.language import ONE, exp, full, initial, inverse, log, rsqrt, tiles
 from npusim.algorithms.lowering import kernel
-from npusim.algorithms.phase import Ends, Stacked, TileRun, WorkTile
+from npusim.algorithms.phase import Stacked, TileRun, WorkTile
 from npusim.ir.tile import GlobalTensor, Role
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase
 
@@ -130,7 +130,7 @@ def normalised(k: Any, p: StatePrecision) -> Any:
     still="below",
 )
 def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
-    """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j below the diagonal; ``below``: 0 there, else -Inf."""
+    """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
     a = (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
     return inverse(a).to(p.factor)
 
@@ -143,9 +143,7 @@ def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
     return (of_k @ k).to(p.factor), (of_v @ v).to(p.factor)
 
 
-@kernel(
-    results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row"
-)
+@kernel(results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row")
 def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision) -> Any:
     """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
 
@@ -222,6 +220,12 @@ class Chunks:
     chunk: int
     each: int
 
+    @classmethod
+    def of(cls, sizes: Sequence[int], tiling: Any) -> Chunks:
+        """Return chunks of batch, heads, tokens, channels of keys and of values, by fields ``chunk, block_value``."""
+        batch, heads, tokens, key, value = sizes
+        return cls(batch, heads, tokens, key, value, tiling.chunk, tiling.block_value)
+
     @property
     def count(self) -> int:
         """Chunks of a sequence."""
@@ -247,7 +251,7 @@ class Chunks:
         )
 
     def blocks(self, each: int = 0, *, is_walked: bool = False) -> tuple[WorkTile, ...]:
-        """Return a block for each chunk and panel; ``is_walked``: of the state's rows, with the chunk as its only tile."""
+        """Return a block for each chunk and panel; ``is_walked``: of the state, with the chunk as its only tile."""
         ends = product(range(self.batch), range(self.heads), chunks(self.tokens, self.chunk))
         panels = list(chunks(self.value, each or self.each))
         first = [("key", 0, self.key)] if is_walked else []
@@ -279,7 +283,7 @@ def decay_sums(
     values: Mapping[str, Callable[[], Any]],
     **read: GlobalTensor,
 ) -> Phase:
-    """Return the kernel, `decays` or `stepped`, of sums of log decays: whole chunks of ``each`` tokens a block at least."""
+    """Return the kernel, `decays` or `stepped`, of sums of log decays, whole chunks of some ``each`` tokens a block."""
     width = max(of.chunk, each // of.chunk * of.chunk)
     cells = tuple(
         WorkTile(b, head, ((ONE, 0, 1), ("token", at, n)))
@@ -291,20 +295,14 @@ def decay_sums(
 
 
 def chunked(
-    sizes: tuple[int, int, int, int, int],
-    chunk: int,
-    block_value: int,
-    p: StatePrecision,
-    tensors: Mapping[str, GlobalTensor],
-    values: Mapping[str, Callable[[], Any]],
+    of: Chunks, p: StatePrecision, tensors: Mapping[str, GlobalTensor], values: Mapping[str, Callable[[], Any]]
 ) -> list[Phase]:
-    """Return both kernels of (batch, heads, tokens, channels of keys, of values), ``block_value`` columns of S a block.
+    """Return both kernels.
 
     ``tensors``: q, k, v, o; k_h, which goes into S, where that is not k; keep, a vector for each chunk; decay; into and
     out where the decay is a head's.  ``values``: functions of those that are constants, by name.
     """
-    of, t = Chunks(*sizes, chunk, block_value), tensors
-    h = of.stack("h", of.key, of.value, p.factor)
+    t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}
     kept = Stacked("chunk", of.count, t["keep"])
     known = {n: f for n, f in values.items() if n in ("keep", "into")}

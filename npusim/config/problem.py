@@ -607,16 +607,19 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
 
 
 def launch_problem(
-    sizes: Mapping[str, Any], schedule: str, dtype: str | None = None
+    sizes: Mapping[str, Any], *, is_plain: bool, dtype: str | None = None
 ) -> GemmProblem | CopyProblem | KernelProblem:
-    """Return the problem of sizes by name: a product's, a copy's, or of the launch of a Triton kernel.
+    """Return the problem of sizes by name: a product's, a copy's, or where ``is_plain`` a schedule's of plain tensors.
 
     Raises `SpecError` for names of none of them.
     """
-    if (problem := kernel_problem(sizes, dtype)) is not None:
+    if not is_plain and (problem := kernel_problem(sizes, dtype)) is not None:
         return problem
-    if "::" not in schedule:
-        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
+    if not is_plain:
+        raise SpecError(
+            f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy); other names are sizes of a "
+            "schedule of plain tensors"
+        )
     return KernelProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
 
 

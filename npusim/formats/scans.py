@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array
 from npusim.formats.elementwise import add, check_operands, fma, mul
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, get_arithmetic
 from npusim.formats.reductions import reduce_sum
+
+if TYPE_CHECKING:
+    from npusim.formats.cast import Array
 
 #: Orders of a cumulative sum, the first of which needs no lanes.
 SCAN_ORDERS = ("sequential", "warps")

@@ -121,7 +121,7 @@ class Frame:
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
     def led_by(self, stage: Stage) -> str:
-        """Return the first name that a stage writes and whose rows it works through: none of the one row that all take."""
+        """Return the first name that a stage writes whose rows it works through: not the one row that all take."""
         return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:

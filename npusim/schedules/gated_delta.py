@@ -1,8 +1,8 @@
 """The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, kernels as flash-linear-attention has them.
 
-S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log decays,
-(I + A)^-1, W and U, the states before the chunks, results.  Sizes are those of ``--problem``, missing ones `SIZES`;
-``unit=0`` leaves K as it is.  Errors are against the recurrence, token after token in float64.
+S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log
+decays, (I + A)^-1, W and U, the states before the chunks, results.  Sizes are those of ``--problem``, missing ones
+`SIZES`; ``unit=0`` leaves K as it is.  Errors are against the recurrence, token after token in float64.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
-    """Return the kernels; a block has all columns of W and U of a chunk, or ``block_value`` of the state and results."""
-    *sizes, unit = sizes_of(problem, SIZES)
-    of, fmt = Chunks(*sizes, tiling.chunk, tiling.block_value), problem.dtype
+    """Return the kernels; a block has all columns of W and U, or ``block_value`` of the state and of results."""
+    (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
+    of = Chunks.of(sizes, tiling)
     wide, one = of.spans(of.value), partial(of.tensor, rows=1, cols=of.tokens, fmt=F32)
     tokens = {n: of.tensor(n, of.tokens, c, fmt, "input") for n, c in (("q", of.key), ("k", of.key), ("v", of.value))}
     g, beta, k = one("g"), one("beta", role="input"), tokens["k"]
@@ -104,12 +104,12 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
 
 
 def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> NDArray[np.float64]:
-    """Return o, (tokens, channels of values), of a head, token after token in float64; the state before them is drawn."""
-    drawn = {n: function() for n, function in inputs_of(problem).items()}
-    a, beta = (np.exp(np.float64(drawn["a"][b, h, 0]))), np.float64(drawn["beta"][b, h, 0])
+    """Return o, (tokens, channels of values), of a head, token after token in float64."""
+    drawn = {n: np.asarray(function(), np.float64) for n, function in inputs_of(problem).items()}
+    a, beta = np.exp(drawn["a"][b, h, 0]), drawn["beta"][b, h, 0]
     if dict(zip(SIZES, sizes_of(problem, SIZES), strict=True))["unit"]:
         k = k / np.sqrt((k * k).sum(1, keepdims=True) + recurrence.LEAST_LENGTH)
-    state, rows = np.float64(drawn["first"][b, h]), []
+    state, rows = drawn["first"][b, h], []
     for at in range(len(q)):
         state = a[at] * state
         state = state + beta[at] * np.outer(k[at], v[at] - k[at] @ state)

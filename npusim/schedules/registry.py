@@ -274,20 +274,20 @@ def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
 def largest_that_fit(build: Build, tiling: Tiling) -> str:
     """Return, for each block size and for slices, its largest value that fits with the others as they are."""
     fitting_fields = []
-    for field in tiling_fields(type(tiling)):
-        if field.name not in SHRINKING and not field.name.startswith("block"):
+    for one in tiling_fields(type(tiling)):
+        if one.name not in SHRINKING and not one.name.startswith("block"):
             continue
-        now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
+        now, step = effective(tiling, one.name) or 0, one.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
 
-        def does_fit(value: int, name: str = field.name) -> bool:
+        def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
         if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
-            fitting_fields.append(f"{field.name}={fitting}")
+            fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
         has_blocks = any(f.name.startswith("block") for f in tiling_fields(type(tiling)))
         return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... says what fits"

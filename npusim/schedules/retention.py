@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.blocks import grid
-from npusim.algorithms.recurrence import F32, StatePrecision, chunked, gated
+from npusim.algorithms.recurrence import F32, Chunks, StatePrecision, chunked, gated
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
@@ -134,7 +134,7 @@ def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: 
         "into": as_stored(lambda: np.exp(gamma * (chunk - 1 - at[:, None]))),
         "keep": as_stored(lambda: np.broadcast_to(np.exp(gamma * chunk), shape)),
     }
-    return _sliced(chunked(sizes, chunk, tiling.block_value, p, tensors, values))
+    return _sliced(chunked(Chunks.of(sizes, tiling), p, tensors, values))
 
 
 def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
@@ -158,10 +158,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) ->
         b=b,
         rest=rest,
         p=p,
-        values={
-            "b": as_stored(sums),
-            "rest": as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums()),
-        },
+        values={"b": as_stored(sums), "rest": as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums())},
     )
     tensors |= {"q": made["qe"], "k": made["ke"], "k_h": made["kd"]}
     tensors["decay"] = GlobalTensor("decay", 1, 1, chunk, chunk, F32, "constant")
@@ -169,7 +166,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) ->
         "decay": as_stored(lambda: ((at[:, None] >= at) * 1.0)[None, None]),
         "keep": as_stored(lambda: np.exp(_lasts(sums(), chunk))),
     }
-    of_chunks = chunked(sizes, chunk, tiling.block_value, p, tensors, values)
+    of_chunks = chunked(Chunks.of(sizes, tiling), p, tensors, values)
     return [replace(before, slice_elements=GATES_SLICE), *_sliced(of_chunks)]
 
 
@@ -186,7 +183,7 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 
 
 def by_head(function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any) -> NDArray[np.float64]:
-    """Return what ``function`` of a problem, batch and head makes of Q, K and V, for all heads; some may share Q and K."""
+    """Return what ``function`` of a problem, batch and head makes of Q, K and V, which heads may share."""
     share = {t.name: output.heads // t.heads for t in output.inputs if t.name in "qkv"}
     heads = [
         [function(problem, b, h, *(inputs(n, b, h // share[n]) for n in "qkv")) for h in range(output.heads)]
@@ -201,8 +198,8 @@ def _constant_gates(problem: KernelProblem) -> NDArray[np.float64]:
 
 
 def _drawn_gates(problem: KernelProblem) -> NDArray[np.float64]:
-    *sizes, _ = sizes_of(problem)
-    return log_gates(problem.seed, *sizes)
+    batch, heads, tokens, key, _ = sizes_of(problem)
+    return log_gates(problem.seed, batch, heads, tokens, key)
 
 
 def declared(
@@ -229,8 +226,8 @@ def declared(
     )
 
 
-def _of(gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, *qkv: Any) -> Any:
-    return recurrence(*qkv, gates(problem)[b, h])
+def _of(gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> Any:
+    return recurrence(q, k, v, gates(problem)[b, h])
 
 
 SCHEDULES = (

@@ -9,7 +9,7 @@ recurrence, token after token in float64.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from npusim.config.problem import KernelProblem
     from npusim.schedules.define import Phases
 
+#: Drawn steps lie about here.  source: state-spaces/mamba, ``Mamba2``: dt_max=0.1
+STEP = 0.1
 #: Sizes that a problem leaves out: Mamba-2's heads of 64 channels, a state of 128, B and C of one group.
 SIZES: Mapping[str, int] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 64, "groups": 1}
@@ -40,8 +42,8 @@ SIZES: Mapping[str, int] = MappingProxyType(
 
 @cache
 def steps(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
-    """Return drawn dt, (batch, heads, tokens): softplus of normal entries, a tenth of them."""
-    return 0.1 * np.logaddexp(0, np.random.default_rng([seed, *b"dt"]).standard_normal((batch, heads, tokens)))
+    """Return drawn dt, (batch, heads, tokens): `STEP` times the softplus of normal entries."""
+    return STEP * np.logaddexp(0, np.random.default_rng([seed, *b"dt"]).standard_normal((batch, heads, tokens)))
 
 
 def rates(heads: int) -> NDArray[np.float64]:
@@ -67,18 +69,19 @@ def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
 
 def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
     """Return the kernels, ``block_value`` columns of the state a block."""
-    *sizes, groups = sizes_of(problem, SIZES)
-    of, fmt = Chunks(*sizes, tiling.chunk, tiling.block_value), problem.dtype
+    (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
+    of = Chunks.of(sizes, tiling)
     if of.heads % groups:
         raise SpecError(f"problem: ssd: {of.heads} heads are no whole number of {groups} groups")
-    q, k = (GlobalTensor(n, of.batch, groups, of.tokens, of.key, fmt, "input") for n in "qk")
+    q, k = (GlobalTensor(n, of.batch, groups, of.tokens, of.key, fmt, "input") for n in "qk")  # C and B
     v = of.tensor("v", of.tokens, of.value, fmt, "input")
     g, gd = (of.tensor(n, 1, of.tokens, F32) for n in ("g", "gd"))
     dt, end = of.tensor("dt", 1, of.tokens, F32, "input"), Ends("token", g)
     by, skip = (GlobalTensor(n, 1, of.heads, 1, 1, F32, "input") for n in ("by", "skip"))
-    first, last = (of.tensor(n, of.key, of.value, F32, r) for n, r in (("first", "input"), ("last", "output")))
+    first, last = of.tensor("first", of.key, of.value, F32, "input"), of.tensor("last", of.key, of.value, F32, "output")
     s, h = of.stack("s", of.key, of.value, F32), of.stack("h", of.key, of.value, p.factor)
-    o, below = of.tensor("o", of.tokens, of.value, p.output, "output"), GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
+    o = of.tensor("o", of.tokens, of.value, p.output, "output")
+    below = GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
     drawn, spans = inputs_of(problem), of.spans()
     known = {**drawn, "below": retention.below_diagonal(of.chunk, is_seen=True)}
 
@@ -99,7 +102,7 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
 
 def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> NDArray[np.float64]:
     """Return y, (tokens, channels of values), of a head, token after token in float64."""
-    drawn = {n: np.float64(function()) for n, function in inputs_of(problem).items()}
+    drawn = {n: np.asarray(function(), np.float64) for n, function in inputs_of(problem).items()}
     dt, a, d = drawn["dt"][b, h, 0], drawn["by"][0, h, 0, 0], drawn["skip"][0, h, 0, 0]
     state, rows = drawn["first"][b, h], []
     for at in range(len(q)):
@@ -109,10 +112,5 @@ def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any
 
 
 SCHEDULES = retention.declared(
-    "ssd",
-    ssd,
-    recurrence_of,
-    "Mamba-2's chunk scan, state-space duality",
-    SIZES,
-    (GatedFields, GpuGatedFields),
+    "ssd", ssd, recurrence_of, "Mamba-2's chunk scan, state-space duality", SIZES, (GatedFields, GpuGatedFields)
 )

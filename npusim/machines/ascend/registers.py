@@ -174,8 +174,9 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         if step.opcode in ALONG:
             check_along(step, key)
             at: RegisterValue | Hashable = latest.get(place(step.srcs[0]), place(step.srcs[0]))  # type: ignore[arg-type]
+            size = stored_format(step.dst.fmt).size_bytes
             for pass_name, rows, cols in along_tile(step):
-                at = RegisterValue(named(pass_name, step.dst.fmt), (at,), rows, cols, 4, chains=code.chains)
+                at = RegisterValue(named(pass_name, step.dst.fmt), (at,), rows, cols, size, chains=code.chains)
                 values.append(at)
             if isinstance(at, RegisterValue):
                 at.is_kept, latest[place(step.dst)] = step.name in code.leaves, at

@@ -283,8 +283,9 @@ class VectorShare:
         if fills:
             yield compute("state.start", self.core.vector, fills)
         for n, (ring, height) in self.firsts.items():
-            for part in self.slices(mine, height) if (mine := states.get(n)) else ():
-                yield from self._first(n, ring, block, part, self._state(n, mine.rows))
+            mine = states.get(n)
+            for part in self.slices(mine, height) if mine else ():
+                yield from self._first(n, ring, block, part, self._state(n, part.share))
         for n, at in self.spilled.items():
             mine, start = states.get(n), names[n].start
             assert start is not None
@@ -298,7 +299,8 @@ class VectorShare:
         first = self.frame.phase.names[n].first
         cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
         yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
-        step = Step(Opcode.COPY, state.part(part.at, part.rows, 0, cut.cols), (ring.front(cut.rows, cut.cols, cut.fmt),))
+        mine, loaded = state.part(part.at, part.rows, 0, cut.cols), ring.front(cut.rows, cut.cols, cut.fmt)
+        step = Step(Opcode.COPY, mine, (loaded,))
         yield compute(f"{self.frame.label(n)}.start", self.core.vector, (step,))
 
     def _state(self, n: str, rows: int) -> Tile | RingTile:
