@@ -68,9 +68,9 @@ FEWER: dict[str, tuple[str, ...]] = {
     "t4": ("causal", "bfloat16"),
 }
 APART = {
-    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv", "retention", "gla"),
+    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv", "retention", "gla", "gated_delta", "ssd"),
     "ascend_950_28": ("flash",),
-    "a10": ("flash", "pasa", "retention", "gla"),
+    "a10": ("flash", "pasa", "retention", "gla", "gated_delta", "ssd"),
     "t4": ("flash", "fp8_attention"),
 }
 #: Shapes of schedules of plain tensors: tokens, heads and widths are those of Q and V.
