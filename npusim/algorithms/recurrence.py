@@ -5,8 +5,8 @@ Two kernels, as flash-linear-attention has them (``chunk_fwd_kernel_h``, ``chunk
 2023), where the decay is a head's, and gated linear attention (Yang et al. 2024), where a token and a channel of keys
 has one of its own, which a kernel before brings into Q and K.
 
-Where a head's token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one row
-a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
+Where a head's token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one
+row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
 states; Mamba-2 (Dao and Gu 2024) has what each chunk adds to them, and then what is left of that.
 """
 
@@ -210,7 +210,10 @@ def gated_outputs(
 
 @dataclass(frozen=True)
 class Chunks:
-    """Tokens cut into chunks, the last of which may be ragged, and a state into panels of ``each`` columns."""
+    """Tokens cut into chunks, the last of which may be ragged, and a state into panels of ``each`` columns.
+
+    ``high``: rows of a panel.
+    """
 
     batch: int
     heads: int
@@ -219,12 +222,14 @@ class Chunks:
     value: int
     chunk: int
     each: int
+    high: int
 
     @classmethod
     def of(cls, sizes: Sequence[int], tiling: Any) -> Chunks:
-        """Return chunks of batch, heads, tokens, channels of keys and of values, by fields ``chunk, block_value``."""
+        """Return chunks of batch, heads, tokens, channels of keys and of values; panels by a tiling's fields."""
         batch, heads, tokens, key, value = sizes
-        return cls(batch, heads, tokens, key, value, tiling.chunk, tiling.block_value)
+        high = min(key, getattr(tiling, "block_key", key))
+        return cls(batch, heads, tokens, key, value, tiling.chunk, tiling.block_value, high)
 
     @property
     def count(self) -> int:
@@ -246,8 +251,9 @@ class Chunks:
     def panels(self) -> tuple[WorkTile, ...]:
         """Return a block for each panel of a head's state, which walks the chunks."""
         return tuple(
-            WorkTile(b, head, (("key", 0, self.key), ("value", c, n)), self.runs)
-            for b, head, (c, n) in product(range(self.batch), range(self.heads), chunks(self.value, self.each))
+            WorkTile(b, head, (("key", r, rows), ("value", c, n)), self.runs)
+            for b, head in product(range(self.batch), range(self.heads))
+            for (r, rows), (c, n) in product(chunks(self.key, self.high), chunks(self.value, self.each))
         )
 
     def blocks(self, each: int = 0, *, is_walked: bool = False) -> tuple[WorkTile, ...]:
@@ -307,7 +313,7 @@ def chunked(
     kept = Stacked("chunk", of.count, t["keep"])
     known = {n: f for n, f in values.items() if n in ("keep", "into")}
     fed: dict[str, Any] = {"k": t.get("k_h", t["k"]), "v": t["v"], "into": t.get("into"), "keep": kept}
-    before = states.phase("states", of.panels(), of.spans(), [h], values=known, **fed, **more)
+    before = states.phase("states", of.panels(), of.spans() | {"key": of.high}, [h], values=known, **fed, **more)
     read: dict[str, Any] = {**{n: t[n] for n in ("q", "k", "v", "decay")}, "out": t.get("out"), "h": h}
     known = {n: f for n, f in values.items() if n in ("decay", "out")}
     return [before, outputs.phase("outputs", of.blocks(), of.spans(), [t["o"]], values=known, **read, **more)]

@@ -161,7 +161,9 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
-    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(default=None, description="of a schedule of plain tensors")
+    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(
+        default=None, description="of a schedule of plain tensors"
+    )
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None

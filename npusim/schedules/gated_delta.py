@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from npusim.algorithms.blocks import grid
 from npusim.algorithms.phase import Ends
 from npusim.algorithms.recurrence import F32, Chunks, StatePrecision
 from npusim.config.problem import KernelProblem
+from npusim.config.tiling import Field, power_of_two
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules import retention
 from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.schedules.define import Phases
+
+
+class GpuDeltaFields(GpuGatedFields):
+    """The same with the warps of the kernel that inverts, each of which does all of a block of 16."""
+
+    solve_warps: Annotated[int, power_of_two()] = Field(
+        default=1, ge=1, le=4, description="of the kernel of (I + A)^-1: one does as much as four"
+    )
+
 
 #: Sizes that a problem leaves out; ``unit``: whether rows of K are brought to length 1.
 SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "unit": True})
@@ -123,5 +133,5 @@ SCHEDULES = retention.declared(
     recurrence_of,
     "the gated delta rule in its WY form, chunk by chunk",
     SIZES,
-    (GatedFields, GpuGatedFields),
+    (GatedFields, GpuDeltaFields),
 )

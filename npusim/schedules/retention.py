@@ -53,6 +53,16 @@ class GpuChunkFields(GroupFields, ChunkFields):
     block_value: int = Field(default=64, ge=16, multiple_of=16, description="columns of the state of a block")
 
 
+class StateFields(ChunkFields):
+    """The same where a block may have some rows of the state: nothing that it holds is a factor."""
+
+    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
+
+
+class GpuStateFields(GpuChunkFields, StateFields):
+    """The same on a GPU."""
+
+
 class GatedFields(ChunkFields):
     """The same where a kernel sums log decays: a row of several chunks a vector core."""
 
@@ -202,20 +212,39 @@ def _drawn_gates(problem: KernelProblem) -> NDArray[np.float64]:
     return log_gates(problem.seed, batch, heads, tokens, key)
 
 
+def _as_compiled(called: str, phases: Callable[..., Any], problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+    """Return kernels on warps as a compiler deals them out, where a machine has groups of them: published are Triton's.
+
+    ``solve_warps``: of a kernel that inverts, if the tiling has them.
+    """
+    listed: list[Phase] = phases(problem, tiling, p, machine)
+    if not machine.has_groups:
+        return listed
+    made: list[Any] = []
+    for phase in listed:
+        own = tiling
+        if phase.row_grain > 1 and (warps := getattr(tiling, "solve_warps", 0)):
+            own = tiling.model_copy(update={"warps": warps})
+        fields, note = machine.compiled(called, machine.ordered(phase, own), own)
+        made.append((replace(phase, notes=(*phase.notes, f"{phase.name}: {note}")), fields))
+    return made
+
+
 def declared(
     called: str,
     phases: Callable[..., Any],
     reference: Callable[..., Any],
     summary: str,
     sizes: Mapping[str, int] = SIZES,
-    fields: tuple[type[Tiling], type[Tiling]] = (ChunkFields, GpuChunkFields),
+    fields: tuple[type[Tiling], type[Tiling]] = (StateFields, GpuStateFields),
 ) -> tuple[Schedule, ...]:
     """Return the schedule of a recurrence for both families; ``reference``: as for `by_head`; ``fields``: of each."""
-    made = partial(by_head, reference)
+    made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
+    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
     return schedule(
         called,
-        phases,
+        kernels,
         problem=KernelProblem,
         sizes=sizes,
         precisions=[StatePrecision("stored")],

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.errors import SpecError
+from npusim.config.load import load_device
+from npusim.config.problem import KernelProblem
+from npusim.config.tiling import build_tiling
+from npusim.errors import SpecError, TilingError
 from npusim.schedules import find_schedule, gated_delta, ssd
+from npusim.schedules.define import machine_of
+from npusim.schedules.registry import for_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +86,26 @@ def test_a_chunk_changes_no_sum_but_its_order() -> None:
     ]
     assert all(0 < e.rmse < 1e-3 for e in errors)
     assert errors[0].rmse != errors[1].rmse
+
+
+def test_one_warp_group_has_all_rows_of_a_tile_that_is_inverted() -> None:
+    device = load_device("h200")
+    machine, schedule = machine_of(device), find_schedule("gated_delta", "nvidia")
+    problem, tiling = KernelProblem(**PROBLEM), build_tiling(schedule.tiling, {"chunk": "64"})
+    listed = gated_delta.gated_delta(problem, tiling, for_inputs(schedule.precision(), "float16", None), machine)
+    kkt = next(phase for phase in listed if phase.name == "kkt")
+    fields, _ = machine.compiled("gated_delta", kkt, tiling.model_copy(update={"warps": 8}))
+    with pytest.raises(TilingError, match=r"kkt: line \d+ inverts A, whose rows 2 warp groups share"):
+        machine.build("gated_delta", [(kkt, fields)], 1)
+
+
+def test_named_warps_of_a_kernel_change_its_time() -> None:
+    """They are a compiler's: before, blocks had four whatever was named."""
+    cycles = {
+        w: npusim.run("gated_delta", hw="h100", problem=PROBLEM, tiling={"solve_warps": w}, numerics=False).cycles
+        for w in (1, 4)
+    }
+    assert cycles[1] != cycles[4]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,11 @@ ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.I
 #: A row of the substitution in a block of 16, whose 8 elements a lane has: additions of two sums over rows and what
 #: joins them, 8 products in 4 multiplications and 4 multiply-adds, selections of the row and by column, comparisons.
 ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
-#: Exchanges between lanes of such a row, those of them that wait for one another, and rows that begin as they are.
-ROW_SHUFFLES, ROW_ROUNDS, FIRST_ROWS = 28, 7, 2
+#: Exchanges between lanes of such a row: four columns of the row itself are summed over 8 lanes one after the other and
+#: brought to other lanes, four of its products side by side.  A warp issues in order, and waits for so many of them.
+ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
+#: Rows that begin as they are.
+FIRST_ROWS = 2
 #: Doublings in a warp.
 DOUBLINGS = WARP.bit_length() - 1
 #: What a block takes in a step that brings a state of lanes to a product: of 8 elements a lane, for two operands.

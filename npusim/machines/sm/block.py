@@ -408,8 +408,8 @@ def _check_whole(frame: Frame, tiling: SmTiling) -> None:
     whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE]
     if whole and tiling.groups > 1:
         raise TilingError(
-            f"{frame.phase.name}: {frame.label(whole[0].dst)} (line {whole[0].line}) is the inverse of a tile whose "
-            f"rows {tiling.groups} warp groups share, but one has all of them; take fewer warps, or no kernel with groups"
+            f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows "
+            f"{tiling.groups} warp groups share, but one has all of them; take fewer warps"
         )
 
 

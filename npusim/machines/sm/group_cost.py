@@ -271,10 +271,10 @@ class GroupModel:
         pieces = ceil_div(step.depth * size, MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or work.across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
-        warps = ceil_div(work.warps, self.subcores)
+        warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * spec.pipe_cycles.value * warps, loads * work.warps * WARP_BYTES / self.memory_bytes
-        lone = max(busy, memory, loads * spec.load_cycles.value)
+        lone = max(products * spec.pipe_cycles.value * max(1.0, warps), memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
@@ -319,7 +319,8 @@ class GroupModel:
         warps, s = self._warps(work), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
-        lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * warps, count.issued * warps, 1.0)
+        alone = max(1.0, warps)  # a warp by itself has a whole sub-core
+        lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * alone, count.issued * alone, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
             slots, at = s.instruction_slots_factor.value, "sharing.specialised"
@@ -342,8 +343,9 @@ class GroupModel:
         )
 
     def _warps(self, work: GroupWork) -> float:
-        """Return the warps of a sub-core; of fewer than sub-cores rows take as much of each on average."""
-        return work.warps / self.subcores if work.is_even else ceil_div(work.warps, self.subcores)
+        """Return the warps of a sub-core; of fewer than sub-cores each has as many on average, whoever has which."""
+        is_shared = work.is_even or work.warps < self.subcores
+        return work.warps / self.subcores if is_shared else ceil_div(work.warps, self.subcores)
 
     def _coded(self, code: CodeWork, work: GroupWork, tally: Tally) -> Share:
         """Account for a block of rows by its machine code, instructions on sub-cores that warps are dealt out to."""
