@@ -118,21 +118,30 @@ def normalised(k: Any, p: StatePrecision) -> Any:
     return (wide * rsqrt((wide * wide).sum() + LEAST_LENGTH)).to(p.factor)
 
 
-@kernel(
-    results="t",
-    ki="row key",
-    kj="token key",
-    beta="row",
-    g="row",
-    gt="1 token",
-    below="row token",
-    walks="row token",
-    still="below",
-)
+_KKT = {"ki": "row key", "kj": "token key", "beta": "row", "g": "row", "gt": "1 token", "below": "row token"}
+
+
+def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any) -> Any:
+    return (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
+
+
+@kernel(results="t", walks="row token", still="below", **_KKT)
 def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
-    a = (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
+    a = _kkt(ki, kj, beta, g, gt, below)
     return inverse(a).to(p.factor)
+
+
+@kernel(results="a", walks="row token", still="below", **_KKT)
+def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+    """Return A of a chunk, for a kernel of its own to invert I + A."""
+    return _kkt(ki, kj, beta, g, gt, below).to(p.factor)
+
+
+@kernel(results="t", a="row token")
+def solved(a: Any, p: StatePrecision) -> Any:
+    """Return (I + A)^-1 of a chunk."""
+    return inverse(a.to(F32)).to(p.factor)
 
 
 @kernel(results="w u", t="row token", k="token key", v="token value", beta="1 token", g="1 token", walks="row token")

@@ -1,7 +1,8 @@
 """The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, kernels as flash-linear-attention has them.
 
 S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log
-decays, (I + A)^-1, W and U, the states before the chunks, results.  Sizes are those of ``--problem``, missing ones
+decays, A and (I + A)^-1 (one kernel on GPUs, two on Ascend, as PTO has them), W and U, the states before the chunks,
+results.  Sizes are those of ``--problem``, missing ones
 `SIZES`; ``unit=0`` leaves K as it is.  Errors are against the recurrence, token after token in float64.
 """
 
@@ -102,7 +103,13 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
             known[mask] = retention.below_diagonal(of.chunk, mask == "seen")
         phases.append(kernel.phase(called, cells, spans, results, values=known, **bound, **more))
 
-    phase(recurrence.kkt_inverse, "kkt", blocks, wide, [t], ki=k, kj=k, beta=beta, g=g, gt=g, below=below)
+    met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
+    if machine.row_cores > 1:  # cores that share the rows of a product, of which one alone inverts
+        whole = of.stack("A", of.chunk, of.chunk, p.factor)
+        phase(recurrence.kkt, "kkt", blocks, wide, [whole], **met)
+        phase(recurrence.solved, "solve", blocks, wide, [t], a=whole)
+    else:
+        phase(recurrence.kkt_inverse, "kkt", blocks, wide, [t], **met)
     phase(recurrence.wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=k, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
     walk = {"k": k, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g), "first": first}
