@@ -18,9 +18,25 @@ from npusim.algorithms.blocks import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
-from npusim.algorithms.language import erf, exp, fma, full, log, maximum, per_tile, rsqrt, sqrt, tanh, tiles, where
+from npusim.algorithms.language import (
+    erf,
+    exp,
+    fma,
+    full,
+    initial,
+    inverse,
+    log,
+    maximum,
+    per_tile,
+    rsqrt,
+    sqrt,
+    tanh,
+    tiles,
+    where,
+)
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
+    Ends,
     Instruction,
     Mask,
     Name,
@@ -56,6 +72,7 @@ __all__ = [
     "Blocks",
     "Charge",
     "CopyProblem",
+    "Ends",
     "Field",
     "FlashPrecision",
     "FlashTiling",
@@ -99,6 +116,8 @@ __all__ = [
     "for_inputs",
     "full",
     "grid",
+    "initial",
+    "inverse",
     "kernel",
     "kv_runs",
     "layout",

@@ -20,6 +20,7 @@ from npusim.config.tiling import Field, Tiling, lightest, part_of
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
+from npusim.schedules.retention import sizes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Sizes that a problem leaves out.
 SIZES: Mapping[str, int] = MappingProxyType(
-    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": 0}
+    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": False}
 )
 #: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
 SLICE = 4096
@@ -72,8 +73,8 @@ class GpuBackwardFields(GroupFields, BackwardFields):
 
 
 def problem_of(problem: KernelProblem) -> Problem:
-    """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
-    batch, heads, tokens, key, value, causal = problem.whole_sizes("flash_backward", SIZES)
+    """Return the attention whose gradients are asked for."""
+    batch, heads, tokens, key, value, causal = sizes_of(problem, SIZES)
     return Problem(
         batch=batch,
         heads=heads,
@@ -136,6 +137,7 @@ SCHEDULES = schedule(
     "flash_backward",
     flash_backward,
     problem=KernelProblem,
+    sizes=SIZES,
     precisions={
         "ascend": [BackwardPrecision("fp32", accumulate="chained")],
         "nvidia": [BackwardPrecision("fp32", exp_variant="exp2.exp2p", accumulate="chained")],
