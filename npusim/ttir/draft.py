@@ -51,6 +51,7 @@ class Load:
     """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
 
     ``dims``: which of the tensor's axes each is, its rows or columns; of those of size 1 the other.
+    ``after``: how many stores come before it; ``walk``: in which loop it is, from 1.
     """
 
     name: str
@@ -61,6 +62,8 @@ class Load:
     is_walked: bool
     line: Line
     dims: tuple[int, ...]
+    after: int
+    walk: int
 
 
 @dataclass

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,7 +85,7 @@ def placed(reader: Reader) -> LaunchGrid:
         return LaunchGrid(reader)
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
-    for result in readings(view, is_row=is_row(reader), rows=rows, columns=columns):
+    for result in readings(view, stored.pointer.base, is_row=is_row(reader), rows=rows, columns=columns):
         try:
             return LaunchGrid(reader, result)
         except ProgramError as error:
@@ -142,9 +143,8 @@ class LaunchGrid:
             if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
-            at = self._tensor(other.pointer.of).places(other.pointer.base)[ROWS]
-            if self.called(other.value.axes) != "row" or np.any(at != self.row):
-                raise self._fault(other.line, f"{other.pointer.of}: a second result is a number for each row stored")
+            self._check_second(other)
+        self._check_parts()
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
@@ -329,6 +329,34 @@ class LaunchGrid:
         own = self.called(load.axes).split()
         return not load.pointer.shape if not any(load.axes) else "row" not in own
 
+    def _check_second(self, other: Stored) -> None:
+        """Raise `ProgramError` for a result beside the first that is no tile like it, nor a number for each row."""
+        of, axes = other.pointer.of, self.called(other.value.axes)
+        *at, row, column = self._tensor(of).places(other.pointer.base)
+        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not self.stored.is_walked
+        if not is_tile and (axes != "row" or np.any(row != self.row)):
+            why = "a second result is a tile of the first one's shape, or a number for each row stored"
+            raise self._fault(other.line, f"{of}: {why}")
+        if is_tile:
+            own = (self.batch, self.head, self.split, self.row, self.col)
+            is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))
+            sides = self._sides(other.pointer, other.value.axes, other.left)
+            wholes = self._tensor(of).shape[ROWS:]
+            for whole, x, (_, size, left), count in zip(
+                wholes, (row, column), sides, (self.rows, self.cols), strict=True
+            ):
+                is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
+            if not is_like:
+                raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+
+    def _check_parts(self) -> None:
+        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""
+        uses = [*self.reader.loads.values(), *self.reader.stored]
+        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
+        for (a, _), (b, x) in combinations(views, 2):
+            if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
+                raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
+
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
         tensor = self._tensor(stored.pointer.of)
@@ -454,7 +482,8 @@ class LaunchGrid:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load
-        name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
+        is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
+        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"

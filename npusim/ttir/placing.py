@@ -47,20 +47,23 @@ class Result(NamedTuple):
     is_row: bool  #: whether a program's blocks are one row, which has no axis
 
 
-def readings(view: View, *, is_row: bool, rows: int, columns: int) -> Iterator[View]:
+def readings(view: View, bases: Integers, *, is_row: bool, rows: int, columns: int) -> Iterator[View]:
     """Yield the result's view with all of its axes, in one way after another.
 
-    ``rows``, ``columns``: most that a program stores.
+    ``bases``: where programs store; ``rows``, ``columns``: most that one does.
     """
     if is_row:
         views = list[View]()
-        for one in filter(None, (view, view.split(columns, COLUMNS))):
+        for one in [v.every(bases) for v in (view, view.split(columns, COLUMNS)) if v is not None]:
             rest = one.rest
             groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
             views += [one.assigned(rows=group) for group in dict.fromkeys(groups)]
     else:
         view = view if view.groups[ROWS] else view.as_rows
         views = [*view.ways(), *filter(None, [view.split(rows)])]
+        if (apart := view.split(columns, COLUMNS)) is not None and apart.every(bases).fixed:
+            views.append(apart)
+        views = [one.every(bases) for one in views]
     for one in views:
         yield from _with_outer_axes(one)
 
@@ -102,6 +105,8 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result) ->
         return not any(np.any((view.index(group, u.base) != wanted) & u.is_read) for u in uses)
 
     batches, heads, splits, rows, _ = result.view.shape
+    read = np.concatenate([np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses])
+    view = view.every(read) if len(read) else view
     for group in dict.fromkeys([*view.joined(view.rest), *((i,) for i in view.rest)]):
         size, taken = prod(view.sizes[i] for i in group), view.groups
         is_vector = not taken[ROWS] and (result.is_row or not taken[COLUMNS])

@@ -138,16 +138,13 @@ class Reader(Memory):
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
-        """Return whether a program stores once, and to what it alone loads."""
+        """Return whether a program stores once, and behind its loads, which are of the same elements."""
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
-        return (
-            x is self.stored[0]
-            and [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
-            and all(
-                (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
-                and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
-                for y in loads
-            )
+        return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
+            (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+            and y.after <= x.after
+            and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+            for y in loads
         )
 
     def _do(self, op: Op) -> None:
