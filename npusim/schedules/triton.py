@@ -375,16 +375,16 @@ def phase_read(
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
         phase = replace(phase, arithmetic=p.arithmetic)
-    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-    if is_approximate and _capability(device) != MEASURED_ROOTS:
-        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-    if machine.has_groups:
-        phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
-        return [*before, (phase, with_code(lies, made.body, phase, math.prod(grid), device))]
-    if not blocks.piece or not device.is_timed:
-        return [*before, phase]
-    fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
-    return [*before, (phase, fields)]
+        is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+        if is_approximate and _capability(device) != MEASURED_ROOTS:
+            phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
+        if machine.has_groups:
+            phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
+            return [*before, (phase, with_code(lies, made.body, phase, math.prod(grid), device))]
+        if not blocks.piece or not device.is_timed:
+            return [*before, phase]
+        fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
+        return [*before, (phase, fields)]
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:

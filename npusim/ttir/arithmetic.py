@@ -338,6 +338,9 @@ class Arithmetic(Draft):
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
+            of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
+            if of[at] > 1 and kind == "sum":
+                raise op.fail("a sum of one value over and over: multiply it")
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         order = self._orders[id(op)] if kind == "sum" else ""

@@ -156,16 +156,19 @@ class View(Tensor):
         group = self.groups[role]
         return self.halved(group[0], inner) if len(group) == 1 else None
 
-    def every(self, bases: Integers) -> View:
+    def every(self, bases: Integers, *, is_part: bool = False) -> View:
         """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.
 
-        ``bases``: offsets of the blocks that are accessed.
+        ``bases``: offsets of the blocks that are accessed; ``is_part``: of one index alone too.
         """
         for i in self.rest:
             at = np.unique(self.index((i,), bases))
             step = int(np.gcd.reduce(np.diff(at), initial=0))
+            if is_part and len(at) == 1:
+                return replace(self, fixed=(*self.fixed, (i, int(at[0])))).every(bases, is_part=True)
             if step > 1 and (view := self.halved(i, step)) is not None:
-                return replace(view, fixed=(*view.fixed, (i + 1, int(at[0]) % step))).every(bases)
+                view = replace(view, fixed=(*view.fixed, (i + 1, int(at[0]) % step)))
+                return view.every(bases, is_part=is_part)
         return self
 
     def halved(self, axis: int, inner: int) -> View | None:

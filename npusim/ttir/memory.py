@@ -46,6 +46,8 @@ class Memory(Arithmetic):
             why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         pointer, tensor = self._in_part(pointer)
+        if pointer.shape and not any(pointer.steps):  # one element for all
+            pointer = replace(pointer, shape=(1,) * len(pointer.shape), left=())
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,6 +74,11 @@ def is_row(reader: Reader) -> bool:
     )
 
 
+def is_part(reader: Reader, view: View) -> bool:
+    """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
+    return sum(isinstance(x, View) and x.parameter == view.parameter for x in reader.arguments.values()) > 1
+
+
 def placed(reader: Reader) -> LaunchGrid:
     """Return the blocks of a launch; the axes of a recorded result are read in ever other ways until all views follow.
 
@@ -85,20 +90,24 @@ def placed(reader: Reader) -> LaunchGrid:
         return LaunchGrid(reader)
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
-    for result in readings(view, stored.pointer.base, is_row=is_row(reader), rows=rows, columns=columns):
+    how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    ways = list(readings(view, stored.pointer.base, **how))
+    for is_strict, result in product((True, False), ways):
         try:
-            return LaunchGrid(reader, result)
+            return LaunchGrid(reader, result, is_strict=is_strict)
         except ProgramError as error:
             faults.append(error)
-    if len(faults) == 1:
+    if len(ways) == 1:
         raise faults[0]
-    raise ProgramError(f"{faults[0]} ({len(faults) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+    raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
 
 
 class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
-    def __init__(self, reader: Reader, result: View | None = None) -> None:
+    def __init__(self, reader: Reader, result: View | None = None, *, is_strict: bool = True) -> None:
+        """``is_strict``: every axis of a tensor follows from the place that a program stores to."""
+        self.is_strict = is_strict
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -119,6 +128,8 @@ class LaunchGrid:
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
+        #: Places along splits of their own that loads have in each program, and whether these go on tile by tile.
+        self.stacks: dict[str, tuple[Integers, bool]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
@@ -171,7 +182,9 @@ class LaunchGrid:
                     uses.append(TensorUse(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
-            self._views[of] = matched(of, tensor.as_rows if is_vector else tensor, uses, where)
+            tensor = tensor.as_rows if is_vector else tensor
+            how = {"is_part": is_part(self.reader, tensor), "is_strict": self.is_strict}
+            self._views[of] = matched(of, tensor, uses, where, **how)
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
@@ -277,11 +290,18 @@ class LaunchGrid:
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
         if load.is_walked and self._along(load) == SPLIT:
-            self.walked = "split"
-            self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
+            if "key" in self.names.values():
+                self._stack(load, split, is_visited, is_by_tile=True)
+            else:
+                self.walked = "split"
+                self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
         elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
-            raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+            if self.is_strict or not isinstance(tensor, View):
+                raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+            self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        if tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+            self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
@@ -289,6 +309,14 @@ class LaunchGrid:
             if np.any((at < 0) & is_visited & (count > 0)):
                 raise self._fault(load.line, f"{load.of}: a program reads before the first {called or 'element'}")
             self._place_axis(load, called, at, count, (whole, size), is_visited)
+
+    def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
+        """Note the place along splits at which each program begins; refuse one that moves otherwise."""
+        first = np.take_along_axis(place, np.argmax(is_visited, 1)[:, None], 1)
+        count = np.cumsum(is_visited, 1) - 1 if is_by_tile else 0
+        if np.any((place != first + count)[is_visited]):
+            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one")
+        self.stacks[load.name], self.sizes[f"{load.name} place"] = (first, is_by_tile), 1
 
     def _place_axis(
         self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
@@ -319,15 +347,13 @@ class LaunchGrid:
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[ROWS] and self._is_shared(load):
-            self.shared.add(load.name)
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
     def _is_shared(self, load: Load) -> bool:
         """Return whether all rows have what a load reads: a row of columns, or one element."""
         own = self.called(load.axes).split()
-        return not load.pointer.shape if not any(load.axes) else "row" not in own
+        return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
 
     def _check_second(self, other: Stored) -> None:
         """Raise `ProgramError` for a result beside the first that is no tile like it, nor a number for each row."""
@@ -490,6 +516,8 @@ class LaunchGrid:
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        if load in self.stacks:
+            return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
@@ -516,6 +544,7 @@ class LaunchGrid:
         times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
         parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
         parts += [("split", self.split)] if self.out.is_split else []
+        parts += [(f"{load} place", at) for load, (at, _) in self.stacks.items()]
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
