@@ -109,6 +109,8 @@ class Draft:
         self.loads: dict[str, Load] = {}
         self.stored: list[Stored] = []
         self.numbers: dict[str, float] = {}
+        #: Masks outside of loops, with their matrices.
+        self.seen: dict[str, tuple[Floats, Any]] = {}
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
@@ -124,6 +126,7 @@ class Draft:
         self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
         self._reductions: list[Op] = []
+        self._products = 0
         self._count(function.operations)
         known = choices.orders
         if len(known) != len(self._reductions):
@@ -148,6 +151,7 @@ class Draft:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._reductions += [op] if op.name == "tt.reduce" else []
+            self._products += op.name == "tt.dot"
             self._count(op.body)
             self._count(op.otherwise)
 

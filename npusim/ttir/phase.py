@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -20,6 +21,7 @@ from npusim.algorithms.tiling_mask import MaskKind, mask_of
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
+from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor, Role
 from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
 from npusim.ttir.layout import View
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
+#: Of readings of views (`npusim.ttir.placing.matched`).
+MOST_FREEDOM = 2
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
 
@@ -92,9 +96,9 @@ def placed(reader: Reader) -> LaunchGrid:
     rows, columns = (0, 0, *most)[-2:]
     how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
     ways = list(readings(view, stored.pointer.base, **how))
-    for is_strict, result in product((True, False), ways):
+    for freedom, result in product(range(MOST_FREEDOM + 1), ways):
         try:
-            return LaunchGrid(reader, result, is_strict=is_strict)
+            return LaunchGrid(reader, result, freedom=freedom)
         except ProgramError as error:
             faults.append(error)
     if len(ways) == 1:
@@ -105,9 +109,9 @@ def placed(reader: Reader) -> LaunchGrid:
 class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
-    def __init__(self, reader: Reader, result: View | None = None, *, is_strict: bool = True) -> None:
-        """``is_strict``: every axis of a tensor follows from the place that a program stores to."""
-        self.is_strict = is_strict
+    def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
+        """``freedom``: as of `npusim.ttir.placing.matched`; 0: all follows from the place that a program stores to."""
+        self.freedom = freedom
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -179,12 +183,14 @@ class LaunchGrid:
                     is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
-                    uses.append(TensorUse(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
+                    sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
+                    own = self._has_rows(x), self._has_columns(x)
+                    uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
             tensor = tensor.as_rows if is_vector else tensor
-            how = {"is_part": is_part(self.reader, tensor), "is_strict": self.is_strict}
-            self._views[of] = matched(of, tensor, uses, where, **how)
+            known = is_part(self.reader, tensor)
+            self._views[of] = matched(of, tensor, uses, where, is_part=known, freedom=self.freedom)
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
@@ -296,7 +302,7 @@ class LaunchGrid:
                 self.walked = "split"
                 self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
         elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
-            if self.is_strict or not isinstance(tensor, View):
+            if not self.freedom or not isinstance(tensor, View):
                 raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
@@ -339,7 +345,7 @@ class LaunchGrid:
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
-        elif called == "value" and self.is_cut:
+        elif called == "value" and (self.is_cut or np.any(at[is_visited])):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
         elif called:
@@ -423,6 +429,7 @@ class LaunchGrid:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
+        axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
         for walk in r.walks if r.choices.is_apart else r.walks[:1]:
@@ -433,6 +440,7 @@ class LaunchGrid:
         if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
             lines.append((f"    return {returned}", self.stored.line.number))
         gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
+        lines = lines if r.walks else [lines[0], *sunk(lines[1:])]
         lines = [(text, number) for text, number in lines if text not in gone]
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
@@ -479,6 +487,10 @@ class LaunchGrid:
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
                 "errors are against (--causal, --window)"
             )
+        values = dict[str, Any]()
+        for n, (x, matrix) in r.seen.items():
+            known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
+            bound[n], values[n] = GlobalTensor(n, 1, 1, *matrix.shape, fmt, "constant"), lambda known=known: known
         cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
@@ -490,7 +502,7 @@ class LaunchGrid:
                 f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
             )
             r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
-        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
+        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
@@ -604,6 +616,19 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return statements, of which each binds a name of its own, each right before the first that reads it.
+
+    So a product beside a chain of others comes behind what rows make in that chain: nothing waits for it there.
+    """
+    made = list[tuple[str, int]]()
+    for text, number in reversed(lines):
+        name = text.split()[0]
+        at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
+        made.insert(at, (text, number))
+    return made
 
 
 def _flops(phase: Phase) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.
+    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.  ``sizes``: of its blocks.
     """
 
     base: Integers
@@ -34,6 +34,7 @@ class TensorUse(NamedTuple):
     is_of_rows: bool
     is_of_columns: bool
     line: Line
+    sizes: tuple[int, ...]
 
 
 class Result(NamedTuple):
@@ -82,18 +83,19 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
     return whole
 
 
-def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, is_strict: bool) -> View:
+def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, freedom: int) -> View:
     """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
 
-    ``is_part``: of a tensor that is accessed elsewhere too.  Not ``is_strict``: axes that do not follow are splits, of
-    which each program has its own place.
+    ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
+    which each program has its own place; 2: and axes of blocks are groups of these, where they can be.
     """
     *_, rows, columns = result.view.shape
     first: ProgramError | None = None
-    wholes, groups = view.ways(), filter(None, [view.split(rows), view.split(columns, COLUMNS)])
-    for one in chain(groups, wholes) if is_part else chain(wholes, groups):
+    inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
+    groups = filter(None, [view.split(*each) for each in dict.fromkeys(inner)])
+    for one in chain(groups, view.ways()) if is_part or freedom > 1 else chain(view.ways(), groups):
         try:
-            return _followed(of, one, uses, result, is_strict=is_strict)
+            return _followed(of, one, uses, result, is_strict=not freedom)
         except ProgramError as error:
             first = first or error
     assert first is not None
