@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack, overload
 
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
@@ -13,8 +13,9 @@ from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import Block, plain, pre_html
 from npusim.simulation import result as run_result
-from npusim.simulation.request import Request, RunOptions, takes_options
+from npusim.simulation.request import Request, RunOptions, schedule_name, takes_options
 from npusim.simulation.sensitivity import Sensitivity, sensitivity
+from npusim.simulation.sequence import run_calls
 from npusim.simulation.simulate import run_request
 
 
@@ -57,14 +58,19 @@ class RunResult(run_result.RunData):
         return run_table(record_of(self), Trial(self), is_full=is_full)
 
 
+@overload
+def run(schedule: list[Any], **options: Unpack[RunOptions]) -> tuple[RunResult, ...]: ...
+@overload
+def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult: ...
 @takes_options(RunOptions)
-def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
+def run(schedule: str | list[Any], **options: Unpack[RunOptions]) -> RunResult | tuple[RunResult, ...]:
     """Predict bits and cycles of one schedule on one device.
 
     Parameters
     ----------
     schedule
-        Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.
+        Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.  Of a list of
+        recorded calls each is run, one after another, on what those before it leave: a result each.
     hw, workload
         Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for,
         ``workload`` None: ``pangu_38b``, or what the tensors given are.
@@ -166,4 +172,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     >>> result.problem.seq_q, result.tiling.block_kv
     (256, 128)
     """
+    if isinstance(schedule, list):
+        names = [schedule_name(each) for each in schedule]
+        done = run_calls(names, Request(names[0] if names else "", **options))
+        return tuple(RunResult(**vars(each.result)) for each in done)
     return RunResult(**vars(run_request(Request(schedule, **options))))
