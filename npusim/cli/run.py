@@ -166,10 +166,10 @@ def run(
 def _run_sequence(names: list[str], request: Request, *, as_json: bool) -> None:
     """Run the launches of a file of calls one after another, and list them."""
     from npusim.report.inputs import sequence_document, sequence_table
-    from npusim.simulation.sequence import run_calls
+    from npusim.simulation.sequence import in_sequence
 
     with said_late(f"running {len(names)} launches of {request.schedule}, one after another"):
-        runs = run_calls(names, request)
+        runs = in_sequence(names, request)
     show_either(
         as_json, lambda: sequence_document(request.schedule, runs), lambda: sequence_table(request.schedule, runs)
     )

@@ -63,7 +63,9 @@ class _Memory:
         program = result.program
         inputs = [t for t in program.tensors.values() if t.role == "input"]
         done = execute(program, kernel_source(inputs, 0, given))
-        for t in (t for t in program.tensors.values() if t.role == "output" and t.view is not None):
+        for t in program.tensors.values():
+            if t.role != "output" or t.view is None:
+                continue
             x = call.tensors[t.view.parameter]
             heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
             made = np.stack(heads).reshape(-1)
@@ -74,7 +76,7 @@ class _Memory:
             self.writers[x.storage] = number
 
 
-def run_calls(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
+def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
     """Run recorded launches one after another on what a request has besides.
 
     Raises `SpecError` where a schedule is no recorded call, or tensors are given: values are those of the storages.

@@ -115,6 +115,7 @@ class Draft:
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
         self.notes: list[str] = []
+        self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
         #: Whether numbers that are not -inf hide scores.

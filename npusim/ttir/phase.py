@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations, product
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -490,7 +490,9 @@ class LaunchGrid:
         values = dict[str, Any]()
         for n, (x, matrix) in r.seen.items():
             known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
-            bound[n], values[n] = GlobalTensor(n, 1, 1, *matrix.shape, fmt, "constant"), lambda known=known: known
+            rows, columns = matrix.shape
+            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
+            values[n] = partial(np.asarray, known)
         cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}

@@ -135,8 +135,8 @@ class Reader(Memory):
         if is_left.any() and self.stored:
             raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
         if is_left.any():
-            count = f"{int(is_left.sum()):,} of {len(is_left):,} programs"
-            self.notes.append(f"{op.line}: {count} return early; the time that their start takes is not counted")
+            self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
+            self.returned += int(is_left.sum())
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
