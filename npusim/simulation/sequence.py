@@ -88,7 +88,8 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
     for number, (name, call) in enumerate(zip(schedules, calls, strict=True)):
         floats = {n: x for n, x in call.tensors.items() if not x.is_integer}
         given = {n: memory.view(x).copy() for n, x in floats.items()} if request.numerics else {}
-        result = run_request(replace(request, schedule=name, tensors=given or None))
+        seed = None if given else request.seed
+        result = run_request(replace(request, schedule=name, tensors=given or None, seed=seed))
         read = {t.view.parameter for t in result.program.tensors.values() if t.role == "input" and t.view is not None}
         reads = {n: memory.writers[x.storage] for n, x in floats.items() if n in read and x.storage in memory.writers}
         notes = tuple(f"{n}: as launch {at} ({calls[at].name}) leaves it" for n, at in reads.items())

@@ -275,6 +275,8 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
+            if not moves and isinstance(tensor, View) and len(dims) < 2:
+                return SPLIT  # of an axis of one index there is nothing to see
         if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
@@ -296,6 +298,8 @@ class LaunchGrid:
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
         if load.is_walked and self._along(load) == SPLIT:
+            if "key" not in self.names.values() and not tensor.is_split:
+                raise self._fault(load.line, f"{load.of} moves along neither of its axes in the loop")
             if "key" in self.names.values():
                 self._stack(load, split, is_visited, is_by_tile=True)
             else:

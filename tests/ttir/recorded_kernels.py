@@ -360,3 +360,36 @@ def chunk_outputs(Q, K, V, S, O, scale, T, heads, D: tl.constexpr, W: tl.constex
     v = tl.load(V + first * W + rt[:, None] * heads * W + rv[None, :])
     o = o * scale + tl.dot(a.to(v.dtype), v) * scale
     tl.store(O + first * W + rt[:, None] * heads * W + rv[None, :], o.to(O.dtype.element_ty))
+
+
+@triton.jit
+def norm_rows(X, Y, W, R, stride, N, eps, B: tl.constexpr):
+    """RMS norm, of which the root and what it makes of a row are rounded to the weight's format."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * stride + c, mask=c < N, other=0).to(tl.float32)
+    w = tl.load(W + c, mask=c < N, other=0)
+    r = tl.math.rsqrt(tl.sum(x * x, axis=0) / N + eps)
+    tl.store(R + row, r)
+    tl.store(Y + row * stride + c, (x * r).to(w.dtype) * w, mask=c < N)
+
+
+@triton.jit
+def some_programs(X, Y, count, B: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= count:
+        return
+    c = at * B + tl.arange(0, B)
+    tl.store(Y + c, tl.load(X + c) * 2)
+
+
+@triton.jit
+def repeated_sum(X, Y, B: tl.constexpr, N: tl.constexpr):
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + c, tl.sum(tl.broadcast_to(tl.load(X + c)[:, None], (B, N)), 1))
+
+
+@triton.jit
+def neighbours(X, Y, n, B: tl.constexpr):
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    after = tl.load(X + c + 1, mask=c + 1 < n, other=0.0)
+    tl.store(Y + c, tl.load(X + c, mask=c < n) + after, mask=c < n)
