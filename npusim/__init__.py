@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from npusim.explore import explore
     from npusim.invariance import invariant
     from npusim.report.compare import compare
-    from npusim.run import RunResult, run
+    from npusim.run import RunResult, run, run_calls
     from npusim.stress import stress
     from npusim.ttir.record import record
     from npusim.tune.hooks import triton
@@ -34,6 +34,7 @@ __all__ = [
     "invariant",
     "record",
     "run",
+    "run_calls",
     "stress",
     "triton",
 ]
@@ -52,6 +53,7 @@ _HOMES = MappingProxyType(
         "invariant": "npusim.invariance",
         "record": "npusim.ttir.record",
         "run": "npusim.run",
+        "run_calls": "npusim.run",
         "stress": "npusim.stress",
         "triton": "npusim.tune.hooks",
     }

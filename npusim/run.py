@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from npusim.errors import SpecError
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns
@@ -13,8 +14,9 @@ from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import Block, plain, pre_html
 from npusim.simulation import result as run_result
-from npusim.simulation.request import Request, RunOptions, takes_options
+from npusim.simulation.request import Request, RunOptions, schedule_name, takes_options
 from npusim.simulation.sensitivity import Sensitivity, sensitivity
+from npusim.simulation.sequence import in_sequence
 from npusim.simulation.simulate import run_request
 
 
@@ -64,7 +66,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     Parameters
     ----------
     schedule
-        Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.
+        Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.  Or a recorded
+        call (`npusim.record`); several are run by `npusim.run_calls`.
     hw, workload
         Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for,
         ``workload`` None: ``pangu_38b``, or what the tensors given are.
@@ -166,4 +169,21 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     >>> result.problem.seq_q, result.tiling.block_kv
     (256, 128)
     """
+    if isinstance(schedule, list):
+        raise SpecError(f"run of {len(schedule)} recorded launches: npusim.run_calls(calls) runs one after another")
     return RunResult(**vars(run_request(Request(schedule, **options))))
+
+
+@takes_options(RunOptions)
+def run_calls(calls: Sequence[object], **options: Unpack[RunOptions]) -> tuple[RunResult, ...]:
+    """Predict bits and cycles of recorded launches, one after another; return a result of each.
+
+    ``calls``: those of `npusim.record`, or their names, ``calls.npz::k``; ``options`` as of `npusim.run`.  Who writes
+    what is derived of the storages of tensors: a launch reads what those before it have stored there, in whatever
+    shape, and its notes say so; else values that were recorded, or normal ones.  Elements that no launch stores stay as
+    they were.  Each launch is timed by itself.  What the program itself makes of a result between two launches is as it
+    was while recording.  Raises as `npusim.run`, and `SpecError` where ``tensors`` are given.
+    """
+    names = [schedule_name(call) for call in calls]
+    done = in_sequence(names, Request(names[0] if names else "", **options))
+    return tuple(RunResult(**vars(each.result)) for each in done)

@@ -242,7 +242,8 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     """Return a result as a value of its own: operands, states, what is read later or returned twice are copied."""
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
-    if x.kind in ("row", "product") and x.state is None and x not in others and not is_read_later:
+    is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
+    if x.kind in ("row", "product") and x.state is None and x not in others and not (is_read_later or is_changed):
         return x
     copied = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
@@ -540,11 +541,10 @@ class _Lowering:
                 self.name_of[e.dst] = self.name_of[e.dst.onto]
             elif tile is not None:  # only some tiles have the operation: it is done in place
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
-                    self.kernel.fail(
-                        f"{tile} is read after line {e.line} has masked it in its place: read what where(...) returns, "
-                        "or read it before",
-                        late,
-                    )
+                    does = "added a product to it" if e.opcode is O.MATMUL else "masked it"
+                    made = "what that makes" if e.opcode is O.MATMUL else "what where(...) returns"
+                    why = f"{tile} is read after line {e.line} has {does} in its place: read {made}, or read it before"
+                    self.kernel.fail(why, late)
                 self.name_of[e.dst] = self.name_of[tile]
             elif e.dst not in self.name_of:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
@@ -582,7 +582,12 @@ def _column(e: Event) -> tuple[str, ...]:
 
 
 def _masked(e: Event) -> Value | None:
-    """Return the tile that a `where` masks, unless it is an operand or a number."""
+    """Return the tile in whose place an operation works: what a `where` masks, unless it is an operand or a number.
+
+    And what a product is added to in the matrix unit.
+    """
+    if e.opcode is O.MATMUL and e.attributes.accumulate:
+        return e.read[2] if e.read[2].event else None
     if e.opcode is not O.SELECT or e.read[0].kind != "mask":
         return None
     return next((s for s in e.read[1:] if s.event and s.event.opcode is not O.FILL), None)

@@ -288,12 +288,14 @@ class BySize:
 class Stacked:
     """A tensor of ``count`` matrices a head, one for each place along ``axis``: what splits leave.
 
-    They take the place of a batch: matrix (b, place) is the tensor's batch ``b * count + place``.
+    They take the place of a batch: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
+    loop takes the next one for each of its tiles, from a block's place on; so it does where blocks have no such axis.
     """
 
     axis: str
     count: int
     tensor: GlobalTensor
+    is_by_tile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +385,10 @@ class Phase:
 
     @cached_property
     def by_tile(self) -> frozenset[str]:
-        """Names bound to a stack of a matrix for each tile of its loop: no axis of the phase is the stack's."""
-        stacks = {n: bound.axis for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
-        return frozenset(n for n, a in stacks.items() if a not in self.walked and self.cells[0].span(a) is None)
+        """Names bound to a stack of a matrix for each tile of its loop: as it says, or no axis of the phase is its."""
+        stacks = {n: bound for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
+        axes = {*self.walked, *(a for a, *_ in self.cells[0].spans)}
+        return frozenset(n for n, bound in stacks.items() if bound.is_by_tile or bound.axis not in axes)
 
     @cached_property
     def is_recurrent(self) -> bool:

@@ -83,6 +83,7 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run flash -C flags.cross_core_latency_cycles=1000", "the effect of slower flags"),
     ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
+    ("npusim run calls.npz --hw h200", "recorded launches one after another (npusim help triton)"),
 )
 @o.takes()
 def run(
@@ -122,6 +123,15 @@ def run(
         request = replace(request, overrides=None)
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
+    from npusim.ttir.calls import numbered
+
+    if names := numbered(request.schedule):
+        refuse(
+            {**written, "--sensitivity": sensitivity or None, "--like": like, "--full": full or None},
+            f"launches in sequence are listed alone; name one, {names[0]}, or leave these out",
+        )
+        _run_sequence(names, request, as_json=json)
+        return
     from npusim.report.output import RUNS, check_writable, save_run
     from npusim.simulation.naming import digest_of, folder_of
     from npusim.simulation.plan import plan_of
@@ -150,6 +160,18 @@ def run(
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
+
+
+def _run_sequence(names: list[str], request: Request, *, as_json: bool) -> None:
+    """Run the launches of a file of calls one after another, and list them."""
+    from npusim.report.inputs import sequence_document, sequence_table
+    from npusim.simulation.sequence import in_sequence
+
+    with said_late(f"running {len(names)} launches of {request.schedule}, one after another"):
+        runs = in_sequence(names, request)
+    show_either(
+        as_json, lambda: sequence_document(request.schedule, runs), lambda: sequence_table(request.schedule, runs)
+    )
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":

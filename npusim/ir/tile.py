@@ -50,6 +50,10 @@ class Tile:
 class Arranged(Protocol):
     """How the values of a tensor are arranged in memory."""
 
+    @property
+    def parameter(self) -> str:
+        """The parameter of the kernel whose values they are."""
+
     def array(self, values: Any) -> Any:
         """Return values as (batch, heads, rows, cols)."""
 

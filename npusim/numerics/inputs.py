@@ -233,7 +233,7 @@ def kernel_source(
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
             return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
         size = t.batch * t.heads * rows * t.cols
-        array = given.get(t.name, np.empty(0, fmt.dtype))
+        array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
         if t.view is not None and array.size:
             array = t.view.array(array)
         if array.size != size or array.dtype != fmt.dtype:

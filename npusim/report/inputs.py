@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import TilingField
     from npusim.report.record import RunRecord
     from npusim.schedules.registry import Schedule
+    from npusim.simulation.sequence import SequenceRun
     from npusim.ttir.calls import Calls
 
 #: Lengths of sequences that a line names.
@@ -153,6 +154,43 @@ def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
     """Return what a file of recorded calls holds, as JSON."""
     return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
+
+
+SEQUENCE = Columns(
+    Column("launch", "launch", align=">"),
+    Column("kernel", "kernel"),
+    Column("latency us", "latency_us", ",.2f", ">"),
+    Column("relative RMSE", "relative_rmse", ".2e", ">"),
+    Column("reads what launches leave", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
+)
+
+
+def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
+    """Return the runs of launches one after another, and the time of all."""
+    rows, times = _runs(runs), [r.result.latency_us for r in runs]
+    total = sum(t for t in times if t is not None)
+    of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
+    device = runs[0].result.device.name
+    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(rows))
+
+
+def sequence_document(path: str, runs: Sequence[SequenceRun]) -> dict[str, object]:
+    """Return the runs of launches one after another, as JSON."""
+    return document("sequence", file=path, launches=_runs(runs))
+
+
+def _runs(runs: Sequence[SequenceRun]) -> list[dict[str, Any]]:
+    return [
+        {
+            "launch": i,
+            "kernel": run.kernel,
+            "latency_us": run.result.latency_us,
+            "relative_rmse": run.result.numerics.error.rmse if run.result.numerics else None,
+            "reads": run.reads,
+            "notes": list(run.result.notes),
+        }
+        for i, run in enumerate(runs)
+    ]
 
 
 def _calls(calls: Calls) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
-from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, RETIRE, SM, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -118,6 +118,7 @@ class TritonPrecision:
         return {}
 
 
+UNCOUNTED_RETURNS = "the time of programs that return early is not counted: nothing says how long one takes there"
 _ON_GPUS = ("compiled", "unfused")
 #: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
 MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
@@ -375,16 +376,19 @@ def phase_read(
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
         phase = replace(phase, arithmetic=p.arithmetic)
-    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-    if is_approximate and _capability(device) != MEASURED_ROOTS:
-        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-    if machine.has_groups:
-        phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
-        return [*before, (phase, with_code(lies, made.body, phase, math.prod(grid), device))]
-    if not blocks.piece or not device.is_timed:
-        return [*before, phase]
-    fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
-    return [*before, (phase, fields)]
+        is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+        if is_approximate and _capability(device) != MEASURED_ROOTS:
+            phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
+        if blocks.reader.returned and not (machine.has_groups and RETIRE in device.core(SM).engines):
+            phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
+        if machine.has_groups:
+            phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
+            programs, returned = math.prod(grid), blocks.reader.returned
+            return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
+        if not blocks.piece or not device.is_timed:
+            return [*before, phase]
+        fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
+        return [*before, (phase, fields)]
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:

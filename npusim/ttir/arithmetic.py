@@ -338,6 +338,9 @@ class Arithmetic(Draft):
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
+            of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
+            if of[at] > 1 and kind == "sum":
+                raise op.fail("a sum of one value over and over: multiply it")
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         order = self._orders[id(op)] if kind == "sum" else ""
@@ -366,7 +369,8 @@ class Arithmetic(Draft):
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
         if isinstance(c, Number) and not c.value:
-            self._bind(op, made)
+            is_alone = self._walk is not None or self._products == 1
+            self._bind(op, made) if is_alone else self._set(op, self._named(op, made, op.results[0]))
             return
         if not isinstance(c, Floats):
             raise op.fail("a product added to a number")
@@ -435,14 +439,28 @@ class Arithmetic(Draft):
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
 
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
-        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules) or self._walk is None:
-            raise op.fail("a mask that is no comparison of rows and columns of a tile in a loop")
+        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules):
+            raise op.fail("a mask that is no comparison of rows and columns of a tile")
+        if self._walk is None:
+            self._fixed_mask(op, a, b, rules)
+            return
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
             raise op.fail("scores are read after they are masked: read what tl.where returns")
         a = self._named(op, a)
         self._walk.masks += rules
         self._emit(f"{a.text} = where(mask, {a.text}, {b.text})", op.line)
         self._set(op, replace(a, factors=None))
+
+    def _fixed_mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
+        """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
+        if any(np.ptp(d.base) for _, d in rules):
+            raise op.fail("a mask outside of a loop that differs between programs")
+        a, name = self._named(op, a), self._unique("seen")
+        self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, Condition(tuple(rules)))[0, 0]
+        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        zero = f"({name} * 0.0)"
+        other = zero if b.value == 0 else f"({zero} + {b.text})"
+        self._bind(op, Floats(f"where({name}, {a.text}, {other})", a.axes, a.fmt, a.pad))
 
 
 def _extreme(how: str, a: str, b: str) -> str:

@@ -18,7 +18,7 @@ from npusim import cache
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
-from npusim.ttir import SUFFIX
+from npusim.ttir import SUFFIX, is_recorded
 from npusim.ttir.compiler import OPTIONS
 
 if TYPE_CHECKING:
@@ -147,10 +147,18 @@ def call_of(schedule: str) -> Call:
     if not number and len(calls) == 1:
         number = "0"
     if not number:
-        raise SpecError(f"{path} has {len(calls)} calls; name one of them: {listed}")
+        raise SpecError(f"{path} has {len(calls)} calls; name one of them (run takes them all, in sequence): {listed}")
     if not number.isascii() or not number.isdigit() or int(number) >= len(calls):
         raise SpecError(f"{path}: no call {number!r}; there are {listed}")
     return calls[int(number)]
+
+
+def numbered(schedule: str) -> list[str]:
+    """Return the names of the calls of a file that has several, if the schedule is the file alone; else none."""
+    if not is_recorded(schedule) or "::" in schedule:
+        return []
+    calls = read_calls(Path(schedule))
+    return [f"{schedule}::{i}" for i in range(len(calls))] if len(calls) > 1 else []
 
 
 def read_calls(path: Path) -> Calls:

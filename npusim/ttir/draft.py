@@ -51,6 +51,7 @@ class Load:
     """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
 
     ``dims``: which of the tensor's axes each is, its rows or columns; of those of size 1 the other.
+    ``after``: how many stores come before it; ``walk``: in which loop it is, from 1.
     """
 
     name: str
@@ -61,6 +62,8 @@ class Load:
     is_walked: bool
     line: Line
     dims: tuple[int, ...]
+    after: int
+    walk: int
 
 
 @dataclass
@@ -106,10 +109,13 @@ class Draft:
         self.loads: dict[str, Load] = {}
         self.stored: list[Stored] = []
         self.numbers: dict[str, float] = {}
+        #: Masks outside of loops, with their matrices.
+        self.seen: dict[str, tuple[Floats, Any]] = {}
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
         self.notes: list[str] = []
+        self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
         #: Whether numbers that are not -inf hide scores.
@@ -121,6 +127,7 @@ class Draft:
         self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
         self._reductions: list[Op] = []
+        self._products = 0
         self._count(function.operations)
         known = choices.orders
         if len(known) != len(self._reductions):
@@ -145,6 +152,7 @@ class Draft:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._reductions += [op] if op.name == "tt.reduce" else []
+            self._products += op.name == "tt.dot"
             self._count(op.body)
             self._count(op.otherwise)
 

@@ -137,15 +137,47 @@ class View(Tensor):
                     return True
         return False
 
+    @property
+    def parameter(self) -> str:
+        """The parameter of the kernel whose tensor it is, or is a part of."""
+        return self.name.partition(".")[0]
+
+    def is_apart_from(self, other: View) -> bool:
+        """Return whether it and another view of the same tensor have no element in common: an axis tells them apart."""
+        own, others = dict(self.fixed), dict(other.fixed)
+        is_like = (self.sizes, self.by) == (other.sizes, other.by)
+        return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
+
     def split(self, inner: int, role: int = ROWS) -> View | None:
         """Return the view with its rows (or columns), one axis, as groups of ``inner``; None where they are no groups.
 
         The outer axis is nothing yet.
         """
         group = self.groups[role]
-        if len(group) != 1 or not 1 <= inner < self.sizes[group[0]] or self.sizes[group[0]] % inner:
+        return self.halved(group[0], inner) if len(group) == 1 else None
+
+    def every(self, bases: Integers, *, is_part: bool = False) -> View:
+        """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.
+
+        ``bases``: offsets of the blocks that are accessed; ``is_part``: of one index alone too.
+        """
+        for i in self.rest:
+            at = np.unique(self.index((i,), bases))
+            step = int(np.gcd.reduce(np.diff(at), initial=0))
+            if is_part and len(at) == 1:
+                return replace(self, fixed=(*self.fixed, (i, int(at[0])))).every(bases, is_part=True)
+            if step > 1 and (view := self.halved(i, step)) is not None:
+                view = replace(view, fixed=(*view.fixed, (i + 1, int(at[0]) % step)))
+                return view.every(bases, is_part=is_part)
+        return self
+
+    def halved(self, axis: int, inner: int) -> View | None:
+        """Return the view with an axis as groups of ``inner``, whose own axis comes behind it; None where it is none.
+
+        The outer axis is nothing yet.
+        """
+        if not 1 <= inner < self.sizes[axis] or self.sizes[axis] % inner:
             return None
-        axis = group[0]
 
         def two(values: Sequence[int], outer: int) -> tuple[int, ...]:
             return (*values[:axis], outer, *values[axis:])

@@ -45,6 +45,9 @@ class Memory(Arithmetic):
         if not isinstance(tensor, View) and not pointer.shape:
             why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
+        pointer, tensor = self._in_part(pointer)
+        if pointer.shape and not any(pointer.steps):  # one element for all
+            pointer = replace(pointer, shape=(1,) * len(pointer.shape), left=())
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
@@ -63,11 +66,39 @@ class Memory(Arithmetic):
             self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
             return
-        name = self._unique(tensor.name + ("j" if is_walked and self._walk and not self._walk.is_sum else ""))
-        self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims)
+        name = self._unique(
+            tensor.name.replace(".", "_") + ("j" if is_walked and self._walk and not self._walk.is_sum else "")
+        )
+        at = len(self.stored), self._loop
+        self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims, *at)
         if is_walked:
             self.walks[-1].loads.append(name)
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
+
+    @property
+    def _loop(self) -> int:
+        """The number of the loop that is read, from 1; 0 outside of loops."""
+        return len(self.walks) if self._walk is not None else 0
+
+    def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
+        """Return a block's pointers and tensor, of a recorded view a part of its own.
+
+        Blocks alike that lie a constant apart in all programs (the halves of a row) are parts of their tensor.
+        """
+        name, parts = pointer.of, list[str]()
+        for x in (*self.loads.values(), *self.stored):
+            if x.of.partition(".")[0] != name or not isinstance(self.arguments[name], View):
+                continue
+            apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
+            is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
+            if not is_like or np.ptp(apart) or not apart.any():
+                return replace(pointer, of=x.of), self.arguments[x.of]
+            parts.append(x.of)
+        if parts:
+            part = f"{name}.{len(set(parts)) + 1}"
+            self.arguments[part] = replace(self.arguments[name], name=part)
+            pointer = replace(pointer, of=part)
+        return pointer, self.arguments[pointer.of]
 
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
@@ -197,6 +228,7 @@ class Memory(Arithmetic):
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
             raise op.fail("a store of what is no block of floats, or to an address that was loaded")
+        pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
@@ -212,6 +244,8 @@ class Memory(Arithmetic):
                 is_walked=bool(self._walk),
                 line=op.line,
                 dims=(ROWS, COLUMNS),
+                after=len(self.stored),
+                walk=self._loop,
                 value=value,
             )
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import combinations, product
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +21,7 @@ from npusim.algorithms.tiling_mask import MaskKind, mask_of
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
+from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor, Role
 from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
 from npusim.ttir.layout import View
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
+#: Of readings of views (`npusim.ttir.placing.matched`).
+MOST_FREEDOM = 2
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
 
@@ -73,6 +78,11 @@ def is_row(reader: Reader) -> bool:
     )
 
 
+def is_part(reader: Reader, view: View) -> bool:
+    """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
+    return sum(isinstance(x, View) and x.parameter == view.parameter for x in reader.arguments.values()) > 1
+
+
 def placed(reader: Reader) -> LaunchGrid:
     """Return the blocks of a launch; the axes of a recorded result are read in ever other ways until all views follow.
 
@@ -84,20 +94,24 @@ def placed(reader: Reader) -> LaunchGrid:
         return LaunchGrid(reader)
     most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
     rows, columns = (0, 0, *most)[-2:]
-    for result in readings(view, is_row=is_row(reader), rows=rows, columns=columns):
+    how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    ways = list(readings(view, stored.pointer.base, **how))
+    for freedom, result in product(range(MOST_FREEDOM + 1), ways):
         try:
-            return LaunchGrid(reader, result)
+            return LaunchGrid(reader, result, freedom=freedom)
         except ProgramError as error:
             faults.append(error)
-    if len(faults) == 1:
+    if len(ways) == 1:
         raise faults[0]
-    raise ProgramError(f"{faults[0]} ({len(faults) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+    raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
 
 
 class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
-    def __init__(self, reader: Reader, result: View | None = None) -> None:
+    def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
+        """``freedom``: as of `npusim.ttir.placing.matched`; 0: all follows from the place that a program stores to."""
+        self.freedom = freedom
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -118,6 +132,8 @@ class LaunchGrid:
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
+        #: Places along splits of their own that loads have in each program, and whether these go on tile by tile.
+        self.stacks: dict[str, tuple[Integers, bool]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
@@ -142,9 +158,8 @@ class LaunchGrid:
             if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
-            at = self._tensor(other.pointer.of).places(other.pointer.base)[ROWS]
-            if self.called(other.value.axes) != "row" or np.any(at != self.row):
-                raise self._fault(other.line, f"{other.pointer.of}: a second result is a number for each row stored")
+            self._check_second(other)
+        self._check_parts()
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
@@ -168,10 +183,14 @@ class LaunchGrid:
                     is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
-                    uses.append(TensorUse(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
+                    sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
+                    own = self._has_rows(x), self._has_columns(x)
+                    uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
-            self._views[of] = matched(of, tensor.as_rows if is_vector else tensor, uses, where)
+            tensor = tensor.as_rows if is_vector else tensor
+            known = is_part(self.reader, tensor)
+            self._views[of] = matched(of, tensor, uses, where, is_part=known, freedom=self.freedom)
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
@@ -256,6 +275,8 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
+            if not moves and isinstance(tensor, View) and len(dims) < 2:
+                return SPLIT  # of an axis of one index there is nothing to see
         if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
             return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
@@ -277,11 +298,20 @@ class LaunchGrid:
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
         if load.is_walked and self._along(load) == SPLIT:
-            self.walked = "split"
-            self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
+            if "key" not in self.names.values() and not tensor.is_split:
+                raise self._fault(load.line, f"{load.of} moves along neither of its axes in the loop")
+            if "key" in self.names.values():
+                self._stack(load, split, is_visited, is_by_tile=True)
+            else:
+                self.walked = "split"
+                self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
         elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
-            raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+            if not self.freedom or not isinstance(tensor, View):
+                raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+            self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        if tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+            self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
@@ -289,6 +319,14 @@ class LaunchGrid:
             if np.any((at < 0) & is_visited & (count > 0)):
                 raise self._fault(load.line, f"{load.of}: a program reads before the first {called or 'element'}")
             self._place_axis(load, called, at, count, (whole, size), is_visited)
+
+    def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
+        """Note the place along splits at which each program begins; refuse one that moves otherwise."""
+        first = np.take_along_axis(place, np.argmax(is_visited, 1)[:, None], 1)
+        count = np.cumsum(is_visited, 1) - 1 if is_by_tile else 0
+        if np.any((place != first + count)[is_visited]):
+            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one")
+        self.stacks[load.name], self.sizes[f"{load.name} place"] = (first, is_by_tile), 1
 
     def _place_axis(
         self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
@@ -311,7 +349,7 @@ class LaunchGrid:
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
-        elif called == "value" and self.is_cut:
+        elif called == "value" and (self.is_cut or np.any(at[is_visited])):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
         elif called:
@@ -319,15 +357,41 @@ class LaunchGrid:
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[ROWS] and self._is_shared(load):
-            self.shared.add(load.name)
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
     def _is_shared(self, load: Load) -> bool:
         """Return whether all rows have what a load reads: a row of columns, or one element."""
         own = self.called(load.axes).split()
-        return not load.pointer.shape if not any(load.axes) else "row" not in own
+        return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
+
+    def _check_second(self, other: Stored) -> None:
+        """Raise `ProgramError` for a result beside the first that is no tile like it, nor a number for each row."""
+        of, axes = other.pointer.of, self.called(other.value.axes)
+        *at, row, column = self._tensor(of).places(other.pointer.base)
+        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not self.stored.is_walked
+        if not is_tile and (axes != "row" or np.any(row != self.row)):
+            why = "a second result is a tile of the first one's shape, or a number for each row stored"
+            raise self._fault(other.line, f"{of}: {why}")
+        if is_tile:
+            own = (self.batch, self.head, self.split, self.row, self.col)
+            is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))
+            sides = self._sides(other.pointer, other.value.axes, other.left)
+            wholes = self._tensor(of).shape[ROWS:]
+            for whole, x, (_, size, left), count in zip(
+                wholes, (row, column), sides, (self.rows, self.cols), strict=True
+            ):
+                is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
+            if not is_like:
+                raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+
+    def _check_parts(self) -> None:
+        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""
+        uses = [*self.reader.loads.values(), *self.reader.stored]
+        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
+        for (a, _), (b, x) in combinations(views, 2):
+            if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
+                raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
@@ -369,6 +433,7 @@ class LaunchGrid:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
+        axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
         for walk in r.walks if r.choices.is_apart else r.walks[:1]:
@@ -379,6 +444,7 @@ class LaunchGrid:
         if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
             lines.append((f"    return {returned}", self.stored.line.number))
         gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
+        lines = lines if r.walks else [lines[0], *sunk(lines[1:])]
         lines = [(text, number) for text, number in lines if text not in gone]
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
@@ -425,6 +491,12 @@ class LaunchGrid:
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
                 "errors are against (--causal, --window)"
             )
+        values = dict[str, Any]()
+        for n, (x, matrix) in r.seen.items():
+            known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
+            rows, columns = matrix.shape
+            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
+            values[n] = partial(np.asarray, known)
         cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
@@ -436,7 +508,7 @@ class LaunchGrid:
                 f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
             )
             r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
-        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
+        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
@@ -454,13 +526,16 @@ class LaunchGrid:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load
-        name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
+        is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
+        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        if load in self.stacks:
+            return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
@@ -487,6 +562,7 @@ class LaunchGrid:
         times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
         parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
         parts += [("split", self.split)] if self.out.is_split else []
+        parts += [(f"{load} place", at) for load, (at, _) in self.stacks.items()]
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
@@ -546,6 +622,19 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return statements, of which each binds a name of its own, each right before the first that reads it.
+
+    So a product beside a chain of others comes behind what rows make in that chain: nothing waits for it there.
+    """
+    made = list[tuple[str, int]]()
+    for text, number in reversed(lines):
+        name = text.split()[0]
+        at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
+        made.insert(at, (text, number))
+    return made
 
 
 def _flops(phase: Phase) -> int:

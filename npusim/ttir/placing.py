@@ -7,6 +7,7 @@ programs, so that a wrong reading is refused and not computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.ttir.layout import Group, View
 from npusim.ttir.values import COLUMNS, ROWS, SPLIT, Integers
 
 if TYPE_CHECKING:
+    from npusim.ttir.layout import Group, View
     from npusim.ttir.text import Line
 
 
 class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.
+    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.  ``sizes``: of its blocks.
     """
 
     base: Integers
@@ -33,6 +34,7 @@ class TensorUse(NamedTuple):
     is_of_rows: bool
     is_of_columns: bool
     line: Line
+    sizes: tuple[int, ...]
 
 
 class Result(NamedTuple):
@@ -47,22 +49,19 @@ class Result(NamedTuple):
     is_row: bool  #: whether a program's blocks are one row, which has no axis
 
 
-def readings(view: View, *, is_row: bool, rows: int, columns: int) -> Iterator[View]:
+def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int) -> Iterator[View]:
     """Yield the result's view with all of its axes, in one way after another.
 
-    ``rows``, ``columns``: most that a program stores.
+    ``bases``: where programs store; ``rows``, ``columns``: most that one does; ``is_part``: others store elsewhere in
+    the same tensor.
     """
-    if is_row:
-        views = list[View]()
-        for one in filter(None, (view, view.split(columns, COLUMNS))):
-            rest = one.rest
-            groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
-            views += [one.assigned(rows=group) for group in dict.fromkeys(groups)]
-    else:
-        view = view if view.groups[ROWS] else view.as_rows
-        views = [*view.ways(), *filter(None, [view.split(rows)])]
-    for one in views:
-        yield from _with_outer_axes(one)
+    view = view if is_row or view.groups[ROWS] else view.as_rows
+    wholes = [view] if is_row else [*view.ways(), view.split(rows)]
+    for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
+        rest = one.rest
+        groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
+        for group in dict.fromkeys(groups) if is_row else (one.groups[ROWS],):
+            yield from _with_outer_axes(one.assigned(rows=group))
 
 
 def _with_outer_axes(view: View) -> Iterator[View]:
@@ -84,24 +83,32 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
     return whole
 
 
-def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result) -> View:
-    """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not."""
+def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, freedom: int) -> View:
+    """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
+
+    ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
+    which each program has its own place; 2: and axes of blocks are groups of these, where they can be.
+    """
     *_, rows, columns = result.view.shape
     first: ProgramError | None = None
-    for one in chain(view.ways(), filter(None, [view.split(rows), view.split(columns, COLUMNS)])):
+    inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
+    groups = filter(None, [view.split(*each) for each in dict.fromkeys(inner)])
+    for one in chain(groups, view.ways()) if is_part or freedom > 1 else chain(view.ways(), groups):
         try:
-            return _followed(of, one, uses, result)
+            return _followed(of, one, uses, result, is_strict=not freedom)
         except ProgramError as error:
             first = first or error
     assert first is not None
     raise first
 
 
-def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result) -> View:
+def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_strict: bool) -> View:
     def follows(group: Group, wanted: Integers) -> bool:
         return not any(np.any((view.index(group, u.base) != wanted) & u.is_read) for u in uses)
 
     batches, heads, splits, rows, _ = result.view.shape
+    read = np.concatenate([np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses])
+    view = view.every(read) if len(read) else view
     for group in dict.fromkeys([*view.joined(view.rest), *((i,) for i in view.rest)]):
         size, taken = prod(view.sizes[i] for i in group), view.groups
         is_vector = not taken[ROWS] and (result.is_row or not taken[COLUMNS])
@@ -121,7 +128,7 @@ def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result) ->
             raise ProgramError(f"{u.line}: {of}: rows other than those that the program stores")
         if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
             raise ProgramError(f"{u.line}: {of}: columns other than those that the program stores")
-    return _with_fixed(of, view, uses)
+    return _with_fixed(of, view, uses, is_strict=is_strict)
 
 
 def _walked(view: View, uses: Sequence[TensorUse], result: Result) -> View:
@@ -135,14 +142,18 @@ def _walked(view: View, uses: Sequence[TensorUse], result: Result) -> View:
     return view
 
 
-def _with_fixed(of: str, view: View, uses: Sequence[TensorUse]) -> View:
-    """Return a view whose other axes have one index in all programs."""
-    fixed = list(view.fixed)
+def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bool) -> View:
+    """Return a view whose other axes have one index in all programs, or are places along splits."""
+    fixed, places = list(view.fixed), list[int]()
     for i in view.rest:
         firsts = {int(n) for u in uses for n in np.unique(view.index((i,), u.base)[u.is_read])}
-        if len(firsts) > 1:
+        if len(firsts) > 1 and is_strict:
             axis = f"the axis of {view.sizes[i]} with stride {view.by[i]}"
             why = f"{of}: {axis} does not follow from the place that a program stores to"
             raise ProgramError(f"{uses[0].line}: {why}: its index is neither a batch, head, row or tile of it")
-        fixed.append((i, firsts.pop() if firsts else 0))
-    return View(**{**{n: getattr(view, n) for n in view.__dataclass_fields__}, "fixed": tuple(fixed)})
+        if len(firsts) > 1:
+            places.append(i)
+        else:
+            fixed.append((i, firsts.pop() if firsts else 0))
+    view = replace(view, fixed=tuple(fixed))
+    return view.assigned(splits=(*places, *view.groups[SPLIT])) if places else view

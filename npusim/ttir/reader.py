@@ -37,6 +37,8 @@ _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yi
 _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast", "ttg.convert_layout")
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
+#: Iterations of a loop that is read as one block, with the products behind it.
+MOST_UNROLLED = 4
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
 MOST_READINGS = 3
 
@@ -133,21 +135,18 @@ class Reader(Memory):
         if is_left.any() and self.stored:
             raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
         if is_left.any():
-            count = f"{int(is_left.sum()):,} of {len(is_left):,} programs"
-            self.notes.append(f"{op.line}: {count} return early; the time that their start takes is not counted")
+            self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
+            self.returned += int(is_left.sum())
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
-        """Return whether a program stores once, and to what it alone loads."""
+        """Return whether a program stores once, and behind its loads, which are of the same elements."""
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
-        return (
-            x is self.stored[0]
-            and [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
-            and all(
-                (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
-                and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
-                for y in loads
-            )
+        return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
+            (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+            and y.after <= x.after
+            and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+            for y in loads
         )
 
     def _do(self, op: Op) -> None:
@@ -257,8 +256,8 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if not walk.counts.any():  # no program enters it
-            self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
+        if not walk.counts.any() or self._is_unrolled(op, walk):
+            self._unroll(op, walk.counts[0, 0], first, each)
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
         times = np.arange(walk.most)[None]
@@ -315,6 +314,25 @@ class Reader(Memory):
         for o in op.body:
             self._do(o)
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
+
+    def _is_unrolled(self, op: Op, walk: Walk) -> bool:
+        """Return whether a loop is few iterations of every program, with products behind it."""
+        operations = self.function.operations
+        later = operations[operations.index(op) + 1 :] if op in operations else []
+        return (
+            np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
+        )
+
+    def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
+        """Read a loop's iterations one after another."""
+        number, _, _, _, *carried = op.operands
+        values = [self.values[s] for s in carried[1::2]]
+        for time in range(count):
+            self.values |= {number: Affine(first + time * each), **dict(zip(carried[::2], values, strict=True))}
+            for o in op.body:
+                self._do(o)
+            values = [self.values[end] for end in op.body[-1].operands] if carried else []
+        self.values |= dict(zip(op.results, values, strict=True))
 
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind what a loop carries; return its name, none for what is no block of floats."""

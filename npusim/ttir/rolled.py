@@ -79,7 +79,7 @@ def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str,
     for op in reductions:
         (name,), does = op.results, op.body[0].name
         before.append(_constant(f"{name}@start", REDUCTIONS[does][1], op.type, line))
-        body.append(replace(op, results=[f"{name}@one"]))
+        body.append(replace(op, results=[f"{name}@one"], text=_thinner(op.text, op.number("axis"))))
         body.append(Op(does, [f"{name}@next"], [f"{name}@", f"{name}@one"], does, op.type, op.line))
         carried += [f"{name}@", f"{name}@start"]
         ends.append(f"{name}@next")

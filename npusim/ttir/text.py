@@ -105,7 +105,8 @@ def read(text: str) -> Function:
         outer.body, outer.otherwise = (outer.body, body) if outer.body else (body, [])
         lines_of = [where(line), *(o.line for o in body)]
         outer.line = next((x for x in (outer.line, *lines_of) if x.number), outer.line)
-        outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
+        if bare.startswith("})"):
+            outer.type, outer.text = bare.rpartition("->")[2].strip(), f"{outer.text} {bare}"
     raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
 
 

@@ -17,7 +17,7 @@ from ttir import recorded_kernels as kernels
 
 
 class Case(NamedTuple):
-    """A launch: kernel, grid, arguments by parameter, options, and the tensor that is compared."""
+    """A launch: kernel, grid, arguments by parameter, options, and the tensors that are compared (``result``)."""
 
     kernel: str
     grid: Any
@@ -94,7 +94,56 @@ def drawn_varlen(rng: np.random.Generator) -> Case:
     return Case("varlen", (triton.cdiv(int(lengths.max()), 32), heads, count), words, {}, "O")
 
 
-DRAWN = (drawn_rows, drawn_product, drawn_varlen)
+def drawn_turned(rng: np.random.Generator) -> Case:
+    tokens, heads, half = int(rng.integers(1, 9)), int(rng.integers(1, 6)), int(rng.choice([16, 32]))
+    batch, per = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+    q = view_of(rng, (batch * tokens, heads, 2 * half), str(rng.choice(["float16", "float32"])))
+    cos, sin = (rng.standard_normal((tokens, half)).astype(np.float32) for _ in "cs")
+    words = {"Q": q, "Cos": cos, "Sin": sin, "qs": strides(q)[0], "qh": strides(q)[1], "heads": heads}
+    grid = batch * tokens, triton.cdiv(heads, per)
+    return Case("turned", grid, {**words, "length": tokens, "D": half, "PER": per}, {}, "Q")
+
+
+def drawn_divergence(rng: np.random.Generator) -> Case:
+    count, columns = int(rng.integers(1, 9)), int(rng.choice([40, 64, 100]))
+    x, y = (rng.standard_normal((count, columns)).astype(np.float32) for _ in "xy")
+    words = {"X": x, "Y": y, "L": np.zeros_like(x), "G": np.zeros_like(x), "stride": columns, "N": columns}
+    return Case("divergence", (count,), {**words, "B": 128}, {}, "L G")
+
+
+def drawn_looked_up(rng: np.random.Generator) -> Case:
+    rows, count, columns = int(rng.integers(1, 20)), int(rng.integers(1, 30)), int(rng.choice([16, 40, 64]))
+    x, y = view_of(rng, (rows, columns), "float32"), view_of(rng, (count, columns), "float32")
+    table, scales = rng.integers(0, rows, count).astype(np.int32), rng.standard_normal(rows).astype(np.float32)
+    words = {"X": x, "S": scales, "T": table, "Y": y, "xs": strides(x)[0], "ys": strides(y)[0], "columns": columns}
+    return Case("looked_up", (count,), {**words, "B": 64}, {}, "Y")
+
+
+def drawn_scaled(rng: np.random.Generator) -> Case:
+    m, n, k = (int(rng.choice(some)) for some in ([32, 48, 64], [32, 64, 128], [32, 64, 80]))
+    bn, bk = int(rng.choice([16, 32])), int(rng.choice([16, 32]))
+    group, steps = bn * int(rng.choice([1, 2])), triton.cdiv(k, bk)
+    a, b, c = (view_of(rng, shape, "float16") for shape in ((m, k), (n, k), (m, n)))
+    sa, sb = (rng.standard_normal((r, steps)).astype(np.float32) for r in (m, triton.cdiv(n, group)))
+    words = {"A": a, "B": b, "SA": sa, "SB": sb, "C": c, "M": m, "N": n, "K": k, "steps": steps, "GROUP": group}
+    names = {"am": strides(a)[0], "bn": strides(b)[0], "cm": strides(c)[0], "BM": 16, "BN": bn, "BK": bk}
+    return Case("scaled_product", (triton.cdiv(m, 16), n // bn), {**words, **names}, {}, "C")
+
+
+def drawn_chunk(rng: np.random.Generator) -> Case:
+    batch, heads, chunks = (int(rng.integers(1, 3)) for _ in "bhc")
+    d, w, bt = int(rng.choice([16, 32, 48])), int(rng.choice([32, 64])), int(rng.choice([16, 32]))
+    bk, bv, t = int(rng.choice([32, 64])), int(rng.choice([16, 32])), bt * chunks
+    q, k = (rng.standard_normal((batch, t, heads, d)).astype(np.float16) for _ in "qk")
+    v, o = (rng.standard_normal((batch, t, heads, w)).astype(np.float16) for _ in "vo")
+    s = rng.standard_normal((batch, chunks, heads, d, w)).astype(np.float16)
+    words = {"Q": q, "K": k, "V": v, "S": s, "O": o, "scale": d**-0.5, "T": t, "heads": heads, "D": d, "W": w}
+    blocks = {"BT": bt, "BK": bk if d <= bk else 64, "BV": bv}
+    return Case("chunk_outputs", (w // bv, chunks, batch * heads), {**words, **blocks}, {}, "O")
+
+
+DRAWN = (drawn_rows, drawn_product, drawn_varlen, drawn_turned, drawn_divergence, drawn_looked_up)
+DRAWN += (drawn_scaled, drawn_chunk)
 
 
 def drawn(number: int) -> Case:
@@ -164,5 +213,6 @@ if __name__ == "__main__":
     for word in sys.argv[2:]:
         case = TUTORIALS[word]() if word in TUTORIALS else drawn(int(word))
         launched(case, Memory, is_tuned=False)
-        results[word] = case.arguments[case.result].astype(np.float32)
+        for name in case.result.split():
+            results[f"{word}/{name}"] = case.arguments[name].astype(np.float32)
     np.savez(sys.argv[1], **results)

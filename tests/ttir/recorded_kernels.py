@@ -282,3 +282,114 @@ def running_maximum(X, Y, n, B: tl.constexpr):
     for at in range(0, n, B):
         x = tl.load(X + row * n + at + c, mask=at + c < n)
         tl.store(Y + row * n + at + c, x - most - tl.log(total), mask=at + c < n)
+
+
+@triton.jit
+def turned(Q, Cos, Sin, qs, qh, heads, length, D: tl.constexpr, PER: tl.constexpr):
+    """Halves of each head's row turned in their place; a program goes over some heads of a token."""
+    at, c = tl.program_id(0), tl.arange(0, D)
+    cos = tl.load(Cos + at % length * D + c)
+    sin = tl.load(Sin + at % length * D + c)
+    first = tl.program_id(1) * PER
+    for head in range(first, min(first + PER, heads)):
+        q = Q + at * qs + head * qh + c
+        a, b = tl.load(q).to(tl.float32), tl.load(q + D).to(tl.float32)
+        tl.store(q, (a * cos - b * sin).to(Q.dtype.element_ty))
+        tl.store(q + D, (b * cos + a * sin).to(Q.dtype.element_ty))
+
+
+@triton.jit
+def divergence(X, Y, L, G, stride, N, B: tl.constexpr):
+    """Two tiles of results: what two rows of logarithms differ by, and how that moves."""
+    row = tl.program_id(0) * stride
+    for at in range(0, N, B):
+        c = at + tl.arange(0, B)
+        x = tl.load(X + row + c, mask=c < N, other=-float("inf")).to(tl.float32)
+        y = tl.load(Y + row + c, mask=c < N, other=-float("inf")).to(tl.float32)
+        most = tl.maximum(tl.max(x, axis=0), tl.max(y, axis=0))
+        p, q = tl.exp(x - most), tl.exp(y - most)
+        mean = 0.5 * p + 0.5 * q
+        tl.store(L + row + c, p * 0.5 + q * 0.25 - mean * 0.125, mask=c < N)
+        tl.store(G + row + c, p - mean, mask=c < N)
+
+
+@triton.jit
+def looked_up(X, S, T, Y, xs, ys, columns, B: tl.constexpr):
+    """Rows of a table in the order that another says, each times a number of its own."""
+    at, c = tl.program_id(0), tl.arange(0, B)
+    row = tl.load(T + at)
+    x = tl.load(X + row * xs + c, mask=c < columns, other=0.0) * tl.load(S + row)
+    tl.store(Y + at * ys + c, x, mask=c < columns)
+
+
+@triton.jit
+def scaled_product(A, B, SA, SB, C, M, N, K, am, bn, cm, steps, GROUP: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """A product of which each piece along K has a scale by row of A and by group of columns of B."""
+    rm, rn, rk = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    fm, fn = rm % M, rn % N
+    a, b = A + fm[:, None] * am + rk[None, :], B + fn[None, :] * bn + rk[:, None]
+    sa, sb = SA + fm * steps, SB + fn // GROUP * steps
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        left = K - k * BK
+        x = tl.load(a, mask=rk[None, :] < left, other=0.0)
+        y = tl.load(b, mask=rk[:, None] < left, other=0.0)
+        acc += tl.dot(x, y) * tl.load(sa)[:, None] * tl.load(sb)[None, :]
+        a, b, sa, sb = a + BK, b + BK, sa + 1, sb + 1
+    tl.store(C + rm[:, None] * cm + rn[None, :], acc.to(tl.float16), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+@triton.jit
+def chunk_outputs(Q, K, V, S, O, scale, T, heads, D: tl.constexpr, W: tl.constexpr, BT: tl.constexpr,
+                  BK: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """What a chunk of tokens reads of the state before it, and of its own keys as far as each token sees them."""
+    pv, chunk, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = (bh // heads * T * heads + bh % heads).to(tl.int64)
+    number = (bh // heads * tl.cdiv(T, BT) + chunk) * heads + bh % heads
+    rt, rv = chunk * BT + tl.arange(0, BT), pv * BV + tl.arange(0, BV)
+    o, a = tl.zeros([BT, BV], dtype=tl.float32), tl.zeros([BT, BT], dtype=tl.float32)
+    for k in range(tl.cdiv(D, BK)):
+        rk = k * BK + tl.arange(0, BK)
+        q = tl.load(Q + first * D + rt[:, None] * heads * D + rk[None, :], mask=rk[None, :] < D, other=0.0)
+        y = tl.load(K + first * D + rt[None, :] * heads * D + rk[:, None], mask=rk[:, None] < D, other=0.0)
+        s = tl.load(S + number * D * W + rk[:, None] * W + rv[None, :], mask=rk[:, None] < D, other=0.0)
+        o += tl.dot(q, s)
+        a += tl.dot(q, y)
+    a = tl.where(rt[:, None] >= rt[None, :], a, 0)
+    v = tl.load(V + first * W + rt[:, None] * heads * W + rv[None, :])
+    o = o * scale + tl.dot(a.to(v.dtype), v) * scale
+    tl.store(O + first * W + rt[:, None] * heads * W + rv[None, :], o.to(O.dtype.element_ty))
+
+
+@triton.jit
+def norm_rows(X, Y, W, R, stride, N, eps, B: tl.constexpr):
+    """RMS norm, of which the root and what it makes of a row are rounded to the weight's format."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * stride + c, mask=c < N, other=0).to(tl.float32)
+    w = tl.load(W + c, mask=c < N, other=0)
+    r = tl.math.rsqrt(tl.sum(x * x, axis=0) / N + eps)
+    tl.store(R + row, r)
+    tl.store(Y + row * stride + c, (x * r).to(w.dtype) * w, mask=c < N)
+
+
+@triton.jit
+def some_programs(X, Y, count, B: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= count:
+        return
+    c = at * B + tl.arange(0, B)
+    tl.store(Y + c, tl.load(X + c) * 2)
+
+
+@triton.jit
+def repeated_sum(X, Y, B: tl.constexpr, N: tl.constexpr):
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + c, tl.sum(tl.broadcast_to(tl.load(X + c)[:, None], (B, N)), 1))
+
+
+@triton.jit
+def neighbours(X, Y, n, B: tl.constexpr):
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    after = tl.load(X + c + 1, mask=c + 1 < n, other=0.0)
+    tl.store(Y + c, tl.load(X + c, mask=c < n) + after, mask=c < n)

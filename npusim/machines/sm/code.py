@@ -137,23 +137,28 @@ def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], 
     return now - begin
 
 
-def with_code(tiling: SmTiling, body: str, phase: Phase, programs: int, device: DeviceSpec) -> SmTiling:
+def with_code(
+    tiling: SmTiling, body: str, phase: Phase, programs: int, device: DeviceSpec, returned: int = 0
+) -> SmTiling:
     """Return the tiling of a compiled phase, of whose blocks as many are under way as the launch has ``programs``.
 
-    Rows without products and without a loop over tiles have the work of their code, stores of which a queue of its own
-    waits, and a row at a time.
+    ``returned``: programs besides that end at once: each takes the turnover of a block, which other blocks wait for in
+    equal parts.  Rows without products and without a loop over tiles have the work of their code, stores of which a
+    queue of its own waits, and a row at a time.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
+    turnover, of_each = f"{RETIRE}.block_cycles", returned / max(len(phase.cells), device.group_count.value)
+    has_turnover = RETIRE in device.core(SM).engines
     if not body or phase.loop_axis or any(s.is_product for s in phase.stages):
-        return tiling
+        early = Charge(turnover, of_each, due="block")
+        return replace(tiling, charges=(*tiling.charges, early)) if returned and has_turnover else tiling
     sharing, memory = warp_issue(device).sharing, engine_of(device, LSU, SharedMemoryPipe)
     special, access = engine_of(device, MUFU, LanePipe).latency_cycles.value, memory.latency_cycles.value
     waits = (("SHFL", float(memory.shuffle_latency_cycles.value)), ("MUFU", float(special)))
     work = code_work(body, waits, float(access), float(sharing.lookup_cycles.value))
-    ends = (Charge(f"{RETIRE}.block_cycles", due="end"),)
-    has_turnover = RETIRE in device.core(SM).engines and not is_persistent
+    ends = (Charge(turnover, 1 + of_each, due="end"),) if has_turnover and not is_persistent else ()
     loaded = tiling.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: no other charge for its start.
-    return replace(tiling, code=work, loaded_tiles=loaded, charges=ends if has_turnover else ())
+    return replace(tiling, code=work, loaded_tiles=loaded, charges=ends)

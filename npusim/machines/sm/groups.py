@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.algorithms.flow import views
+from npusim.algorithms.phase import Stacked
 from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling, power_of_two
@@ -257,7 +258,8 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
-    size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
+    places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # of which a tile has none
+    size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
     return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{note}"
@@ -275,9 +277,10 @@ def _resident(
 ) -> tuple[SmTiling, Occupancy]:
     """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
-    subcores = issue.subcores_count.value
-    if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
-        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer")
+    subcores, has_products = issue.subcores_count.value, any(s.is_product for s in phase.stages)
+    if has_products and fields.warps % subcores and (fields.warps > subcores or work.generation == "wgmma"):
+        fewer = "" if work.generation == "wgmma" else ", or fewer"
+        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}{fewer}")
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:

@@ -1,0 +1,27 @@
+"""What a recorded launch stores, all of its results by parameter, in their own shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import kernel_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def stored(result: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of every tensor that a run stores to, NaN where no program does; ``given``: all tensors."""
+    tensors = list(result.program.tensors.values())
+    done = execute(result.program, kernel_source([t for t in tensors if t.role == "input"], 0, given))
+    made: dict[str, Any] = {}
+    for t in (t for t in tensors if t.role == "output"):
+        of = given[t.view.parameter]
+        whole = made.setdefault(t.view.parameter, np.full(of.shape, np.nan))
+        heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
+        places = t.view.array(np.arange(of.size).reshape(of.shape)).reshape(-1)
+        whole.reshape(-1)[places] = np.stack(heads).astype(np.float64).reshape(-1)
+    return made

@@ -1,0 +1,212 @@
+"""Recorded launches in sequence, programs that return early, an H100's bits, and the page of tutorials' times."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.errors import ProgramError, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+GOLDEN = Path(__file__).parents[3] / "shared/golden/triton_h100.npz"
+
+
+def calls_of(launch: Callable[[], object], *, floats: bool = True) -> Any:
+    with npusim.record(floats=floats) as calls:
+        launch()
+    return calls
+
+
+def three(x: Any, y: Any, z: Any) -> None:
+    """Twice x into y, rows of y less their maximum into z, of which pairs of columns are turned in their place."""
+    from ttir import recorded_kernels as k
+
+    k.some_programs[(4,)](x, y, 4, B=64)
+    k.softmax_rows[(2,)](z, y.reshape(8, 32), 32, 32, 8, 32, B=32, num_stages=1)
+    one = np.ones((1, 16), np.float32)
+    k.turned[(8, 1)](z, one, one, 32, 32, 1, 1, D=16, PER=1)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_launch_reads_what_those_before_it_leave(hw: str) -> None:
+    x = np.random.default_rng(0).standard_normal(256).astype(np.float32)
+    calls = calls_of(lambda: three(x, np.full(256, 7.0, np.float32), np.zeros((8, 32), np.float32)))
+    first, second, third = npusim.run_calls(calls, hw=hw, rows="all")
+    rows = 2 * x.astype(np.float64).reshape(8, 32)
+    weights = np.exp(rows - rows.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    assert np.array_equal(np.ravel(first.output), 2 * x)
+    assert np.abs(np.reshape(second.output, (8, 32)) - weights).max() < 1e-6
+    turned = weights[:, :16] - weights[:, 16:]
+    assert np.abs(np.reshape(third.output, (8, 16)) - turned).max() < 1e-6
+    assert "X: as launch 0 (some_programs) leaves it" in second.notes
+    assert "Q: as launch 1 (softmax_rows) leaves it" in third.notes
+    assert not any("leaves it" in note for note in first.notes)
+
+
+def test_storages_without_values_are_drawn_once_for_all_launches() -> None:
+    x, y = np.zeros((8, 32), np.float32), np.zeros((8, 32), np.float32)
+
+    def launch() -> None:
+        from ttir import recorded_kernels as k
+
+        k.some_programs[(4,)](x, y, 4, B=64)
+        k.some_programs[(4,)](x, np.zeros_like(y), 4, B=64)
+
+    calls = calls_of(launch, floats=False)
+    a, b = npusim.run_calls(calls, rows="all")
+    assert np.array_equal(a.output, b.output)
+    assert np.std(a.output) > 0.5
+    assert not np.array_equal(npusim.run_calls(calls, rows="all", seed=1)[0].output, a.output)
+
+
+def test_run_lists_the_launches_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = calls_of(lambda: three(*(np.zeros(256, np.float32) for _ in "xy"), np.zeros((8, 32), np.float32)))
+    calls.save("calls.npz")
+    done = CliRunner().invoke(app, ["run", "calls.npz", "--hw", "h200"])
+    assert done.exit_code == 0, done.output
+    assert "3 launches" in done.stdout
+    assert "X of 0" in done.stdout
+    listed = json.loads(CliRunner().invoke(app, ["run", "calls.npz", "--json", "--no-numerics"]).stdout)
+    assert [each["reads"] for each in listed["launches"]] == [{}, {"X": 0}, {"Q": 1}]
+    assert all(each["latency_us"] > 20 for each in listed["launches"])
+    refused = CliRunner().invoke(app, ["run", "calls.npz", "--report"])
+    assert refused.exit_code == 2
+    assert "calls.npz::0" in refused.stderr
+
+
+def test_a_sequence_takes_no_tensors_and_run_no_list() -> None:
+    calls = calls_of(lambda: three(*(np.zeros(256, np.float32) for _ in "xy"), np.zeros((8, 32), np.float32)))
+    with pytest.raises(SpecError, match="values of their storages"):
+        npusim.run_calls(calls, tensors={"X": np.zeros(256, np.float32)})
+    with pytest.raises(SpecError, match=r"npusim\.run_calls"):
+        npusim.run(calls)
+
+
+# ---------------------------------------------------------------- programs that return early
+
+
+def time_of(grid: int, hw: str) -> Any:
+    from ttir import recorded_kernels as k
+
+    x = np.zeros(1 << 16, np.float32)
+    (call,) = calls_of(lambda: k.some_programs[(grid,)](x, x.copy(), 256, B=256), floats=False)
+    return npusim.run(call, hw=hw, numerics=False)
+
+
+def test_programs_that_return_early_take_the_turnover_of_blocks() -> None:
+    plain, some, many = (time_of(grid, "h200") for grid in (256, 256 + 132 * 10, 256 + 132 * 100))
+    clock = plain.device.clock_hz.value if hasattr(plain.device.clock_hz, "value") else plain.device.clock_hz
+    each = 161 / clock * 1e6  # us of a block and multiprocessor: RETIRE.block_cycles of hwconfigs/h200.yaml
+    assert some.latency_us - plain.latency_us == pytest.approx(10 * each, rel=0.2)
+    assert many.latency_us - plain.latency_us == pytest.approx(100 * each, rel=0.2)
+
+
+def test_where_nothing_says_how_long_a_return_takes_a_note_does() -> None:
+    result = time_of(512, "ascend_910b2")
+    assert result.latency_us == time_of(256, "ascend_910b2").latency_us
+    assert any("return early is not counted" in note for note in result.notes)
+    assert any("256 of 512 programs return early" in note for note in result.notes)
+
+
+# ---------------------------------------------------------------- what is refused, not read as something else
+
+
+def test_a_sum_of_one_value_over_and_over_is_refused() -> None:
+    from ttir import recorded_kernels as k
+
+    x = np.zeros(32, np.float32)
+    (call,) = calls_of(lambda: k.repeated_sum[(2,)](x, x.copy(), B=16, N=8))
+    with pytest.raises(ProgramError, match="over and over"):
+        npusim.run(call, numerics=False)
+
+
+def test_blocks_that_overlap_a_constant_apart_are_refused() -> None:
+    from ttir import recorded_kernels as k
+
+    x = np.zeros(100, np.float32)
+    (call,) = calls_of(lambda: k.neighbours[(7,)](x, x.copy(), 100, B=16))
+    with pytest.raises(ProgramError, match="columns other than those"):
+        npusim.run(call, numerics=False)
+
+
+# ---------------------------------------------------------------- an H100's bits
+
+
+def ulps(a: Any, b: Any) -> Any:
+    """Return how many codes lie between values of one format."""
+    codes = [x.view(f"i{x.dtype.itemsize}").astype(np.int64) for x in (a, b)]
+    smallest = -(1 << (8 * a.dtype.itemsize - 1))
+    one, other = (np.where(c < 0, smallest - c, c) for c in codes)
+    return np.abs(one - other)
+
+
+def on_h100(launch: Callable[[], object]) -> dict[str, Any]:
+    """Return what a launch stores, as an H100 computes it, each result in its own format."""
+    from ttir.stored import stored
+
+    (call,) = calls_of(launch)
+    result = npusim.run(call, hw="h100", rows="all")
+    formats = {n: x.data.dtype for n, x in call.tensors.items()}
+    return {n: x.astype(formats[n]) for n, x in stored(result, call.floats()).items()}
+
+
+@pytest.mark.skipif(not GOLDEN.is_file(), reason="../shared is not here")
+def test_recorded_calls_have_an_h100s_bits() -> None:
+    """Forms of three kernels whose results an H100 gave: sums and additions to the bit, roots within one code."""
+    from ttir import recorded_kernels as k
+
+    chip = np.load(GOLDEN)
+
+    def case(name: str, parameters: str, fmt: str) -> list[Any]:
+        return [chip[f"{name}/{p}"].view(fmt) for p in parameters.split()]
+
+    x, y, z = case("tut01_add/add_kernel", "x_ptr y_ptr output_ptr", "float32")
+    made = on_h100(lambda: k.add.fn[(8,)](x, y, np.zeros_like(z), len(x), B=1024))
+    assert np.array_equal(made["Z"], z)
+
+    x, y, w, b = case("tut05_layernorm/_layer_norm_fwd_fused", "X Y W B", "float16")
+    mean, rstd = case("tut05_layernorm/_layer_norm_fwd_fused", "Mean Rstd", "float32")
+    empty = [np.zeros_like(a) for a in (y, mean, rstd)]
+    warps = {"num_warps": min(max(x.shape[1] // 256, 1), 8)}  # as the tutorial chooses
+    made = on_h100(lambda: k.layer_norm[(64,)](x, empty[0], w, b, *empty[1:], 1024, 1024, 1e-5, BLOCK=1024, **warps))
+    assert np.array_equal(made["Mean"], mean)
+    assert ulps(made["Rstd"], rstd).max() <= 1  # 1 / sqrt.approx
+    assert (ulps(made["Y"], y) > 0).sum() <= 8
+    assert ulps(made["Y"], y).max() <= 1
+
+    x, y, w = case("unsloth_rms/_rms_layernorm_forward", "X Y W", "float16")
+    (r,) = case("unsloth_rms/_rms_layernorm_forward", "r", "float32")
+    made = on_h100(lambda: k.norm_rows[(64,)](x, np.zeros_like(y), w, np.zeros_like(r), 1024, 1024, 1e-6, B=1024))
+    assert ulps(made["R"], r).max() <= 1  # rsqrt.approx
+    assert (ulps(made["Y"], y) > 0).sum() <= 8
+    assert ulps(made["Y"], y).max() <= 1
+
+
+# ---------------------------------------------------------------- the page of tutorials' times
+
+
+def test_the_page_has_the_times_that_recorded_calls_give() -> None:
+    from reports.record.page import rows
+    from reports.record.record import launches, recorded
+
+    known = {r["tutorial"]: r for r in rows()}
+    made = {tutorial: launch for tutorial, _, launch in launches()}
+    assert known.keys() == made.keys()
+    for tutorial in ("01", "03", "05", "09 descriptors"):
+        call, _ = recorded(made[tutorial])
+        for hw in ("h200", "ascend_910b2"):
+            time = npusim.run(call, hw=hw, numerics=False).latency_us
+            assert time == pytest.approx(float(known[tutorial][f"{hw}_us"]), rel=1e-3), (tutorial, hw)
