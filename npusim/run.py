@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from npusim.errors import SpecError
+from npusim.frames import frame
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns
@@ -30,6 +31,11 @@ class RunResult(run_result.RunData):
     def pipes(self) -> Mapping[str, Sequence[object]]:
         """Return busy cycles and ratios of every core, as columns with a profiler's names, for any frame."""
         return pipe_columns(record_of(self))
+
+    def to_pandas(self) -> Any:
+        """Return `pipes` as a `pandas.DataFrame`, a row a core; raise `NpusimError` where pandas is not installed."""
+        columns = self.pipes()
+        return frame(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
     def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
@@ -63,6 +69,9 @@ class RunResult(run_result.RunData):
 def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     """Predict bits and cycles of one schedule on one device.
 
+    Ten options are enough for most runs: ``hw``, ``workload``, ``problem``, ``seq``, ``tiling``, ``precision``,
+    ``tensors``, ``rows``, ``numerics``, ``overrides``.  The others follow under Other Parameters.
+
     Parameters
     ----------
     schedule
@@ -73,8 +82,32 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``workload`` None: ``pangu_38b``, or what the tensors given are.
     problem
         The problem (`Problem`, `GemmProblem`, `CopyProblem`) or a mapping of its sizes, in place of a workload.
-    seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
-        Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
+    seq
+        Queries and keys: ``8192``, or text ``"8k"``, as every size.
+    tiling
+        Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
+        ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
+        says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
+    precision
+        Name of one of the schedule's presets, its fields changed if wanted:
+        ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
+    tensors
+        Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
+        ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
+        it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
+        ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale a tensor.
+    rows
+        Query rows whose bits are computed (their whole Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer in
+        the last block) or indices: numbers, or ``"0,128,4000-4095"``.
+    numerics
+        Whether bits are computed.
+    overrides
+        ``{dotted key of the device file: value}``, a number, or text as ``-C`` gives it.
+
+    Other Parameters
+    ----------------
+    seq_q, seq_kv, batch, tensor_parallel, causal, dtype
+        Replace what the workload says: queries or keys alone, sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
     window, sinks, prefix, chunk, documents
@@ -97,28 +130,17 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     ignore
         What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
         a run refuses a workload that needs what is not modelled, unless it is named here.
-    tiling
-        Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
-        ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
-        says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
     args, grid, constexpr, num_warps, num_stages
         The launch of a Triton kernel, ``schedule="kernel.py::name"``, where its name does not say it: `npusim.triton`.
-    precision
-        Name of one of the schedule's presets, its fields changed if wanted:
-        ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
     arithmetic
         Registry name of the matrix arithmetic, in place of the device's own.
-    tensors, tensor_prefix
-        Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-        ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
-        it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
-        ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale a tensor.
+    tensor_prefix
+        What stands before the keys of ``tensors``: needed where a file holds several.
     layout
         Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
         ``tnd``; all but the first have heads within a token in memory too.
-    numerics, rows, heads
-        Whether bits are computed, and for which query rows (their whole Q blocks) and heads: ``"all"``,
-        ``"sample"`` (the last 128, or fewer in the last block) or indices: numbers, or ``"0,128,4000-4095"``.
+    heads
+        Heads whose bits are computed: ``"all"``, ``"sample"`` or indices, as ``rows``.
     padding
         ``"nan"``: what K and V hold of keys that no query sees; a note says which outputs it reaches.
     seed
@@ -137,8 +159,6 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     timeline
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.
-    overrides
-        ``{dotted key of the device file: value}``, a number, or text as ``-C`` gives it.
     diagnose
         Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
     presets

@@ -24,7 +24,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors", "sanitize", "cache"),
+    ("units", "errors", "sanitize", "cache", "frames"),
     ("formats", "layout"),
     ("config",),
     ("ir",),

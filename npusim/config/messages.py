@@ -52,7 +52,7 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     # A key without its unit is the likeliest slip in a hardware file: `clock` for `clock_hz`.
     near = [name for name in allowed if name.startswith(f"{wrong}_") and has_unit(name)]
     near += get_close_matches(wrong, allowed, n=1, cutoff=0.6)
-    near += [name for name in allowed if name.lower() == wrong.lower()]
+    near += [name for name in allowed if name.lower() == wrong.lower() or (len(name) > 2 and wrong.startswith(name))]
     if near:
         return f". Did you mean `{near[0]}`?"
     return f"; allowed: {', '.join(allowed)}"

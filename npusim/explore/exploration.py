@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, Search, run_search
 from npusim.explore.space import SearchRequest, SearchSpec
 from npusim.explore.store import PointOutcome, check_table, export
+from npusim.frames import frame
 from npusim.simulation.request import Request, TensorOptions, command, schedule_name, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
 
@@ -77,6 +78,13 @@ class Exploration:
         """Return what a search found."""
         outcomes = tuple(done.outcomes[i] for i in sorted(done.outcomes))
         return cls(done.setting, outcomes, done.options, done.checked, done.unseen, done.undecided())
+
+    def to_pandas(self) -> Any:
+        """Return the points as a `pandas.DataFrame`: a row a point, its axes and figures as columns.
+
+        Raises `NpusimError` where pandas is not installed.
+        """
+        return frame(outcome.row() for outcome in self.outcomes)
 
     @property
     def request(self) -> Request:

@@ -11,6 +11,7 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import SpecError
+from npusim.frames import frame
 from npusim.machines.tracks import track_of
 from npusim.report import charts
 from npusim.report.charts import Figure, FigureTile, PagePart, Row
@@ -133,6 +134,15 @@ class Comparison:
         if not self.latency or not causes or causes[0].kind != "wait":
             return ()
         return chain(self.sheets[0], self.sheets[run], self.latency.units[run], causes[0].name)
+
+    def to_pandas(self) -> Any:
+        """Return the figures as a `pandas.DataFrame`: a row a quantity, a column a run.
+
+        Raises `NpusimError` where pandas is not installed.
+        """
+        return frame(
+            {"figure": f.name, "kind": f.kind, **dict(zip(self.labels, f.values, strict=True))} for f in self.figures
+        )
 
     def __str__(self) -> str:
         return plain(comparison_table(self))

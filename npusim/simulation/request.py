@@ -605,7 +605,9 @@ def takes_options(options: type) -> Callable[[Function], Function]:
                 signature.bind(*positional, **by_name)
             except TypeError as error:
                 unknown = next((name for name in by_name if name not in signature.parameters), None)
-                near = suggest(unknown, signature.parameters) if unknown else ""
+                from npusim.config.messages import suggest
+
+                near = suggest(unknown, [*signature.parameters]) if unknown else ""
                 raise TypeError(f"{function.__name__}() {error}{near}") from None
             return function(*positional, **by_name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import combinations
@@ -18,6 +18,7 @@ from npusim.config.problem import Problem, launch_problem
 from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
+from npusim.frames import frame
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
@@ -109,6 +110,15 @@ class TimesReport:
     methods: dict[str, str]  #: case -> how its time was computed
     faults: tuple[str, ...] = ()  #: why selected cases have no prediction, each reason once
     not_predicted: int = 0  #: how many these are
+
+    def to_pandas(self) -> Any:
+        """Return the residuals as a `pandas.DataFrame`: a row a quantity, ``measured_low`` and ``measured_high`` apart.
+
+        Raises `NpusimError` where pandas is not installed.
+        """
+        ranges = ("measured_low", "measured_high")
+        rows = ((asdict(r), dict(zip(ranges, r.measured, strict=True))) for r in self.residuals)
+        return frame({**{k: v for k, v in row.items() if k != "measured"}, **ends} for row, ends in rows)
 
     @property
     def counted(self) -> tuple[Residual, ...]:
