@@ -138,7 +138,7 @@ def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecis
     return _kkt(ki, kj, beta, g, gt, below).to(p.factor)
 
 
-@kernel(results="t", a="row token")
+@kernel(results="t", a="row token", walks="row token")
 def solved(a: Any, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk."""
     return inverse(a.to(F32)).to(p.factor)

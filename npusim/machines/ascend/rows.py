@@ -149,17 +149,14 @@ class VectorShare:
         return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
 
     def _single(self, stages: Sequence[RowsStage]) -> set[str]:
-        """Return inputs with one slot, beside products: vectors, of which there is little, and what has no second flag.
-
-        Where a state is a factor, tiles follow one another, and all have one.
-        """
+        """Return inputs with one slot, beside products: vectors, of which there is little, and what has no second flag."""
         frame, flags = self.frame, self.group.device.flags
         inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
         tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
         twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
         masks = {n for s in stages for n in s.masks if frame.is_loaded(n)}
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
-        return {n for n in inputs if frame.phase.is_recurrent or n not in twice[: max(0, spare)]}
+        return {n for n in inputs if n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage) -> None:
         """Place the rings through which a stage's inputs come and its outputs go."""
