@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import attention_cells, grid, query_cells
@@ -22,6 +23,8 @@ from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.problem import Problem
@@ -105,15 +108,17 @@ def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, scale: float, base
     return added(dk, ds @ qi, p), dv, ds
 
 
-_OF_KEYS: dict[str, Any] = {
-    "k": "key key_dim",
-    "v": "key value",
-    "q": "row key_dim",
-    "do": "row value",
-    "lse": "1 row",
-    "delta": "1 row",
-    "mask": "key row",
-}
+_OF_KEYS: Mapping[str, Any] = MappingProxyType(
+    {
+        "k": "key key_dim",
+        "v": "key value",
+        "q": "row key_dim",
+        "do": "row value",
+        "lse": "1 row",
+        "delta": "1 row",
+        "mask": "key row",
+    }
+)
 
 
 @kernel(results="dk dv", **_OF_KEYS)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.algorithms.backward import BackwardPrecision, BackwardTile, Method, backward, backward_tensors
-from npusim.config.problem import KernelProblem, Problem
+from npusim.config.problem import FRACTAL, KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, lightest, part_of
+from npusim.errors import SpecError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
@@ -40,10 +41,10 @@ DELTA_ELEMENTS = 8192
 class BackwardFields(Tiling):
     """Tiles of both kernels; which gradient a run's bits and errors are of."""
 
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block of dQ")
-    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")
+    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block of dQ")
+    block_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a tile of dQ")
     tile_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
-    tile_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     method: Method = Field(
         default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
     )
@@ -57,8 +58,9 @@ class BackwardFields(Tiling):
 class AscendBackwardFields(RegisterFields, BackwardFields):
     """The same on Ascend, whose L0C holds dK and dV of a block of keys beside scores."""
 
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block of dQ")
+    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")
     tile_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
-    tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     depth: int = Field(
         default=1,
         ge=0,
@@ -69,12 +71,17 @@ class AscendBackwardFields(RegisterFields, BackwardFields):
 
 
 class GpuBackwardFields(GroupFields, BackwardFields):
-    """The same on a GPU."""
+    """The same on a GPU; by default the tile that is fastest of 11 in Triton on an H100 (reports/recurrences)."""
 
 
 def problem_of(problem: KernelProblem) -> Problem:
-    """Return the attention whose gradients are asked for."""
+    """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
     batch, heads, tokens, key, value, causal = sizes_of(problem, SIZES)
+    for name, size in (("key", key), ("value", value)):
+        if size % FRACTAL:
+            raise SpecError(
+                f"problem: flash_backward {name}={size} is no multiple of {FRACTAL}; tensors are taken as they are"
+            )
     return Problem(
         batch=batch,
         heads=heads,

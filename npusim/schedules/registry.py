@@ -248,7 +248,7 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
 
 #: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled one after the
 #: other, with one slot loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
-SHRINKING = ("vector_rows", "buffers", "piece", "block_kv", "block_q", "block")
+SHRINKING = ("vector_rows", "buffers", "piece", "tile_q", "tile_kv", "block_kv", "block_q", "block")
 #: Note on fields that did.
 SMALLER = "smaller than the default, which does not fit here"
 #: Halvings of one field that are tried.

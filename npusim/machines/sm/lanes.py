@@ -15,14 +15,24 @@ from npusim.algorithms.flow import conflicts, flow, storage, views
 from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Accumulator, WarpPlan
+from npusim.ir.op import Accumulator, GroupWork, WarpPlan
 from npusim.layout.chain import Chain, chain
 from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
-from npusim.machines.sm.live import has_more
+from npusim.machines.sm.core import (
+    COMPILED,
+    REGISTER_BYTES,
+    SM,
+    GroupFields,
+    Occupancy,
+    SmFields,
+    SmTiling,
+    occupancy,
+    warp_issue,
+)
+from npusim.machines.sm.live import has_more, live_registers, staged_bytes
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -156,12 +166,41 @@ def fields_of(phase: Phase) -> SmFields:
     return SmFields(block_q=rows, block_kv=keys, arrangement=quad_pairs(phase))
 
 
-def plain_lanes(phase: Phase) -> SmTiling:
-    """Return how a phase that is no attention lies in the lanes of warps."""
+def plain_lanes(phase: Phase, groups: int = 1) -> SmTiling:
+    """Return how a phase that is no attention lies in the lanes of warps, in ``groups`` of warps down its rows."""
     fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
-    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase), _kind(result.fmt), access_bytes=fields.access_bytes)
+    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
     axes = {what.axes[-1] for what in phase.names.values()}
-    return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding)
+    return SmTiling(groups, lanes=dict.fromkeys(axes, plan), padding=fields.padding)
+
+
+def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
+    """Return how a loop with more products than an attention's lies in lanes, and a note: how many blocks a core holds.
+
+    Registers are those of what is alive, and of the tiles on their way to shared memory.  Raises `TilingError` (or its
+    ``BufferOverflowError``) where a block does not fit.
+    """
+    issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
+    if (fields.stages or 1) > 1 and "stages" in fields.model_fields_set:
+        raise TilingError(
+            f"stages: {fields.stages} tiles under way need asynchronous copies, which {device.name} has not"
+        )
+    if wrong := sorted(fields.model_fields_set & (COMPILED - {"residents"})):
+        raise TilingError(
+            f"{', '.join(wrong)}: without effect on {device.name}, whose lanes are followed; leave it out"
+        )
+    groups = max(1, fields.warps // GROUP_WARPS)
+    tiling, shared = plain_lanes(phase, groups), staged_bytes(phase, 1, leaves=False)
+    moved = shared - staged_bytes(phase, 0, leaves=False)
+    registers = {
+        "alive": live_registers(phase, fields.warps, GroupWork(fields.warps, generation="mma")),
+        "tiles in flight": ceil_div(moved, fields.warps * WARP_LANES * REGISTER_BYTES),
+    }
+    room = occupancy(issue, memory, fields.warps, registers, {"tiles": shared})
+    if fields.residents and fields.residents > room.blocks:
+        raise TilingError(f"residents: {fields.residents} blocks, but {room}")
+    blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
+    return replace(tiling, residents=blocks, occupied=room.occupied(blocks)), str(room)
 
 
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
@@ -206,12 +245,12 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
     return tiling
 
 
-def quad_pairs(phase: Phase) -> Literal["4x1", "2x2", "1x4"]:
+def quad_pairs(phase: Phase, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
     """Return how the quad pairs of warps cover a phase's rows: as many below one another as can, fewest copies of A.
 
     Raises `TilingError` for rows that no arrangement covers evenly.
     """
-    rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps
+    rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps * groups
     least = instruction(MMA).c.rows * warps
     pairs: Literal["4x1", "2x2", "1x4"]
     for pairs in ("4x1", "2x2", "1x4"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.flow import conflicts, flow, most_alive, storage
@@ -13,13 +14,15 @@ from npusim.machines.sm.core import REGISTER_BYTES
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, LANE_ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from npusim.algorithms.phase import Phase
     from npusim.ir.op import GroupWork
 
 #: Registers of a lane beside what is alive: of warp groups' products, and of single warps', which hold parts of both
 #: operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90 without spills, and of 54
 #: for sm_80; half of them are within 9 and 19 (reports/recurrences).
-BESIDE = {"wgmma": 30, "mma": 84}
+BESIDE: Mapping[str, int] = MappingProxyType({"wgmma": 30, "mma": 84})
 
 
 def has_more(phase: Phase) -> bool:

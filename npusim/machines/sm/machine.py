@@ -44,7 +44,8 @@ from npusim.machines.sm.groups import (
     plain_tiling,
     rows_tiling,
 )
-from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
+from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, live_lanes, plain_lanes
+from npusim.machines.sm.live import has_more
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.sm.specialised import check_layout, specialised_tiling
 
@@ -263,6 +264,10 @@ class SmMachine(Machine):
         """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""
         tile = ChainTile.of(phase)
         if tile is None:
+            if has_more(phase):
+                return live_lanes(
+                    phase, tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None), self.device
+                )
             if any(s.is_product for s in phase.stages):
                 return plain_lanes(phase), ""
             return self._lanes or plain_tiling(self.device), ""
