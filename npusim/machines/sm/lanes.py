@@ -16,12 +16,13 @@ from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Accumulator, WarpPlan
+from npusim.ir.program import Occupancy
 from npusim.layout.chain import Chain, chain
 from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
+from npusim.machines.sm.core import REGISTER_BYTES, SM, SmFields, SmTiling, occupancy, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFie
             fault = fault or error
         else:
             blocks = chosen.residents or room.blocks
-            return chosen, replace(lanes, residents=blocks, occupied=room.occupied(blocks)), room
+            return chosen, replace(lanes, residents=blocks, occupancy=room), room
     assert fault is not None
     raise fault
 
