@@ -437,17 +437,24 @@ def function_of(path: str, name: str) -> Any:
     return module.__dict__[name]
 
 
+def _unchanged() -> ast.expr:
+    """Return a decorator that changes nothing."""
+    return ast.parse("lambda function: function", mode="eval").body
+
+
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     """Execute an import, constant or kernel of a file; what fails is left out: a kernel that needs it says so."""
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
     )
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-        node.decorator_list = [d for d in node.decorator_list if "jit" in ast.unparse(d).partition("(")[0]]
+        # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
+        is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
+        node.decorator_list = [d if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
         return
     try:
-        exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+        exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
         if isinstance(node, ast.FunctionDef):
             raise SpecError(f"{path}:{node.lineno}: {type(error).__name__}: {error}") from None

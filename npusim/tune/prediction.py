@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, one_line
 from npusim.explore.executors import Lost, executor
+from npusim.simulation.classes import class_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
 from npusim.simulation.tile import program_of
-from npusim.tune.classes import class_key
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
@@ -68,7 +68,7 @@ def predict(configuration: Configuration) -> Prediction:
             raise SpecError(f"{plan.device.name} has no timing model: nothing to compare")
     except NpusimError as error:
         return Prediction(reason=one_line(error), fits=not isinstance(error, BufferOverflowError))
-    us, key, room = timing.core_us, class_key(program, _arithmetic(plan.device)), program.occupancy
+    us, key, room = timing.core_us, class_key(program, plan.device), program.occupancy
     rates = {name: float(link.bytes_per_s.value) for name, link in plan.device.links.items()}
     limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
     called = (
@@ -78,12 +78,6 @@ def predict(configuration: Configuration) -> Prediction:
         return Prediction(us, key, limit=called, limit_share=limit.share)
     warps = room.blocks * room.warps
     return Prediction(us, key, room.thread_registers, room.spilled_registers, warps, called, limit.share)
-
-
-def _arithmetic(device: Any) -> str:
-    """Return the names of the arithmetic that products have which name none."""
-    units = (getattr(e, "arithmetic", None) for core in device.cores.values() for e in core.engines.values())
-    return " ".join(str(q.value) for unit in units if isinstance(unit, dict) for q in unit.values())
 
 
 def predict_all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -176,6 +176,22 @@ class Block:
         return True
 
 
+DECORATED = """
+import triton
+import triton.language as tl
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 64}, num_warps=w) for w in (1, 2, 4)],
+    key=[],
+)
+@triton.jit
+def scaled(X, Y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(Y + at, tl.load(X + at) * 2.0)
+"""
+
+
 def refuse(*_: object, **__: object) -> Sequence[float]:
     raise AssertionError("measured")
 
@@ -250,6 +266,37 @@ def test_what_is_not_predicted_stays_and_nothing_is_raised() -> None:
         assert pruner(tuner.configs, arguments, grid=(1,)) == tuner.configs
     with pytest.warns(UserWarning, match="whose configurations"):
         assert prune("h100")(tuner.configs, arguments, grid=(1,)) == tuner.configs
+
+
+def test_triton_compiles_nothing_that_a_hook_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decorated kernel of an imported file: Triton finds its code in its own cache, by its own key."""
+    import triton
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("NPUSIM_CACHE", str(tmp_path / "npusim"))
+    file = tmp_path / "decorated.py"
+    file.write_text(DECORATED)
+    spec = spec_from_file_location("decorated", file)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    tuner = module.scaled
+    prune("h100", top=2, bits="any").bind(tuner)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(tuner.early_config_prune(tuner.configs, {"X": Block(64), "Y": Block(64)}, grid=(1,))) == 2
+    found = list[bool]()
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda cache_hit, **_: found.append(cache_hit), raising=False
+    )
+    signature = {"X": "*fp32", "Y": "*fp32", "BLOCK": "constexpr"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(2)}
+    for config in tuner.configs:
+        written = ASTSource(tuner.fn, signature, {"BLOCK": config.kwargs["BLOCK"]}, aligned)
+        options = {n: v for n, v in config.all_kwargs().items() if n in ("num_warps", "num_stages")}
+        triton.compile(written, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options=options)
+    assert found == [True] * len(tuner.configs)
 
 
 def test_kept_names_the_classes_there_are() -> None:
