@@ -13,16 +13,15 @@ import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.problem import KernelProblem
 from npusim.errors import NpusimError, SpecError, one_line
-from npusim.schedules.triton import compiled_launch, launch_of, names_of
+from npusim.schedules.triton import compiled_launch
 from npusim.schedules.triton import triton as launch_name
 from npusim.simulation.request import Request
 from npusim.ttir.compiler import POINTERS
-from npusim.tune.configurations import OPTIONS
+from npusim.tune.configurations import OPTIONS, launch_and_names
 from npusim.tune.prediction import Configuration, Prediction, kept, predict_all
 
 if TYPE_CHECKING:
@@ -155,12 +154,9 @@ def _compile(listed: Sequence[Configuration]) -> None:
 
     def made(configuration: Configuration) -> None:
         request, tiling = configuration.request, dict(configuration.request.tiling or {})
-        path, _, text = request.schedule.partition("::")
         options = {name: int(str(tiling[field])) for name, field in OPTIONS.items()}
         with suppress(NpusimError):  # said where it is predicted
-            launch = launch_of(text, str(Path(path).resolve()), Path(path).stat().st_mtime_ns)
-            names = {**names_of(request.problem), **dict(launch.constants)}
-            compiled_launch(launch, names, options, request.machine())
+            compiled_launch(*launch_and_names(request.schedule, request.problem), options, request.machine())
 
     for configuration in listed[:1]:  # reads the kernel's file
         made(configuration)

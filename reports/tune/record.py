@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,12 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predict every configuration of a sweep that was measured.")
     parser.add_argument("sweep", type=Path)
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     files = {name: path for path in given.files for name in re.findall(r"(?m)^def (\w+)\(", path.read_text("utf-8"))}
     with given.sweep.open(encoding="utf-8", newline="") as file:
         every = list(csv.DictReader(file))
     rows = [r for r in every if r["kernel"] in LAUNCHES and LAUNCHES[r["kernel"]].text.partition("[")[0] in files]
-    made = predict_all(list(configurations(rows, files)))
+    listed = list(configurations(rows, files))
+    made = predict_all(listed, given.jobs, lambda n, of: sys.stderr.write(f"\r{n} of {of}"))
     with (HERE / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
