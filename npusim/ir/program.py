@@ -251,9 +251,9 @@ class Occupancy:
     memories: Mapping[str, tuple[int, int]]
     spilled_registers: int = 0
 
-    def occupied(self, blocks: int) -> dict[str, tuple[int, int]]:
-        """Return the bytes that so many resident blocks take of each memory, and the bytes there."""
-        return {name: (blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
+    def occupied(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes that resident blocks take of each memory, and the bytes there."""
+        return {name: (self.blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
 
     @property
     def limit(self) -> str:
@@ -278,7 +278,7 @@ class TileProgram:
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
     ``has_own_rows``: blocks read rows that no other block reads.
     ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
-    ``occupancy``: how many blocks of the last phase that says so a core holds.
+    ``occupancy``: blocks of the last phase that says so which a core holds at a time.
     """
 
     name: str

@@ -390,7 +390,8 @@ def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[An
             with _as_on(architecture):
                 for node in _needed(tree, value):
                     exec(compile(ast.Module([node], []), path, "exec"), names)
-                values.append(eval(compile(ast.Expression(value), path, "eval"), names))
+                given = eval(compile(ast.Expression(value), path, "eval"), names)
+                values.append(list(given) if kind == "autotune" else dict(given))
         except Exception as error:  # noqa: BLE001 - a user's expression, whatever it raises
             at = f"{path}:{decorator.lineno}: @{ast.unparse(decorator.func)}"
             raise SpecError(f"{at}: {wanted} cannot be evaluated here: {error}; give -f FIELD=VALUES") from None

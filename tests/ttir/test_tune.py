@@ -144,6 +144,22 @@ def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     assert "allowed: any, same, or a class: A" in wrong.output
 
 
+def test_decorators_see_the_device_that_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "asking.py"
+    file.write_text(
+        DECORATED.replace("configs=[", "configs=unknown if unknown else [").replace(
+            "@triton.autotune",
+            "unknown = triton.runtime.driver.active.get_current_target().arch != 90\n\n\n@triton.autotune",
+        )
+    )
+    launch = f"{file}::scaled[1](tensor(R).to('float32'), tensor(R).to('float32'))"
+    assert [c.fields["warps"] for c in configurations_of(request_of(launch, R=64), {})] == [1, 2, 4]
+    with pytest.raises(SpecError, match=r"configs cannot be evaluated here: .*; give -f"):
+        configurations_of(request_of(launch, "a100", R=64), {})
+    # With -f it is not needed.
+    assert len(configurations_of(request_of(launch, "a100", R=64), {"BLOCK": (64,), "warps": (1, 2)})) == 2
+
+
 def test_a_kernel_without_configurations_is_refused_by_name() -> None:
     with pytest.raises(SpecError, match=r"no @triton.autotune; give -f"):
         configurations_of(request_of(NORM, R=16, C=256), {})

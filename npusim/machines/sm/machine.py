@@ -321,14 +321,15 @@ class SmMachine(Machine):
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
-        occupied = [t.occupancy.occupied(t.residents) for _, t in listed if t.occupancy]
+        rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
+        occupied = [room.occupied() for room in rooms]
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
             "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "has_own_rows": all(t.code is not None for _, t in listed),
             "occupied": {n: max(of.get(n, (0, 0)) for of in occupied) for of in occupied for n in of},
-            "occupancy": next((t.occupancy for _, t in reversed(listed) if t.occupancy), None),
+            "occupancy": rooms[-1] if rooms else None,
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
 
