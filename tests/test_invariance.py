@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -241,6 +242,20 @@ def test_a_fixed_size_of_splits_leaves_company_and_chunks_no_say() -> None:
         "rule": "none",
     }
     assert found.sequence == 1
+
+
+def test_a_tile_of_the_same_class_is_the_same_function_of_finite_inputs() -> None:
+    """Blocks of 128 rows and of 64 visit other hidden tiles, which change no sum and no maximum."""
+    found = npusim.invariant(
+        "flash", workload="smollm2", hw="h100", seq=512, tiling={"block_q": 128, "block_kv": 32}, vary=["tile"]
+    )
+    tried = {t.what: t for t in found["tile"].tried}
+    assert tried["block_q=64"].is_same_class
+    assert not tried["block_q=64"].is_same_structure
+    assert tried["block_q=64"].difference is None
+    assert not tried["block_kv=16"].is_same_class
+    assert tried["block_kv=16"].difference is not None
+    assert replace(found["tile"], tried=(tried["block_q=64"],)).verdict == "same class"
 
 
 def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:

@@ -29,6 +29,7 @@ from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
 from npusim.schedules.define import machine_of
 from npusim.schedules.split_kv import SplitFields
+from npusim.simulation.classes import class_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
@@ -56,9 +57,10 @@ SPLITS, RANKS = (1, 2, 8), (2, 4)
 BLOCKS = ("block_kv", "block_q", "block")
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16
-#: ``cannot``: the same by structure, whatever the inputs; ``not seen``: other steps, but the same bits on
-#: these inputs; ``changes``: other bits; ``none``: a call cannot be run otherwise.
-Verdict = Literal["cannot", "not seen", "changes", "none"]
+#: ``cannot``: the same by structure, whatever the inputs; ``same class``: by structure too, for finite inputs; ``not
+#: seen``: other steps, but the same bits on these inputs; ``changes``: other bits; ``none``: a call cannot be run
+#: otherwise.
+Verdict = Literal["cannot", "same class", "not seen", "changes", "none"]
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,12 @@ class Tried:
     """One varied call; ``reason`` says why it cannot be run.
 
     ``parted`` is the first operation and tile whose values differ, even where the result rounds to the same bits.
+    ``is_same_class``: a tile of the same class of bits (`npusim.simulation.classes`), whose steps differ.
     """
 
     what: str
     is_same_structure: bool = False
+    is_same_class: bool = False
     difference: BitDifference | None = None
     parted: str = ""
     latency_us: float | None = None
@@ -110,7 +114,9 @@ class Finding:
             return "changes"
         if not done:
             return "none"
-        return "cannot" if all(t.is_same_structure for t in done) else "not seen"
+        if all(t.is_same_structure for t in done):
+            return "cannot"
+        return "same class" if all(t.is_same_structure or t.is_same_class for t in done) else "not seen"
 
     @property
     def first(self) -> Tried | None:
@@ -357,6 +363,10 @@ class _Examination:
         keys = self._key_of(*base), self._key_of(program, place)
         if keys[0] == keys[1]:
             return Tried(call.what, is_same_structure=True, latency_us=latency)
+        if call.variant == Variant(tiling=call.variant.tiling):  # classes are those of one problem
+            classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
+            if classes[0] and classes[0] == classes[1]:
+                return Tried(call.what, is_same_class=True, latency_us=latency)
         expected = self._computed(*base, problem if is_moved else self.problem)
         changed = self._computed(program, place, problem)
         at, difference = first_difference(expected.rows, changed.rows), None
@@ -365,9 +375,8 @@ class _Examination:
             values = (float(one.rows[head][row, column]) for one in (expected, changed))
             difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
         parted = parting(expected.events, changed.events)
-        return Tried(
-            call.what, False, difference, structural_difference(*keys) if call.is_last_query else parted, latency
-        )
+        parted = structural_difference(*keys) if call.is_last_query else parted
+        return Tried(call.what, difference=difference, parted=parted, latency_us=latency)
 
     def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
         return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place

@@ -316,8 +316,8 @@ class GroupWork:
     passes
         Of each of those through shared memory, which is one with the cache that loads come through.
     behind
-        The product that goes on beside it, as the warps wait for its start alone: rows and columns of its result, and
-        bytes of a row of its left operand; none: ().
+        The product that goes on beside it, as the warps wait for its start alone: rows and columns of its result,
+        bytes of a row of its left operand, and whether that is in shared memory; none: ().
     is_even
         Whether elements are dealt out evenly, as no product asks for them in fragments.
     is_specialised

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from npusim.ir.content import exact, record
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
+from npusim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -88,7 +89,8 @@ class Queue:
 
     ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes
     its entries (on an Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: how many blocks
-    that the core holds as well have their turn before the queue's.
+    that the core holds as well have their turn before the queue's.  ``is_awaited``: whether the next of launches that
+    follow one another begins only when the queue has ended.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Queue:
     engine: str
     issuer: str
     turn: int = 0
+    is_awaited: bool = True
 
 
 @record
@@ -233,6 +236,37 @@ class Pricing(Protocol):
         """Return the cost of an operation; raise `UnknownOpcodeError` for one that has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How many ``blocks`` a core holds, as many as the tightest of ``limits`` (blocks, by what bounds them).
+
+    ``memories``: bytes that a block takes of each memory, and bytes there.  ``spilled_registers``: of a thread.
+    """
+
+    blocks: int
+    warps: int
+    thread_registers: int
+    shared_bytes: int
+    limits: Mapping[str, int]
+    memories: Mapping[str, tuple[int, int]]
+    spilled_registers: int = 0
+
+    def occupied(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes that resident blocks take of each memory, and the bytes there."""
+        return {name: (self.blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
+
+    @property
+    def limit(self) -> str:
+        """What allows no further block (the first of several)."""
+        return min(self.limits, key=lambda name: self.limits[name])
+
+    def __str__(self) -> str:
+        return (
+            f"{self.blocks} resident blocks of {self.warps} warps (limit: {self.limit}), "
+            f"{self.thread_registers} registers a thread, {format_bytes(self.shared_bytes)} shared memory a block"
+        )
+
+
 @dataclass(frozen=True)
 class TileProgram:
     """One schedule on one device for one problem.
@@ -245,6 +279,7 @@ class TileProgram:
     ``has_own_rows``: blocks read rows that no other block reads.  ``has_turnover``: blocks of a launch that is priced
     by its compiled code, or of which some end at once, retire no faster than the device lets them.
     ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
+    ``occupancy``: blocks of the last phase that says so which a core holds at a time.
     """
 
     name: str
@@ -264,6 +299,7 @@ class TileProgram:
     has_own_rows: bool = False
     has_turnover: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
+    occupancy: Occupancy | None = None
     #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -24,18 +24,15 @@ from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
 from npusim.simulation.tile import PAIRS, WORTH, remembered
 from npusim.simulation.variants import Variant, Variants
+from npusim.timing.result import BOUND_SHARE, LINK_SHARE
 
 if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 
-#: Below this share of the cores' time no pipe is the limit: the pipes wait for each other.
-BOUND_SHARE = 0.6
 #: Core groups whose mean end lies below this share of the last end are unevenly loaded.
 EVEN_SHARE = 0.85
-#: From this share of its bandwidth on, a shared link slows transfers down.
-LINK_SHARE = 0.8
 #: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
 #: Queries up to which a call over more keys is a decoding step (one a sequence, some more if speculated).
@@ -159,9 +156,7 @@ def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
 def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     if not _routes(timing, busiest) or timing.busy_share(busiest) < BOUND_SHARE:
         return None
-    seconds = timing.core_us * 1e-6
-    for name, size in timing.link_bytes.items():
-        share = size / seconds / record.device.link_bytes_per_s[name]
+    for name, share in timing.link_shares(record.device.link_bytes_per_s).items():
         if share >= LINK_SHARE:
             text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
             return Advice(text, _larger_blocks)

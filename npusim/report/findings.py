@@ -70,6 +70,7 @@ def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, obj
 VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
     {
         "cannot": ("no: same structure", "good"),
+        "same class": ("no, of finite inputs: same class", "good"),
         "not seen": ("not on these inputs", "warn"),
         "changes": ("yes", "bad"),
         "none": ("-", "dim"),
@@ -190,6 +191,7 @@ def _tried_document(t: Tried) -> dict[str, object]:
     return {
         "what": t.what,
         "same_structure": t.is_same_structure,
+        "same_class": t.is_same_class,
         "latency_us": t.latency_us,
         "reason": t.reason or None,
         "difference": t.difference and asdict(t.difference),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import LOOP_BOUNDS, track_of
 from npusim.report import charts
-from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
+from npusim.report.advice import EVEN_SHARE
 from npusim.report.charts import Figure, Row
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
-from npusim.timing.result import QueueUse, Roofline, TimingRecord, method_text
+from npusim.timing.result import BOUND_SHARE, QueueUse, Roofline, TimingRecord, method_text
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
@@ -78,16 +78,13 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 
 def limit_words(record: RunRecord, timing: TimingRecord) -> str:
     """Return what limits a run, in a word: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part."""
-    busiest, shares = timing.busiest, _shares(record, timing)
-    if busiest is None:
+    limit = timing.limit(record.device.link_bytes_per_s)
+    if not limit.name:
         return "nothing ran"
-    link = max(shares, key=lambda name: shares[name], default="")
-    if link and shares[link] >= max(LINK_SHARE, timing.busy_share(busiest)):
-        return f"{link}-bound"
-    if timing.overlap is not None and timing.overlap.parts_us:
+    if not limit.is_link and timing.overlap is not None and timing.overlap.parts_us:
         part, us = max(timing.overlap.parts_us.items(), key=lambda item: item[1])
         return f"{part} takes {us / timing.latency_us * 100:.0f} %"
-    return f"{busiest.pipe}-bound" if timing.busy_share(busiest) >= BOUND_SHARE else "latency-bound"
+    return f"{limit.name}-bound" if limit.is_limit else "latency-bound"
 
 
 def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
@@ -151,7 +148,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
         reached, why = _roofline_lines(timing.roofline)
         yield "roofline", cells(reached, *([why] if is_full else []))
     if not is_full and timing.link_bytes:
-        shares = [f"{percent(share)} of {name}'s" for name, share in _shares(record, timing).items()]
+        shares = [f"{percent(n)} of {name}'s" for name, n in timing.link_shares(record.device.link_bytes_per_s).items()]
         yield "bandwidth", cells(", ".join(shares))
 
 
@@ -208,15 +205,9 @@ def _limit(record: RunRecord, timing: TimingRecord) -> str:
     whose = "the time" if timing.overlap is not None else "the cores' time"
     busy, bounds = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}", _bounds(timing, track.pipe)
     busy += f" (bound by {bounds})" if bounds else ""
-    if (word := limit_words(record, timing)) in {f"{name}-bound" for name in timing.link_bytes}:
-        link = word.removesuffix("-bound")
-        return f"{link}, at {percent(_shares(record, timing)[link])} of its bandwidth; the busiest pipe is {busy}"
-    return busy if share >= BOUND_SHARE else f"pipes wait for one another; the busiest is {busy}"
-
-
-def _shares(record: RunRecord, timing: TimingRecord) -> dict[str, float]:
-    seconds, rates = timing.core_us * 1e-6, record.device.link_bytes_per_s
-    return {name: size / seconds / rates[name] for name, size in timing.link_bytes.items()} if seconds else {}
+    if (limit := timing.limit(record.device.link_bytes_per_s)).is_link:
+        return f"{limit.name}, at {percent(limit.share)} of its bandwidth; the busiest pipe is {busy}"
+    return busy if limit.is_limit else f"pipes wait for one another; the busiest is {busy}"
 
 
 def pipes_grid(timing: TimingRecord) -> Grid:
@@ -268,7 +259,7 @@ def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
     """Return what crossed each link, and how fast; the least is inputs and outputs that leave L2, each moved once."""
-    seconds, shares = timing.core_us * 1e-6, _shares(record, timing)
+    seconds, shares = timing.core_us * 1e-6, timing.link_shares(record.device.link_bytes_per_s)
 
     def rate(row: tuple[str, int]) -> float:
         return row[1] / seconds if seconds else 0.0

@@ -322,20 +322,28 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
 def _phase_of(
     launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
 ) -> list[Any]:
+    options = launch.options
+    if isinstance(tiling, GroupFields):
+        options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
+    made, arguments = compiled_launch(launch, names, options, machine.device)
+    if p.is_exact:
+        exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
+        arguments |= exact
+    grid = _grid(launch, names)
+    place = launch.source.name, Line(launch.source.path, launch.source.line)
+    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+
+
+def compiled_launch(
+    launch: Launch, names: dict[str, Any], options: Mapping[str, int], device: DeviceSpec
+) -> tuple[Compiled, dict[str, Any]]:
+    """Return what Triton makes of a launch for a device, and the launch's arguments by parameter."""
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
         value = arguments[q.name]
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
-        if p.is_exact and isinstance(value, Tensor):
-            arguments[q.name] = replace(value, fmt="float64")
-    grid = _grid(launch, names)
-    options = launch.options
-    if isinstance(tiling, GroupFields):
-        options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    made = compiled(launch.source, architecture_of(machine.device), words, options)
-    place = launch.source.name, Line(launch.source.path, launch.source.line)
-    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+    return compiled(launch.source, architecture_of(device), words, options), arguments
 
 
 def _capability(device: DeviceSpec) -> int:

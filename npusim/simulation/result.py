@@ -235,8 +235,7 @@ def _stated(bits: NumericResult, device: DeviceSpec) -> NumericResult:
 
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with what is known of it beside the simulation."""
-    # Groups of one class share their uses.
-    uses = tuple([use.of_group(g) for g, group in enumerate(timing.queues) for use in group])
+    uses = timing.uses_of_groups()
     is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
     return replace(
         timing,

@@ -27,6 +27,7 @@ from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class, machine_of
+from npusim.simulation.classes import class_key
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
 WORTH = 0.01
+#: Characters of a class of bits that a run shows.
+SHOWN = 8
 #: Pairs of a query and a key up to which a call is judged as it is (8 causal heads of 4,096 tokens), and the tokens
 #: below which none is cut.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
@@ -77,7 +80,9 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     tiling = plan.tiling.model_copy(update=choice.fields)
     tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, plan.precision, is_hinted=is_hinted)
     if choice.note:
-        program = replace(program, notes=(*program.notes, choice.note))
+        key = class_key(program, plan.device)
+        note = f"{choice.note}; bits of class {key[:SHOWN]}" if key else choice.note
+        program = replace(program, notes=(*program.notes, note))
     program = starting_with(program, plan.device, plan.request.l2)
     return replace(plan, tiling=tiling), program
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from npusim.config.bands import Validated
 from npusim.config.record import Microseconds, key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(slots=True)
@@ -161,6 +164,24 @@ class OverlapRecord:
         return {name: seconds * 1e6 for name, seconds in self.parts_s.items()}
 
 
+#: Below this share of the cores' time no pipe is the limit: the pipes wait for each other.
+BOUND_SHARE = 0.6
+#: From this share of its bandwidth on a link is the limit, where no pipe is busier.
+LINK_SHARE = 0.8
+
+
+class Limit(NamedTuple):
+    """What limits a time: a link, else a pipe; the busiest pipe where neither does.
+
+    ``share``: of the link's rate, or of the cores' time.  ``name``: empty where nothing ran.
+    """
+
+    name: str
+    share: float
+    is_link: bool = False
+    is_limit: bool = False
+
+
 #: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
 #: not waited for, over N; one call that is.
 KINDS = ("core", "kernel", "back_to_back", "call")
@@ -257,6 +278,21 @@ class TimingRecord:
         """Return the share of the cores' cycles in which a unit is busy."""
         return use.busy_cycles / (self.cycles or 1)
 
+    def link_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
+        """Return the share of each link's ``bytes_per_s`` that the cores' time took."""
+        seconds = self.core_us * 1e-6
+        return {name: size / seconds / bytes_per_s[name] for name, size in self.link_bytes.items()} if seconds else {}
+
+    def limit(self, bytes_per_s: Mapping[str, float]) -> Limit:
+        """Return what limits the time; ``bytes_per_s``: of each link."""
+        if (busiest := self.busiest) is None:
+            return Limit("", 0.0)
+        busy, shares = self.busy_share(busiest), self.link_shares(bytes_per_s)
+        link = max(shares, key=lambda name: shares[name], default="")
+        if link and shares[link] >= max(LINK_SHARE, busy):
+            return Limit(link, shares[link], is_link=True, is_limit=True)
+        return Limit(busiest.pipe, busy, is_limit=busy >= BOUND_SHARE)
+
     @property
     def basis_shares(self) -> dict[str, float]:
         """Share of all busy cycles that rests on constants of each basis, the largest first."""
@@ -287,3 +323,7 @@ class TimingResult(TimingRecord):
     stream_s: float = 0.0
     spans: tuple[Span, ...] = field(default=(), repr=False)
     traced_cycles: int | None = None
+
+    def uses_of_groups(self) -> tuple[QueueUse, ...]:
+        """Return the use of each queue of each core group; groups of one class share theirs."""
+        return tuple([use.of_group(g) for g, group in enumerate(self.queues) for use in group])

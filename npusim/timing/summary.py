@@ -8,6 +8,7 @@ cause, the phases in which it has nothing to do, and what follows its last opera
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def summarise(
     spans: tuple[Span, ...],
 ) -> TimingResult:
     """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
+    if streams.program.l2 == "steady":
+        ends, uses = _followed(streams, ends, uses, link_bytes)
     device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}
     work: dict[str, int] = {}
@@ -79,6 +82,33 @@ def summarise(
     )
 
 
+def _followed(
+    streams: Streams, ends: Sequence[int], uses: tuple[tuple[QueueUse, ...], ...], link_bytes: dict[str, int]
+) -> tuple[Sequence[int], tuple[tuple[QueueUse, ...], ...]]:
+    """Return ends and uses where another launch follows: it does not wait for the last stores of some queues.
+
+    What they write leaves while the next launch runs; so no launch takes less time than its bytes take on links.
+    """
+    queues = streams.program.queues
+    late = {q.name for q in queues if not q.is_awaited}
+    awaited = max((u.end_cycles for group in uses for u in group if u.queue not in late), default=0)
+    least = max(_of_links(streams, link_bytes).values(), default=0)
+    end = min(ends[-1], max(awaited, least, *ends[:-1]))
+    if end == ends[-1]:
+        return ends, uses
+
+    def cut(use: QueueUse) -> QueueUse:
+        beyond = max(0, use.end_cycles - end)
+        return replace(use, busy_cycles=max(0, use.busy_cycles - beyond), end_cycles=use.end_cycles - beyond)
+
+    return (*ends[:-1], end), tuple([tuple(map(cut, group)) for group in uses])
+
+
+def _of_links(streams: Streams, link_bytes: dict[str, int]) -> dict[str, int]:
+    """Return the cycles that the bytes of each link take at its rate."""
+    return {n: ceil(size / bytes_per_cycle(streams.device, n)) if size else 0 for n, size in link_bytes.items()}
+
+
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
     """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
     launches = [1] * program.clears
@@ -95,10 +125,7 @@ def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) 
     groups = streams.device.group_count.value
     units = streams.pipes or [queue.name for queue in streams.program.queues]
     bounds = {unit: ceil_div(work.get(unit, 0), groups) for unit in units}
-    for name, size in link_bytes.items():
-        rate = bytes_per_cycle(streams.device, name)
-        bounds[name] = ceil(size / rate) if size else 0
-    return bounds
+    return bounds | _of_links(streams, link_bytes)
 
 
 def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequence[int]) -> Account:

@@ -21,7 +21,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from npusim import cache
@@ -366,28 +366,48 @@ def _module(path: str, _digest: str) -> ModuleType:
     return module
 
 
-def decorators_of(source: Source) -> Iterator[tuple[str, Any]]:
-    """Yield ``autotune`` with the configurations, and ``heuristics`` with the functions, of a kernel's decorators.
+def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[Any]:
+    """Return what a kernel's decorators of a ``kind`` are given: ``autotune`` configurations, ``heuristics`` functions.
 
-    Beside what `_module` has, those statements of the file are executed that the decorators need.  Raises `SpecError`
-    where they cannot be evaluated.
+    Beside what `_module` has, those statements of the file are executed that the decorators need, as where a GPU of the
+    architecture is.  Raises `SpecError` where they cannot be evaluated.
     """
     release()
-    tree, names = _tree(source.path), dict(_module(source.path, _content(source.path)).__dict__)
-    kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
+    file = Path(path)
+    if not file.is_file():
+        raise SpecError(f"{path}: no such file")
+    path = str(file.resolve())
+    source_of(path, name, file.stat().st_mtime_ns)
+    tree, names, values = _tree(path), dict(_module(path, _content(path)).__dict__), list[Any]()
+    kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
     for decorator in kernel.decorator_list:
-        kind = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
-        if not isinstance(decorator, ast.Call) or kind not in ("autotune", "heuristics"):
+        called = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
+        if not isinstance(decorator, ast.Call) or called != kind:
             continue
         wanted = "configs" if kind == "autotune" else "values"
         value = next((k.value for k in decorator.keywords if k.arg == wanted), None) or decorator.args[0]
         try:
-            for node in _needed(tree, value):
-                exec(compile(ast.Module([node], []), source.path, "exec"), names)
-            yield kind, eval(compile(ast.Expression(value), source.path, "eval"), names)
+            with _as_on(architecture):
+                for node in _needed(tree, value):
+                    exec(compile(ast.Module([node], []), path, "exec"), names)
+                given = eval(compile(ast.Expression(value), path, "eval"), names)
+                values.append(list(given) if kind == "autotune" else dict(given))
         except Exception as error:  # noqa: BLE001 - a user's expression, whatever it raises
-            at = f"{source.path}:{decorator.lineno}: @{ast.unparse(decorator.func)}"
+            at = f"{path}:{decorator.lineno}: @{ast.unparse(decorator.func)}"
             raise SpecError(f"{at}: {wanted} cannot be evaluated here: {error}; give -f FIELD=VALUES") from None
+    return values
+
+
+@contextmanager
+def _as_on(architecture: str) -> Iterator[None]:
+    """Let a file that asks Triton which GPU is active see one of the architecture."""
+    config: Any = import_module("triton.runtime").driver
+    before = config._active
+    config.set_active(SimpleNamespace(get_current_target=lambda: gpu_target(architecture)))
+    try:
+        yield
+    finally:
+        config._active = before
 
 
 def _needed(tree: ast.Module, expression: ast.expr) -> list[ast.stmt]:
@@ -418,17 +438,24 @@ def function_of(path: str, name: str) -> Any:
     return module.__dict__[name]
 
 
+def _unchanged() -> ast.expr:
+    """Return a decorator that changes nothing."""
+    return ast.parse("lambda function: function", mode="eval").body
+
+
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     """Execute an import, constant or kernel of a file; what fails is left out: a kernel that needs it says so."""
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
     )
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-        node.decorator_list = [d for d in node.decorator_list if "jit" in ast.unparse(d).partition("(")[0]]
+        # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
+        is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
+        node.decorator_list = [d if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
         return
     try:
-        exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+        exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
         if isinstance(node, ast.FunctionDef):
             raise SpecError(f"{path}:{node.lineno}: {type(error).__name__}: {error}") from None

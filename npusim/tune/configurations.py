@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, one_line
-from npusim.schedules.triton import arguments_of, launch_of, names_of
+from npusim.schedules.triton import architecture_of, arguments_of, launch_of, names_of
 from npusim.ttir import is_recorded
 from npusim.ttir.calls import call_of
-from npusim.ttir.compiler import decorators_of, source_of
+from npusim.ttir.compiler import decorators_of
 from npusim.tune.prediction import Configuration
 
 if TYPE_CHECKING:
+    from npusim.schedules.triton import Launch
     from npusim.simulation.request import Request
 
 #: Options of a configuration beside constexprs: tiling fields, by Triton's name.
@@ -31,60 +32,33 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A kernel's own configurations, each the values of constexprs and options by Triton's names, and heuristics."""
-
-    configurations: tuple[Mapping[str, Any], ...]
-    heuristics: Mapping[str, Any]
-
-
 def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> list[Configuration]:
     """Return the configurations of a request: every combination of ``axes``, else those of the kernel's decorator.
 
     Raises `SpecError` where there are neither, or the decorator cannot be evaluated.
     """
-    if axes:
-        names = list(axes)
-        points = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
-        path, mark, launch = request.schedule.partition("::")
-        if mark and path.endswith(".py"):
-            worked = tuned_of(path, launch.partition("[")[0].strip()).heuristics
-            others = {n: function for n, function in worked.items() if n not in names}
-            return [_Base(request).launched(p, others) for p in points]
-        named = dict(request.tiling or {})
-        return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
-    if is_recorded(request.schedule):
-        own, named = call_of(str(request.schedule)).configurations, dict(request.tiling or {})
+    named, points = dict(request.tiling or {}), [dict(zip(axes, p, strict=True)) for p in product(*axes.values())]
+    if not axes and is_recorded(request.schedule):
+        own = call_of(str(request.schedule)).configurations
         if len(own) == 1:
             raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
         points = [{**c.constants, **c.options} for c in own]
         return [Configuration(p, replace(request, tiling={**named, "config": i})) for i, p in enumerate(points)]
     path, mark, launch = request.schedule.partition("::")
-    if not mark or not path.endswith(".py") or ";" in launch:
+    is_launch = bool(mark) and path.endswith(".py")
+    if axes and not is_launch:
+        return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
+    if not axes and (not is_launch or ";" in launch):
         raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")
-    tuned = tuned_of(path, launch.partition("[")[0].strip())
-    if not tuned.configurations:
-        raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
-    return [_Base(request).launched(c, tuned.heuristics) for c in tuned.configurations]
-
-
-def tuned_of(path: str, name: str) -> Tuned:
-    """Return what decorators of a kernel say, evaluated with the functions and constants of its file.
-
-    Raises `SpecError` where they cannot be.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise SpecError(f"{path}: no such file")
-    source = source_of(str(file.resolve()), name, file.stat().st_mtime_ns)
-    configurations, heuristics = list[Mapping[str, Any]](), dict[str, Any]()
-    for kind, given in decorators_of(source):
-        if kind == "autotune":
-            configurations += [_values(c) for c in given]
-        else:
-            heuristics |= dict(given)
-    return Tuned(tuple(configurations), heuristics)
+    kernel = path, launch.partition("[")[0].strip()
+    architecture = architecture_of(request.machine())
+    if not axes:
+        points = [_values(c) for listed in decorators_of(*kernel, "autotune", architecture) for c in listed]
+        if not points:
+            raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
+    heuristics = {n: f for given in decorators_of(*kernel, "heuristics", architecture) for n, f in given.items()}
+    others = {n: f for n, f in heuristics.items() if n not in axes}
+    return [_launched(Configuration({}, request), p, others) for p in points]
 
 
 def _values(config: Any) -> dict[str, Any]:
@@ -109,35 +83,37 @@ def _with(launch: str, constants: Mapping[str, Any]) -> str:
     return ast.unparse(call)
 
 
-@dataclass(frozen=True)
-class _Base:
-    """The request whose launch configurations change."""
+def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
+    """Return a launch with other values in place of its own."""
+    request = base.request
+    values = {OPTIONS.get(n, n): v for n, v in values.items()}
+    options = {n: v for n, v in values.items() if n in OPTIONS.values()}
+    constants = {n: v for n, v in values.items() if n not in options}
+    path, _, launch = request.schedule.partition("::")
+    if heuristics:
+        changed = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
+        constants |= _worked_out(changed, request.problem, heuristics)
+    tiling = {**dict(request.tiling or {}), **options}
+    return Configuration(values, replace(request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling))
 
-    request: Request
 
-    def launched(self, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
-        """Return the launch with a configuration's values in place of its own."""
-        values = {OPTIONS.get(n, n): v for n, v in values.items()}
-        options = {n: v for n, v in values.items() if n in OPTIONS.values()}
-        constants = {n: v for n, v in values.items() if n not in options}
-        path, _, launch = self.request.schedule.partition("::")
-        if heuristics:
-            constants |= self.worked_out(_with(launch, {**dict.fromkeys(heuristics, 0), **constants}), heuristics)
-        tiling = {**dict(self.request.tiling or {}), **options}
-        changed = replace(self.request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling)
-        return Configuration(values, changed)
+def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what heuristics say of a launch's arguments, numbers and tensors by parameter."""
+    launch, names = launch_and_names(name, problem)
+    arguments = {**arguments_of(launch, names), **launch.options}
+    worked = dict[str, Any]()
+    for parameter, function in heuristics.items():
+        try:
+            worked[parameter] = function({**arguments, **worked})
+        except Exception as error:  # noqa: BLE001 - a user's function, whatever it raises
+            why = f"{parameter}: {one_line(error)}; give its value in the launch, and -f"
+            raise SpecError(f"{launch.source.path}: @triton.heuristics: {why}") from None
+    return worked
 
-    def worked_out(self, launch: str, heuristics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what heuristics say of a launch's arguments, numbers and tensors by parameter."""
-        path = str(Path(self.request.schedule.partition("::")[0]).resolve())
-        made = launch_of(launch, path, Path(path).stat().st_mtime_ns)
-        names = {**names_of(self.request.problem), **dict(made.constants)}
-        arguments = {**arguments_of(made, names), **made.options}
-        worked = dict[str, Any]()
-        for name, function in heuristics.items():
-            try:
-                worked[name] = function({**arguments, **worked})
-            except Exception as error:  # noqa: BLE001 - a user's function, whatever it raises
-                why = f"{name}: {one_line(error)}; give its value in the launch, and -f"
-                raise SpecError(f"{path}: @triton.heuristics: {why}") from None
-        return worked
+
+def launch_and_names(name: str, problem: object) -> tuple[Launch, dict[str, Any]]:
+    """Return the launch that ``kernel.py::name[grid](arguments)`` is, and what names its expressions may use."""
+    path, _, text = name.partition("::")
+    file = Path(path).resolve()
+    launch = launch_of(text, str(file), file.stat().st_mtime_ns)
+    return launch, {**names_of(problem), **dict(launch.constants)}

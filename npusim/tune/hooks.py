@@ -7,15 +7,21 @@ same and a configuration's values.  Neither gets the kernel.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.problem import KernelProblem
-from npusim.errors import SpecError, one_line
+from npusim.errors import NpusimError, SpecError, one_line
+from npusim.schedules.triton import compiled_launch
 from npusim.schedules.triton import triton as launch_name
 from npusim.simulation.request import Request
 from npusim.ttir.compiler import POINTERS
+from npusim.tune.configurations import OPTIONS, launch_and_names
 from npusim.tune.prediction import Configuration, Prediction, kept, predict_all
 
 if TYPE_CHECKING:
@@ -102,6 +108,7 @@ class Pruner:
         if key not in self._known:
             hw = self.hw or _device_name()
             listed = [_configuration(kernel, c, named, rest, hw) for c in configs]
+            _compile(listed)
             self._known[key] = predict_all(listed)
         return self._known[key]
 
@@ -137,6 +144,24 @@ def _configuration(kernel: Any, config: Any, named: dict[str, Any], rest: dict[s
     name = launch_name(kernel, launch)
     request = Request(name, hw=hw, tiling=tiling, problem=KernelProblem.of(None), l2="steady", numerics=False)
     return Configuration({**config.kwargs, **tiling}, request)
+
+
+def _compile(listed: Sequence[Configuration]) -> None:
+    """Compile launches beside one another, as far as they can be; Triton finds what is made in its own cache.
+
+    In threads: the compiler's own parts let others run meanwhile, and a user's script need not be safe to import anew.
+    """
+
+    def made(configuration: Configuration) -> None:
+        request, tiling = configuration.request, dict(configuration.request.tiling or {})
+        options = {name: int(str(tiling[field])) for name, field in OPTIONS.items()}
+        with suppress(NpusimError):  # said where it is predicted
+            compiled_launch(*launch_and_names(request.schedule, request.problem), options, request.machine())
+
+    for configuration in listed[:1]:  # reads the kernel's file
+        made(configuration)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        deque(pool.map(made, listed[1:]), 0)
 
 
 def _described(value: Any) -> Any:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, one_line
 from npusim.explore.executors import Lost, executor
+from npusim.simulation.classes import class_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
 from npusim.simulation.tile import program_of
-from npusim.tune.classes import class_key
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
-    from npusim.timing.result import TimingResult
 
 Fields = Mapping[str, object]
 #: Share of the least time within which configurations are taken to be as fast: times of memory-bound kernels on a chip
 #: lie as near to one another (issue 57), so that a rule decides between them.
-TIE = 0.03
-#: How the limit of what waits for memory beyond the cores begins.
-MEMORY = "memory"
-_ROOM = re.compile(r"(\d+) resident blocks of (\d+) warps \(limit: [\w ]+\), (\d+) registers a thread")
-_SPILLED = re.compile(r"registers [\w ]+, (\d+) spilled")
+TIE = 0.02
+#: How a limit begins that is a link beyond the cores, and where none is: pipes wait, and the busiest is named.
+MEMORY, WAITS = "memory", "latency"
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,9 @@ class Prediction:
     """What a configuration gives, or why it has no time.
 
     ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread
-    and those ``spilled``, where a compiler or the estimate says them; ``warps``: resident on a core; ``limit``: what is
-    busy longest, and its share.  ``reason``: why there is no time; ``fits``: whether a larger device would do.
+    and those ``spilled``, where a compiler or the estimate says them; ``warps``: resident on a core; ``limit``: what
+    limits the time, as a run says (`TimingRecord.limit`), and its share.  ``reason``: why there is no time; ``fits``:
+    whether a larger device would do.
     """
 
     us: float | None = None
@@ -71,35 +68,16 @@ def predict(configuration: Configuration) -> Prediction:
             raise SpecError(f"{plan.device.name} has no timing model: nothing to compare")
     except NpusimError as error:
         return Prediction(reason=one_line(error), fits=not isinstance(error, BufferOverflowError))
-    notes = " ".join(program.notes)
-    room, spilled = _ROOM.search(notes), _SPILLED.search(notes)
-    registers, warps = (int(room[3]), int(room[1]) * int(room[2])) if room else (None, 0)
-    limit, share = _limit(timing, plan.device)
-    us = timing.cycles / timing.clock_hz * 1e6
-    key = class_key(program, _arithmetic(plan.device))
-    return Prediction(us, key, registers, int(spilled[1]) if spilled else 0, warps, limit, share)
-
-
-def _arithmetic(device: Any) -> str:
-    """Return the names of the arithmetic that products have which name none."""
-    units = (getattr(e, "arithmetic", None) for core in device.cores.values() for e in core.engines.values())
-    return " ".join(str(q.value) for unit in units if isinstance(unit, dict) for q in unit.values())
-
-
-def _limit(timing: TimingResult, device: Any) -> tuple[str, float]:
-    """Return the pipe or link that is busy for the largest share of the time, and the share."""
-    shares = {
-        name: size / (device.links[name].bytes_per_s.value * timing.cycles / timing.clock_hz)
-        for name, size in timing.link_bytes.items()
-        if name in device.links
-    }
-    for group in timing.queues:
-        for queue in group:
-            if queue.is_pipe:
-                name = queue.queue.rpartition(".")[2]
-                shares[name] = max(shares.get(name, 0.0), queue.busy_cycles / max(1, timing.cycles))
-    best = max(shares, key=lambda n: shares[n], default="")
-    return (f"{MEMORY} ({best})" if best in device.links else best), shares.get(best, 0.0)
+    us, key, room = timing.core_us, class_key(program, plan.device), program.occupancy
+    rates = {name: float(link.bytes_per_s.value) for name, link in plan.device.links.items()}
+    limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
+    called = (
+        f"{MEMORY} ({limit.name})" if limit.is_link else limit.name if limit.is_limit else f"{WAITS} ({limit.name})"
+    )
+    if room is None:
+        return Prediction(us, key, limit=called, limit_share=limit.share)
+    warps = room.blocks * room.warps
+    return Prediction(us, key, room.thread_registers, room.spilled_registers, warps, called, limit.share)
 
 
 def predict_all(

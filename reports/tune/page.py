@@ -20,8 +20,8 @@ GAP_US = 1.3
 #: Pairs of configurations whose measured times are nearer are no pairs to rank; errors are over configurations whose
 #: times are within so many times the best.
 APART, WITHIN = 1.02, 2.0
-#: The first of the ranking that may be measured.
-FIRST = 3
+#: The first of the ranking that may be measured; what the first may cost more than the best.
+FIRST, ALLOWED = 3, 0.05
 
 
 class Sweep(NamedTuple):
@@ -111,6 +111,8 @@ def _times(made: list[tuple[str, str, dict[str, object]]]) -> Section:
     fields = {
         "sweeps": str(len(made)),
         "counted": str(sum(int(str(f["configurations"])) for f in figures)),
+        "allowed": percent(ALLOWED),
+        "within": str(sum(float(str(f["regret"])) <= ALLOWED for f in figures)),
         "worst_regret": percent(max(float(str(f["regret"])) for f in figures)),
         "worst_of_first": percent(max(float(str(f["regret_of_first"])) for f in figures)),
         "refused": str(sum(int(str(f["refused"])) for f in figures)),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
+import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.problem import KernelProblem
 from npusim.simulation.request import Request
@@ -25,42 +27,67 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "h100"
-#: Launches by kernel of the sweep; sizes of a shape by name, in the order that the sweep writes them.
-LAUNCHES: Mapping[str, tuple[str, str]] = MappingProxyType(
+
+
+class Launch(NamedTuple):
+    """A kernel's launch.
+
+    ``sizes``: of a shape, in the order that the sweep writes them; ``tile``: how names of a tile's M, N and K begin.
+    """
+
+    text: str
+    sizes: tuple[str, ...]
+    tile: str = ""
+
+
+#: Launches by kernel of the sweep.
+LAUNCHES: Mapping[str, Launch] = MappingProxyType(
     {
-        "tut03_matmul": (
+        "tut03_matmul": Launch(
             "matmul_kernel[cdiv(M, BLOCK_SIZE_M) * cdiv(N, BLOCK_SIZE_N)](tensor(M, K), tensor(K, N), tensor(M, N), "
             "M, N, K, K, 1, N, 1, N, 1, BLOCK_SIZE_M=64, BLOCK_SIZE_N=64, BLOCK_SIZE_K=32, GROUP_SIZE_M=8, "
             "ACTIVATION='')",
-            "MNK",
+            ("M", "N", "K"),
+            "BLOCK_SIZE_",
         ),
-        "unsloth_rms": (
+        "kernels_flash": Launch(
+            "_fwd_kernel[cdiv(N, BLOCK_M), B * H](tensor(B * H, N, D), tensor(B * H, N, D), tensor(B * H, N, D), "
+            "0.125, tensor(B * H, N).to('float32'), tensor(B * H, N, D), H * N * D, N * D, D, 1, H * N * D, N * D, D, "
+            "1, H * N * D, N * D, D, 1, H * N * D, N * D, D, 1, B, H, N, B * H * N, BLOCK_M=64, BLOCK_DMODEL=D, "
+            "BLOCK_N=64, IS_CAUSAL=True)",
+            ("B", "H", "N", "D"),
+            "BLOCK_",
+        ),
+        "unsloth_rms": Launch(
             "_rms_layernorm_forward[R](tensor(R, C), C, tensor(R, C), C, tensor(C), 1, tensor(R).to('float32'), 1, C, "
             "1e-6, next_power_of_2(C))",
-            "RC",
+            ("R", "C"),
         ),
-        "tut02_softmax": (
+        "tut02_softmax": Launch(
             "softmax_kernel[P](tensor(R, C).to('float32'), tensor(R, C).to('float32'), C, C, R, C, next_power_of_2(C))",
-            "RC",
+            ("R", "C"),
         ),
     }
 )
-#: Fields by the name that the sweep has.
-FIELDS: Mapping[str, str] = MappingProxyType({"BM": "BLOCK_SIZE_M", "BN": "BLOCK_SIZE_N", "BK": "BLOCK_SIZE_K"})
 COLUMNS = ("kernel", "shape", "config", "measured_us", "hash", "predicted_us", "class", "spilled", "warps", "limit")
 
 
 def configurations(rows: list[dict[str, str]], files: Mapping[str, Path]) -> Iterator[Configuration]:
     """Yield the configuration of each row."""
     for row in rows:
-        launch, names = LAUNCHES[row["kernel"]]
-        sizes: dict[str, Any] = dict(zip(names, map(int, row["shape"].split("x")), strict=True))
+        launch = LAUNCHES[row["kernel"]]
+        sizes: dict[str, Any] = dict(zip(launch.sizes, map(int, row["shape"].split("x")), strict=True))
         values = {n: int(v) for n, _, v in (text.partition("=") for text in row["config"].split())}
         if "programs" in values:
             sizes["P"] = values.pop("programs")
-        named = files[launch.partition("[")[0]]
-        request = Request(f"{named}::{launch}", hw=DEVICE, problem=KernelProblem.of(sizes), l2="steady")
-        yield from configurations_of(request, {FIELDS.get(n, n): (v,) for n, v in values.items()})
+        path = files[launch.text.partition("[")[0]]
+        request = Request(f"{path}::{launch.text}", hw=DEVICE, problem=KernelProblem.of(sizes), l2="steady")
+        yield from configurations_of(request, {_field(launch, n): (v,) for n, v in values.items()})
+
+
+def _field(launch: Launch, name: str) -> str:
+    """Return what a kernel calls a field of the sweep: ``BM`` of one is ``BLOCK_M`` of another."""
+    return launch.tile + name[1:] if name in ("BM", "BN", "BK") else name
 
 
 def main() -> None:
@@ -68,12 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predict every configuration of a sweep that was measured.")
     parser.add_argument("sweep", type=Path)
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     files = {name: path for path in given.files for name in re.findall(r"(?m)^def (\w+)\(", path.read_text("utf-8"))}
     with given.sweep.open(encoding="utf-8", newline="") as file:
         every = list(csv.DictReader(file))
-    rows = [r for r in every if r["kernel"] in LAUNCHES and LAUNCHES[r["kernel"]][0].partition("[")[0] in files]
-    made = predict_all(list(configurations(rows, files)))
+    rows = [r for r in every if r["kernel"] in LAUNCHES and LAUNCHES[r["kernel"]].text.partition("[")[0] in files]
+    listed = list(configurations(rows, files))
+    made = predict_all(listed, given.jobs, lambda n, of: sys.stderr.write(f"\r{n} of {of}"))
     with (HERE / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

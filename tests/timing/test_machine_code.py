@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npusim.machines.sm.code import body_of, code_work
-from npusim.tune.classes import normal_order
+from npusim.simulation.classes import normal_order
 
 NONE = 7
 

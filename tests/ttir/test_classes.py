@@ -16,8 +16,8 @@ import pytest
 
 import npusim
 from npusim.config.problem import KernelProblem, Problem
+from npusim.simulation import classes
 from npusim.simulation.request import Request
-from npusim.tune import classes
 from npusim.tune.configurations import configurations_of
 from npusim.tune.prediction import predict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,10 @@ prune, perf_model = npusim.triton.prune, npusim.triton.perf_model
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
 KERNELS = Path(__file__).parent / "tuned_kernels.py"
 SOFTMAX = f"{KERNELS}::softmax[P](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C)"
-NORM = f"{KERNELS}::rms_norm[R](tensor(R, C), tensor(R, C), tensor(C), tensor(R).to('float32'), C, 1e-6, BLOCK=C)"
+NORM = (
+    f"{KERNELS}::rms_norm[R](tensor(R, C), tensor(R, C), tensor(C), tensor(R).to('float32'), C, 1e-6, "
+    "BLOCK=next_power_of_2(C))"
+)
 PRODUCT = (
     f"{KERNELS.with_name('plain_kernels.py')}::matmul[cdiv(M, BM) * cdiv(N, BN)](tensor(M, K), tensor(K, N), "
     "tensor(M, N), M, N, K, BM=64, BN=64, BK=32, GROUP=8)"
@@ -43,6 +46,10 @@ SOFTMAX_US = {
 }
 #: The same of a norm of 4096 x 4096 in float16, a block a row.
 NORM_US = (25.8, 25.5, 25.1, 24.8, 24.8)
+#: What L2 does with writes where a launch follows another.
+THROUGH = {"memory.l2.writes": "through"}
+#: The same of 256 rows of 5120, which take less than the gap and what they wait for.
+SHORT_NORM_US = (3.86, 3.12, 2.95, 2.86, 2.84)
 GAP_US = 1.3
 
 
@@ -70,12 +77,27 @@ def test_row_kernels_are_met_and_ranked_as_on_the_chip() -> None:
 
 def test_a_kernel_bound_by_memory_says_so_and_ties_go_to_more_warps() -> None:
     made = predict_all(configurations_of(request_of(NORM, R=4096, C=4096), {"warps": (1, 2, 4, 8, 16)}))
-    assert all(abs(((p.us or 0.0) + GAP_US) / us - 1) <= 0.07 for p, us in zip(made, NORM_US, strict=True))
+    assert all(abs(((p.us or 0.0) + GAP_US) / us - 1) <= 0.08 for p, us in zip(made, NORM_US, strict=True))
     assert {p.limit for p in made} == {"memory (hbm)"}
     # The least time is that of one warp, which is no faster than others by more than the tie.
     assert NORM_US[ranked(made)[0]] <= 1.01 * min(NORM_US)
     # As the chip's hashes: each number of warps adds a row up in another order.
     assert len(set(lettered(made, ranked(made)).values())) == 5
+
+
+def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> None:
+    made = predict_all(configurations_of(request_of(NORM, R=256, C=5120), {"warps": (1, 2, 4, 8, 16)}))
+    errors = [abs(((p.us or 0.0) + GAP_US) / us - 1) for p, us in zip(made, SHORT_NORM_US, strict=True)]
+    assert median(errors) <= 0.15, errors
+    problem, hw = KernelProblem.of({"R": 256, "C": 5120}), "h100"
+    alone = npusim.run(NORM, hw=hw, problem=problem, l2="clean", overrides=THROUGH, numerics=False).timing
+    followed = npusim.run(NORM, hw=hw, problem=problem, l2="steady", numerics=False).timing
+    assert alone is not None
+    assert followed is not None
+    assert followed.cycles < alone.cycles
+    # It has stored all the same, and memory has no less to move.
+    assert followed.link_bytes == alone.link_bytes
+    assert followed.cycles >= max(followed.bound_cycles.values())
 
 
 def test_classes_of_bits_of_products_and_attention_are_the_chips() -> None:
@@ -96,6 +118,17 @@ def test_classes_of_bits_of_products_and_attention_are_the_chips() -> None:
     assert by_keys[32] != by_keys[64]
 
 
+def test_products_that_go_on_behind_copies_read_both_factors_from_shared_memory() -> None:
+    tiling, sizes = {"warps": 4, "stages": 3}, KernelProblem.of({"M": 2112, "N": 1024, "K": 1024})
+    launch = PRODUCT.replace("BM=64", "BM=128")
+    timing = npusim.run(launch, hw="h100", problem=sizes, tiling=tiling, l2="steady", numerics=False).timing
+    assert timing is not None
+    # Tiles of 128 x 64 x 32: four instructions of 64 x 64 x 16 read 2 KiB of each factor; 12 KiB are copied.
+    blocks, iterations, of_each = 17 * 16, 1024 // 32, (4 * (2048 + 2048) + 12 * 1024) / 128
+    # What is left of the last one's goes on behind no copies.
+    assert timing.bound_cycles["sm.LSU"] >= 0.98 * blocks * iterations * of_each / 132
+
+
 def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     words = ["tune", SOFTMAX, "--problem", "R=512,C=500", "--sizes", "P=132,264", "--hw", "h100", "-j1"]
     out = tmp_path / "picks.json"
@@ -109,6 +142,22 @@ def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, [*words, "--bits", "Z"])
     assert wrong.exit_code == 2
     assert "allowed: any, same, or a class: A" in wrong.output
+
+
+def test_decorators_see_the_device_that_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "asking.py"
+    file.write_text(
+        DECORATED.replace("configs=[", "configs=unknown if unknown else [").replace(
+            "@triton.autotune",
+            "unknown = triton.runtime.driver.active.get_current_target().arch != 90\n\n\n@triton.autotune",
+        )
+    )
+    launch = f"{file}::scaled[1](tensor(R).to('float32'), tensor(R).to('float32'))"
+    assert [c.fields["warps"] for c in configurations_of(request_of(launch, R=64), {})] == [1, 2, 4]
+    with pytest.raises(SpecError, match=r"configs cannot be evaluated here: .*; give -f"):
+        configurations_of(request_of(launch, "a100", R=64), {})
+    # With -f it is not needed.
+    assert len(configurations_of(request_of(launch, "a100", R=64), {"BLOCK": (64,), "warps": (1, 2)})) == 2
 
 
 def test_a_kernel_without_configurations_is_refused_by_name() -> None:
@@ -141,6 +190,22 @@ class Block:
 
     def is_contiguous(self) -> bool:
         return True
+
+
+DECORATED = """
+import triton
+import triton.language as tl
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 64}, num_warps=w) for w in (1, 2, 4)],
+    key=[],
+)
+@triton.jit
+def scaled(X, Y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(Y + at, tl.load(X + at) * 2.0)
+"""
 
 
 def refuse(*_: object, **__: object) -> Sequence[float]:
@@ -217,6 +282,37 @@ def test_what_is_not_predicted_stays_and_nothing_is_raised() -> None:
         assert pruner(tuner.configs, arguments, grid=(1,)) == tuner.configs
     with pytest.warns(UserWarning, match="whose configurations"):
         assert prune("h100")(tuner.configs, arguments, grid=(1,)) == tuner.configs
+
+
+def test_triton_compiles_nothing_that_a_hook_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decorated kernel of an imported file: Triton finds its code in its own cache, by its own key."""
+    import triton
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("NPUSIM_CACHE", str(tmp_path / "npusim"))
+    file = tmp_path / "decorated.py"
+    file.write_text(DECORATED)
+    spec = spec_from_file_location("decorated", file)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    tuner = module.scaled
+    prune("h100", top=2, bits="any").bind(tuner)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(tuner.early_config_prune(tuner.configs, {"X": Block(64), "Y": Block(64)}, grid=(1,))) == 2
+    found = list[bool]()
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda cache_hit, **_: found.append(cache_hit), raising=False
+    )
+    signature = {"X": "*fp32", "Y": "*fp32", "BLOCK": "constexpr"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(2)}
+    for config in tuner.configs:
+        written = ASTSource(tuner.fn, signature, {"BLOCK": config.kwargs["BLOCK"]}, aligned)
+        options = {n: v for n, v in config.all_kwargs().items() if n in ("num_warps", "num_stages")}
+        triton.compile(written, target=triton.backends.compiler.GPUTarget("cuda", 90, 32), options=options)
+    assert found == [True] * len(tuner.configs)
 
 
 def test_kept_names_the_classes_there_are() -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import npusim
 from npusim.numerics.evaluate import chosen, execute_rows
+from npusim.simulation.classes import class_key
 from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
@@ -55,3 +57,10 @@ def test_one_class_has_one_output(
     assert all(len(different) == 1 for different in by_class.values()), "one class, several outputs"
     assert len(by_class) == classes
     assert len(set.union(*by_class.values())) == outputs
+
+
+def test_a_run_whose_tile_is_chosen_says_its_class() -> None:
+    notes = [npusim.run("flash", seq=512, numerics=False, hw=hw).notes for hw in ("h100", "h200")]
+    said = {next(n for n in of if n.startswith("tile=auto")).rpartition("; bits of class ")[2] for of in notes}
+    plan, program = program_of(plan_of(Request("flash", seq=512, numerics=False, hw="h100"), is_bare=True))
+    assert said == {class_key(program, plan.device)[:8]}  # the same tile of the same cores

@@ -18,6 +18,7 @@ from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.formats.scans import of_float32
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Charge, Opcode
+from npusim.ir.program import Occupancy
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.machines.frame import Along
@@ -112,8 +113,8 @@ class SmTiling:
         What the kernel pays beside its steps.
     code
         What warps do for a block by their machine code, where rows were compiled; none: what steps say.
-    occupied
-        Bytes that resident blocks take of each memory, and bytes there, where registers are no tiles of a buffer.
+    occupancy
+        How many blocks fit, and why, where registers are no tiles of a buffer.
     """
 
     groups: int = 1
@@ -132,7 +133,7 @@ class SmTiling:
     widths: Mapping[str, int] = field(default_factory=dict)
     charges: tuple[Charge, ...] = ()
     code: CodeWork | None = None
-    occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+    occupancy: Occupancy | None = field(default=None, compare=False)
 
     @property
     def has_turnover(self) -> bool:
@@ -242,42 +243,18 @@ def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
     return has_warps(device) and not has_lanes(device)
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Resident ``blocks``, as many as the tightest of ``limits`` (blocks, by what bounds them).
-
-    ``memories``: bytes that a block takes of each memory, and bytes there.
-    """
-
-    blocks: int
-    warps: int
-    thread_registers: int
-    shared_bytes: int
-    limits: Mapping[str, int]
-    memories: Mapping[str, tuple[int, int]]
-
-    def occupied(self, blocks: int) -> dict[str, tuple[int, int]]:
-        """Return the bytes that so many resident blocks take of each memory, and the bytes there."""
-        return {name: (blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
-
-    @property
-    def limit(self) -> str:
-        """What allows no further block (the first of several)."""
-        return min(self.limits, key=lambda name: self.limits[name])
-
-    def __str__(self) -> str:
-        return (
-            f"{self.blocks} resident blocks of {self.warps} warps (limit: {self.limit}), "
-            f"{self.thread_registers} registers a thread, {format_bytes(self.shared_bytes)} shared memory a block"
-        )
-
-
 def occupancy(
-    issue: WarpIssue, memory_bytes: int, warps: int, registers: Mapping[str, int], shared: Mapping[str, int]
+    issue: WarpIssue,
+    memory_bytes: int,
+    warps: int,
+    registers: Mapping[str, int],
+    shared: Mapping[str, int],
+    spilled: int = 0,
 ) -> Occupancy:
     """Return how many blocks of ``warps`` warps fit one multiprocessor with ``memory_bytes`` of shared memory.
 
-    ``registers`` are those of a thread by what takes them, without the overhead, ``shared`` bytes of a block.
+    ``registers`` are those of a thread by what takes them, without the overhead, ``shared`` bytes of a block,
+    ``spilled`` a thread's registers in local memory.
 
     Raises
     ------
@@ -323,7 +300,7 @@ def occupancy(
         RF: (REGISTER_BYTES * of_warp * warps, REGISTER_BYTES * issue.registers_count.value),
         SMEM: (size + reserved if size else 0, memory_bytes),
     }
-    return Occupancy(blocks, warps, count, size, limits, memories)
+    return Occupancy(blocks, warps, count, size, limits, memories, spilled)
 
 
 # ---------------------------------------------------------------- tiling fields of attention

@@ -195,7 +195,7 @@ class GroupModel:
         """Return cycles of the product that goes on behind other work, and of tensor cores and shared memory in it."""
         if not work.behind or (spec := self.tensor.wgmma) is None:
             return 0.0, 0.0, 0.0
-        count, busy, memory = self._instructions(work.behind, work, from_shared=False)
+        count, busy, memory = self._instructions(work.behind, work)
         each = max(busy, memory)
         left = max(0.0, count * each - count / (work.warps // self.subcores) * spec.issue_cycles.value)
         return left, left * busy / each, left * memory / each
@@ -221,12 +221,12 @@ class GroupModel:
         tally.pipes |= {TENSOR: busy, LSU: memory}
         return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
 
-    def _instructions(self, size: tuple[int, ...], work: GroupWork, *, from_shared: bool) -> tuple[int, float, float]:
+    def _instructions(self, size: tuple[int, ...], work: GroupWork) -> tuple[int, float, float]:
         """Return the instructions of a product of warp groups, and cycles of tensor cores and shared memory of each.
 
-        ``size``: rows and columns of its result, and bytes of a row of its left operand.
+        ``size``: rows and columns of its result, bytes of a row of its left operand, whether that is in shared memory.
         """
-        spec, (rows, columns, row_bytes) = self.tensor.wgmma, size
+        spec, (rows, columns, row_bytes, from_shared) = self.tensor.wgmma, size
         assert spec is not None
         groups = work.warps // self.subcores
         down = max(1, groups // max(work.across, work.repeats))
@@ -243,8 +243,8 @@ class GroupModel:
         spec = self.tensor.wgmma
         assert spec is not None
         row_bytes = get_format(a.fmt).size_bytes * max(work.depth, step.depth)
-        size = max(work.rows, step.dst.rows), max(work.columns, step.dst.cols), row_bytes
-        count, busy, memory = self._instructions(size, work, from_shared=memory_of(a) == "SMEM")
+        size = max(work.rows, step.dst.rows), max(work.columns, step.dst.cols), row_bytes, memory_of(a) == "SMEM"
+        count, busy, memory = self._instructions(size, work)
         each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), work.warps // self.subcores
         lone, share = count * each, 1.0
         if work.is_serial:  # the drains of several warp groups overlap; rows that are worked on beside it hide a part

@@ -20,6 +20,7 @@ from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Charge, GroupWork
+from npusim.ir.program import Occupancy
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.published import cublas, find_kernel
@@ -37,7 +38,6 @@ from npusim.machines.sm.core import (
     TENSOR,
     WARPS,
     GroupFields,
-    Occupancy,
     SmTiling,
     barriers,
     engine_of,
@@ -290,7 +290,7 @@ def _resident(
         )
     held = {"tile": max(0, min(most, registers.count) - overhead)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    room = occupancy(issue, memory, fields.warps, held, {"tiles": registers.shared_bytes})
+    room = occupancy(issue, memory, fields.warps, held, {"tiles": registers.shared_bytes}, registers.spilled)
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
@@ -310,7 +310,7 @@ def _resident(
         work=work,
         stages=stages,
         charges=(START, STEP, *barriers(work), *(c for c in spills if c.times)),
-        occupied=room.occupied(blocks),
+        occupancy=room,
     )
     return tiling, room
 
@@ -440,7 +440,7 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
     held = {"tile": max(0, registers - issue.overhead_registers_count.value)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
-    return replace(plain, residents=room.blocks, occupied=room.occupied(room.blocks))
+    return replace(plain, residents=room.blocks, occupancy=room)
 
 
 def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
@@ -533,9 +533,11 @@ def library_tiling(
     if not is_aligned and issue.library is not None:
         charges += cublas.UNALIGNED
     groups = max(1, m // GROUP_ROWS)
-    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
-    of_block, there = registers * groups * GROUP_WARPS * WARP_LANES, issue.registers_count.value
-    blocks = max(1, min(memory // shared, there // of_block))
-    held = {RF: (REGISTER_BYTES * blocks * of_block, REGISTER_BYTES * there), SMEM: (blocks * shared, memory)}
-    tiling = SmTiling(groups, blocks, depth=stages, work=work, charges=tuple(charges), occupied=held)
+    warps, there = groups * GROUP_WARPS, issue.registers_count.value
+    registers = m * n // (warps * WARP_LANES) + UNNAMED_REGISTERS
+    of_block = registers * warps * WARP_LANES
+    limits = {"shared memory": memory // shared, "registers": max(1, there // of_block)}
+    held = {RF: (REGISTER_BYTES * of_block, REGISTER_BYTES * there), SMEM: (shared, memory)}
+    room = Occupancy(min(limits.values()), warps, registers, shared, limits, held)
+    tiling = SmTiling(groups, room.blocks, depth=stages, work=work, charges=tuple(charges), occupancy=room)
     return (m, n, k), splits, tiling

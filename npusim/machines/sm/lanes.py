@@ -16,22 +16,13 @@ from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Accumulator, GroupWork, WarpPlan
+from npusim.ir.program import Occupancy
 from npusim.layout.chain import Chain, chain
 from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import (
-    COMPILED,
-    REGISTER_BYTES,
-    SM,
-    GroupFields,
-    Occupancy,
-    SmFields,
-    SmTiling,
-    occupancy,
-    warp_issue,
-)
+from npusim.machines.sm.core import COMPILED, REGISTER_BYTES, SM, GroupFields, SmFields, SmTiling, occupancy, warp_issue
 from npusim.machines.sm.live import has_more, live_registers, staged_bytes
 from npusim.units import ceil_div
 
@@ -200,7 +191,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    return replace(tiling, residents=blocks, occupied=room.occupied(blocks)), str(room)
+    return replace(tiling, residents=blocks, occupancy=room), str(room)
 
 
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
@@ -224,7 +215,7 @@ def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFie
             fault = fault or error
         else:
             blocks = chosen.residents or room.blocks
-            return chosen, replace(lanes, residents=blocks, occupied=room.occupied(blocks)), room
+            return chosen, replace(lanes, residents=blocks, occupancy=room), room
     assert fault is not None
     raise fault
 

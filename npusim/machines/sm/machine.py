@@ -319,19 +319,23 @@ class SmMachine(Machine):
             has_products = any(stage.is_product for stage in phase.stages)
             takes_turns = has_products and work is not None and work.generation == "wgmma"
             for number, resident in enumerate(residents):
-                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues}
+                storer, turn = resident.places.storer, takes_turns * number
+                queues |= {q: Queue(q, SM, WARPS, q, turn, is_awaited=q != storer) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
+        rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
+        occupied = [room.occupied() for room in rooms]
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
             "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "has_own_rows": all(t.code is not None for _, t in listed),
-            "has_turnover": any(t.code is not None or t.has_turnover for _, t in listed),
-            "occupied": {n: max(t.occupied.get(n, (0, 0)) for _, t in listed) for _, t in listed for n in t.occupied},
+            "has_turnover": any(t.has_turnover for _, t in listed),
+            "occupied": {n: max(of.get(n, (0, 0)) for of in occupied) for of in occupied for n in of},
+            "occupancy": rooms[-1] if rooms else None,
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
 

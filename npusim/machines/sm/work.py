@@ -92,7 +92,7 @@ class Works:
             return work
         rows = self.usual.rows or frame.phase.sizes[frame.row_axis] // self.tiling.groups
         columns, depth = (max(n, frame.width(t)) for n, t in ((product.columns, s.rows[0].dst), (product.depth, left)))
-        size = rows, columns, frame.size_bytes(left, depth)
+        size = rows, columns, frame.size_bytes(left, depth), left in self.places.near
         return replace(work, behind=size, across=product.across, repeats=product.repeats)
 
     def slice(self, slot: Operand) -> GroupWork:

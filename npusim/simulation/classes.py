@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileLoop
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
 
 #: Elements that one instruction of a matrix unit adds up, in the name of its arithmetic.
 _DEPTH = re.compile(r"\.k(\d+)\.")
 
 
-def class_key(program: TileProgram, arithmetic: str) -> str:
+def class_key(program: TileProgram, device: DeviceSpec) -> str:
     """Return what programs for one problem share that give every output the same bits, as a digest.
 
-    ``arithmetic``: of products that name none, the device's.  Empty where the form of a phase is not known.
+    Products that name no arithmetic have the device's.  Empty where the form of a phase is not known.
     """
-    parts = list[str]()
+    engines = (e for core in device.cores.values() for e in core.engines.values())
+    units = (unit for e in engines if isinstance(unit := getattr(e, "arithmetic", None), dict))
+    arithmetic, parts = " ".join(str(q.value) for unit in units for q in unit.values()), list[str]()
     for phase in program.phases:
         frame = getattr(phase.footprint, "frame", None)
         if frame is None:
