@@ -6,14 +6,16 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.config.messages import suggest
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import BufferOverflowError, NpusimError, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
 #: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
@@ -82,3 +84,30 @@ def place_of(error: BaseException, path: str) -> str:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     return f"{path}:{lines[-1]}" if lines else path
+
+
+def origin_of(function: object) -> str:
+    """Return file and line of a function; empty for what has no code of its own."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+@contextmanager
+def with_origin(origin: str, called: str = "") -> Iterator[None]:
+    """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
+
+    ``called``: whose fault it is, in words, behind the line.
+
+    A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.
+    """
+    try:
+        yield
+    except (BufferOverflowError, *PASSED_ON):
+        raise
+    except BaseException as error:
+        path = origin.rpartition(":")[0]
+        if not origin or str(error).startswith(path):
+            raise
+        kind = type(error) if isinstance(error, NpusimError) else SpecError
+        line = place_of(error, path)
+        raise kind(f"{origin if line == path else line}: {called}{describe(error)}") from error

@@ -23,6 +23,7 @@ from npusim.algorithms.phase import Phase
 from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
+from npusim.config import outside
 from npusim.config.device import FAMILIES
 from npusim.config.node import NODE_FAMILY
 from npusim.config.seen import KeyFunction, pairs_seen
@@ -218,7 +219,7 @@ def _build(
 
 def _origin(function: Callable[..., Any]) -> str:
     """Return file and line of a function outside the package, empty for npusim's own."""
-    return "" if function.__module__.startswith("npusim.") else plugins.origin_of(function)
+    return "" if function.__module__.startswith("npusim.") else outside.origin_of(function)
 
 
 def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:

@@ -27,7 +27,7 @@ from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class, machine_of
-from npusim.timing import METHODS
+from npusim.timing import method_named
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
@@ -378,7 +378,7 @@ class _Trial:
     def _simulated(self, tiling: Tiling, fields: Mapping[str, object]) -> _Tried:
         tiling, program = self._fitted(tiling)
         streams = Streams(program, self.device)
-        timing = METHODS["auto"](program, self.device, trace_groups=(), streams=streams)
+        timing = method_named("auto")(program, self.device, trace_groups=(), streams=streams)
         return _Tried(timing.latency_s, _changed(tiling, self.tiling) if fields else {})
 
 
