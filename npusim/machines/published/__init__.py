@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from dataclasses import fields, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from npusim.config import outside
 from npusim.errors import TilingError
@@ -40,7 +40,7 @@ def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
     """
     if name is None or not outside.is_outside(name):
         return kernels(kind).get(name or "")
-    kernel: KernelType = _of_file(kind, *outside.load(name, "a kernel"), name)
+    kernel: KernelType = _of_file(cast("Any", kind), *outside.load(name, "a kernel"), name)
     return kernel
 
 
