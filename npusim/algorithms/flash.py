@@ -246,10 +246,15 @@ def online_softmax(
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
+def narrow_overflow(fmt: str) -> str:
+    """Return what overflow gives in a cast: formats of 8 bits saturate, as the conversion instructions do (PTX cvt)."""
+    return "saturate" if stored_format(fmt).bits <= 8 else ""
+
+
 def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
     rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
-    return e.to(p.operand, rule=rule if p.operand in BLOCK_FORMATS else "")
+    return e.to(p.operand, overflow=narrow_overflow(p.operand), rule=rule if p.operand in BLOCK_FORMATS else "")
 
 
 def attend(
@@ -324,22 +329,33 @@ def flash(
 
 
 @kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key")
-def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
+def fa4(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: Fa4Precision,
+    scale: float,
+    score: Hook = unchanged,
+    before: float = 1.0,
+) -> Value:
     """FlashAttention-4: a maximum is followed where it grows by more than ``growth``, so that P reaches 2^growth.
 
     Of inputs of 8 bits it is followed always unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
     Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does.
-    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
+    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).  Where
+    something is done to them they are scaled ``before``, and log2 e alone is left (compute_softmax_scale_log2).
     """
     check_scale(p.p_scale)
-    more, is_narrow = math.log(p.p_scale) * exponent_factor(p.exp_variant), stored_format(p.operand).bits <= 8
+    more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
     growth = p.growth if p.growth >= 0 else 0.0 if stored_format(q.fmt).bits <= 8 else FA4_GROWTH
     if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
         raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
     m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
     o = full("row value", 0.0, p.product)
     for kj, vj in tiles(k, v):
-        s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
+        s = (q @ kj.T).to(p.scores).to(p.softmax)
+        s = where(mask, score(s if before == 1 else s * before), -math.inf)
         m_tile = maximum(m, s.max())
         m_new = m_tile if growth == 0 else where(maximum((m - m_tile) * -scale - growth, 0.0), m_tile, m)
         alpha = exp((m - m_new) * scale)
@@ -347,7 +363,7 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float
         e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)
         m = m_new
         l = l * alpha + e.sum()
-        o = (o * alpha).in_share(p.rescaled) + e.to(p.operand, overflow="saturate" if is_narrow else "") @ vj
+        o = (o * alpha).in_share(p.rescaled) + narrowed(e, p) @ vj
     return (o / l).to(p.output)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.algorithms.blocks import MASKED, AttentionTensors, attention_tensors, grid, with_columns
-from npusim.algorithms.flash import NamedFormats, ScaleIn
+from npusim.algorithms.flash import NamedFormats, ScaleIn, narrow_overflow
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import ONE, Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -92,7 +92,7 @@ def converted(
     ``axis``, ``rule``: of a format in blocks.
     """
     for xj in tiles(x):
-        y = (xj.to(through) if through else xj).to(fmt, axis=axis, rule=rule)
+        y = (xj.to(through) if through else xj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)
         yield y * scale if scale != 1 else y
 
 
@@ -100,7 +100,7 @@ def converted(
 def smoothed(x: Value, mean: Value, fmt: str, axis: str = "", rule: str = "") -> Iterator[Value]:
     """Another format of what is left when a mean of each column is taken away, in float32."""
     for xj, mj in tiles(x, mean):
-        yield (xj.to(WIDE) - mj).to(fmt, axis=axis, rule=rule)
+        yield (xj.to(WIDE) - mj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)
 
 
 @kernel(results="sums", ones="1 key", x="key col")

@@ -225,6 +225,24 @@ def test_a_search_of_a_kernel_that_decides_all_has_its_one_point(mine: str) -> N
     assert [o.cycles for o in found.outcomes] == [run_of(mine).cycles]
 
 
+@pytest.mark.parametrize(
+    ("change", "tile"),
+    [
+        ({"causal": False}, (128, 32)),
+        ({}, (64, 64)),
+        ({"window": 256}, (128, 32)),
+        ({"window": 512}, (64, 64)),
+        ({"seq_q": 1}, (128, 32)),
+    ],
+)
+def test_flash_attention_2_takes_its_causal_tile_where_nothing_else_masks(
+    change: dict[str, Any], tile: tuple[int, int]
+) -> None:
+    """On sm_86: run_mha_fwd_hdim128 by params.is_causal, which a window or a single query unsets (flash_api.cpp)."""
+    problem = Problem(**ATTENTION | {"head_dim": 128, "seq_q": 512, "seq_kv": 512} | change)  # type: ignore[arg-type]
+    assert kernels(GpuKernel)["fa2"].tile(problem, load_device("a10"))[:2] == tile
+
+
 def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(
         "from npusim.kernel import AscendKernel\n"
