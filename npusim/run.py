@@ -88,7 +88,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         of how many keys the pages are in which K and V lie.
     cache, cache_scale
         The format that K and V are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a ``"token"`` and head, a
-        ``"head"``, or so many tokens.
+        ``"head"``, or so many tokens; or one a ``"channel"`` of a head.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

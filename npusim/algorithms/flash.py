@@ -413,5 +413,5 @@ def attention_phase(
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     operands = cached_operands(problem, {"q": tensors.q, "k": tensors.k, "v": tensors.v})
-    kernel = reading_cache(kernel, tuple(operands), tensors.q.fmt)
+    kernel = reading_cache(kernel, operands)
     return kernel.phase("attention", cells, spans, [tensors.o], mask=mask, p=p, **operands, **more)

@@ -42,8 +42,8 @@ CacheFormat = Literal["float8_e4m3fn", "int8"]
 #: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
-#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many.
-ScaledKeys = Literal["token", "head"] | PositiveInt
+#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many; or each channel has one.
+ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
 #: What is added to the names of K and V for what such a cache holds of them.
 STORED, SCALES = "_stored", "_scale"
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
@@ -468,14 +468,15 @@ class Problem(Sizes, CallFields):
         tokens = self.kv_heads * self.key_count
         if self.cache is None:
             return tokens * width * element_bytes(self.dtype)
-        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * element_bytes("float32")
-        return tokens * width * element_bytes(self.cache) + scales * (1 if self.values_in_keys else 2)
+        each = width if self.cache_scale == "channel" else 1 if self.values_in_keys else 2
+        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * each
+        return tokens * width * element_bytes(self.cache) + scales * element_bytes("float32")
 
     @property
     def scaled_keys(self) -> int:
-        """Keys of a KV head that have one scale in the cache."""
+        """Keys of a KV head that have one scale in the cache, or one for each channel."""
         each = self.cache_scale
-        return each if isinstance(each, int) else {"token": 1, "head": self.seq_kv}[each]
+        return each if isinstance(each, int) else 1 if each == "token" else self.seq_kv
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""

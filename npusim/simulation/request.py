@@ -177,9 +177,9 @@ class Request:
         choices=("float8_e4m3fn", "int8"),
         needs="workload attention",
     )
-    cache_scale: Literal["token", "head"] | int | None = _what(
-        "--cache-scale token|head|KEYS",
-        "Keys of a KV head that share one of its float32 scales: one, all, or so many.",
+    cache_scale: Literal["token", "head", "channel"] | int | None = _what(
+        "--cache-scale token|head|channel|KEYS",
+        "Keys of a KV head that share one of its float32 scales: one, all, or so many; channel: one a channel.",
         shown="token",
         needs="workload attention",
     )
@@ -513,7 +513,7 @@ class CallOptions(TypedDict, total=False):
     query_lengths: Sequence[int] | None
     page: int | None
     cache: CacheFormat | None
-    cache_scale: Literal["token", "head"] | int | None
+    cache_scale: Literal["token", "head", "channel"] | int | None
     tensor_parallel: int | None
     causal: bool | None
     window: int | tuple[int, int] | None
