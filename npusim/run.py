@@ -77,6 +77,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`): the last ``window``, itself included, and the first ``sinks`` beside it,
         the first ``prefix``, those of its own chunk or document; in place of what the workload says.
+    unseen
+        What a query that sees no key gives: ``"zero"``, ``"nan"``, or the ``"mean"`` of all V; None: it is refused.
     kind
         Which layers, where a model has several kinds: ``"global"``, or ``"local"`` with a window or chunk; None: those
         with most to see, and a note says what the others take.

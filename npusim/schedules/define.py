@@ -278,6 +278,7 @@ def attention(
     hooked = None if score is None else with_score(kernel, score, operands)
     own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())), by_rule)
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
+    hooks["takes_unseen"] = "unseen" in kernel.parameters
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
     checked = own.phases if "scale" in kernel.parameters else _without_scale(called, own.phases)
@@ -342,6 +343,7 @@ class _Attention:
             kernel, known = scored(self.kernel, problem, p, problem.scale)
         bound = _operands(self.called, self.operands, problem, p)
         known |= bound | {"values": known.get("values", {}) | bound["values"]}
+        known |= {"unseen": problem.unseen} if "unseen" in self.kernel.parameters else {}
         if "sink" in self.kernel.parameters:
             known["sink"] = sink_of(problem, p, p.softmax)
         elif problem.sink_logits:
@@ -409,7 +411,7 @@ def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:
     """Raise `TilingError` for a query that a function of one's own shows no key: it has nothing to divide by."""
-    if not isinstance(seen, KeyFunction):
+    if not isinstance(seen, KeyFunction) or problem.unseen:
         return
     for row, rows in chunks(problem.seq_q, LOOKED_AT):
         sighted = seen.matrix(problem.causal_offset + row, rows, 0, problem.seq_kv).any(axis=1)

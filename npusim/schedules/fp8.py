@@ -121,6 +121,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         cells=attention_cells(problem, *sizes, is_reverse=p.is_reverse),
         sink=sink_of(problem, p, p.softmax),
         **more,
+        unseen=problem.unseen,
         p_scale=p_scale,
         factor=p.scale if p.fold else 1.0,
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by
@@ -151,6 +152,7 @@ SCHEDULES = schedule(
     families=["ascend", "nvidia"],
     reads_scales=True,
     takes_lengths=True,
+    takes_unseen=True,
     study=study,
     inputs=inputs,
     default_precision="hpc_ops",

@@ -102,6 +102,7 @@ class Schedule:
     is_hooked: bool = False
     elsewhere: type[Tiling] | None = None
     takes_lengths: bool = False
+    takes_unseen: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
 
@@ -201,6 +202,8 @@ class Schedule:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
         if isinstance(problem, Problem) and problem.lengths and not self.takes_lengths:
             raise SpecError(f"lengths: schedule {self.name} takes sequences of one length (--batch, --seq)")
+        if isinstance(problem, Problem) and problem.unseen and not self.takes_unseen:
+            raise SpecError(f"unseen: schedule {self.name} has no such choice: its kernel takes no `unseen`")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
         """Return a builder of a program with few of the tiles of ``problem``: what fits does not depend on it."""
