@@ -113,6 +113,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`): the last ``window``, itself included, and the first ``sinks`` beside it,
         the first ``prefix``, those of its own chunk or document; in place of what the workload says.
+    unseen
+        What a query that sees no key gives: ``"zero"``, ``"nan"``, or the ``"mean"`` of all V; None: it is refused.
     kind
         Which layers, where a model has several kinds: ``"global"``, or ``"local"`` with a window or chunk; None: those
         with most to see, and a note says what the others take.
@@ -124,7 +126,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         of how many keys the pages are in which K and V lie.
     cache, cache_scale
         The format that K and V are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a ``"token"`` and head, a
-        ``"head"``, or so many tokens.
+        ``"head"``, or so many tokens; or one a ``"channel"`` of a head.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

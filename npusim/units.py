@@ -30,6 +30,11 @@ def round_up(value: int, multiple: int) -> int:
     return ceil_div(value, multiple) * multiple
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a noun as it follows a count: ``case`` after 1, else ``cases``."""
+    return noun if count == 1 else f"{noun}s"
+
+
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield ``(start, length)`` of the pieces of ``total``, the last one ragged."""
     for start in range(0, total, size):

@@ -549,6 +549,8 @@ def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
     assert document["complete"] is True
     assert document["best"]["tiling"]["block_q"] == 128
     assert [point["status"] for point in document["points"]] == ["ok", "infeasible"] * 2
+    twin = _npusim("explore", "flash", "-f", "block_kv=256,512", "--seq", "256", "-j1", "--exhaustive")
+    assert re.search(r"wrote runs/explore-flash-pangu_38b-256-ascend_910b2-[0-9a-f]{6}-exhaustive\.csv", twin.stderr)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import CopyProblem, Dtype, GemmProblem
 from npusim.config.tiling import build_tiling
+from npusim.errors import SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
 from npusim.explore.space import SearchRequest
@@ -212,3 +213,10 @@ def test_a_request_runs_and_is_searched() -> None:
     found = search(SearchRequest(request, (request.schedule,)).spec(axes), Options())
     assert found.best is not None
     assert found.best.cycles == result.cycles
+
+
+def test_a_method_is_refused_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("npusim.simulation.plan.chosen_tensors", lambda *_: pytest.fail("inputs are read"))
+    for call in (lambda: npusim.run("flash", method="x"), lambda: npusim.explore("flash", auto=True, method="x")):
+        with pytest.raises(SpecError, match="method 'x': there are auto, des"):
+            call()

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from npusim.config.load import load_device
-from npusim.units import parse_count
+from npusim.units import parse_count, plural
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,7 @@ def test_bytes_of_a_device_are_read_so_too() -> None:
     device = load_device("ascend_910b2", {"memory.l2.capacity_bytes": "96 MiB"})
     assert device.memory.l2 is not None
     assert device.memory.l2.capacity_bytes.value == 96 << 20
+
+
+def test_a_noun_follows_its_count() -> None:
+    assert [plural(n, "case") for n in (0, 1, 2)] == ["cases", "case", "cases"]

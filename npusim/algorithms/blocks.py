@@ -17,7 +17,7 @@ from npusim.units import ceil_div, chunks, round_up
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.config.problem import Problem
+    from npusim.config.problem import Problem, Unseen
     from npusim.config.seen import Seen
 
 #: The condition of tiles that a mask cuts through.
@@ -114,11 +114,12 @@ def attention_cells(
         return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how, is_placed=is_placed))
     offset, runs = problem.causal_offset, list[tuple[TileRun, ...]]()
     for row, rows in chunks(problem.seq_q, block_q):
+        visited: dict[str, Any] = {"is_trimmed": is_trimmed and not mask_block, "unseen": problem.unseen}
         if not mask_block:
-            runs.append(kv_runs(seen, offset + row, rows, problem.seq_kv, block_kv, is_trimmed=is_trimmed))
+            runs.append(kv_runs(seen, offset + row, rows, problem.seq_kv, block_kv, **visited))
             continue
         first, last = row // mask_block * mask_block, min(problem.seq_q, round_up(row + rows, mask_block))
-        squares = kv_runs(seen, offset + first, last - first, problem.seq_kv, mask_block, is_trimmed=False)
+        squares = kv_runs(seen, offset + first, last - first, problem.seq_kv, mask_block, **visited)
         runs.append(tuple(t for run in sorted(squares, key=lambda r: not r.only) for t in _cut(run, block_kv)))
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
@@ -227,15 +228,25 @@ def as_free(
 
 
 def kv_runs(
-    seen: Seen, position: int, rows: int, seq_kv: int, block_kv: int, *, is_trimmed: bool = True
+    seen: Seen,
+    position: int,
+    rows: int,
+    seq_kv: int,
+    block_kv: int,
+    *,
+    is_trimmed: bool = True,
+    unseen: Unseen | None = None,
 ) -> tuple[TileRun, ...]:
     """Return the key tiles of queries at ``position .. position + rows``, ascending, grouped by shape.
 
     Tiles lie on a grid from key 0 on.  Those that all queries see are whole, those that some see masked, and none is
-    visited that nobody sees; the last one ends with the last key that is seen, if they are trimmed.
+    visited that nobody sees; the last one ends with the last key that is seen, if they are trimmed.  ``unseen``: what
+    queries without a key give; blocks of such alone visit the first tile, and for the mean of V they visit all.
     """
     first, last = position, position + rows - 1
-    shown = seen.union(first, last)
+    shown = seen.union(first, last) or ((0, 1),)
+    if unseen == "mean" and not all(seen.union(p, p) for p in range(first, last + 1)):
+        shown = ((0, seq_kv),)
     end = shown[-1][1] if is_trimmed else min(seq_kv, round_up(shown[-1][1], block_kv))
     # Numbers of tiles, the last one as long as it is.
     count = ceil_div(end, block_kv)

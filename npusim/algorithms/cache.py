@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import grid
+from npusim.algorithms.language import ONE
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.config.problem import SCALES, STORED
 
@@ -32,6 +33,10 @@ def dequantised(x: Value, scale: Value, fmt: str) -> Value:
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
+#: The same with a scale for each column.
+dequantised_columns = dequantised.wrapped(dequantised.function, (), {"scale": f"{ONE} col"})
+
+
 def _stored(tensor: GlobalTensor, problem: Problem) -> tuple[GlobalTensor, GlobalTensor]:
     """Return what a cache holds of K or V, and its scales."""
     assert problem.cache is not None
@@ -43,8 +48,10 @@ def _stored(tensor: GlobalTensor, problem: Problem) -> tuple[GlobalTensor, Globa
         is_interleaved=problem.layout != "bnsd",
         stretch_rows=problem.page,
     )
-    scale = replace(stored, name=f"{tensor.name}{SCALES}", cols=1, fmt="float32", shared_rows=problem.scaled_keys)
-    return stored, scale
+    scale = replace(stored, name=f"{tensor.name}{SCALES}", fmt="float32")
+    if problem.cache_scale == "channel":
+        return stored, replace(scale, rows=1, lengths=(), stretch_rows=0, is_interleaved=False)
+    return stored, replace(scale, cols=1, shared_rows=problem.scaled_keys)
 
 
 def cached_operands(problem: Problem, operands: Mapping[str, GlobalTensor]) -> dict[str, Any]:
@@ -56,20 +63,25 @@ def cached_operands(problem: Problem, operands: Mapping[str, GlobalTensor]) -> d
     return bound
 
 
+def reading_cache(kernel: Kernel, operands: Mapping[str, GlobalTensor]) -> Kernel:
+    """Return a kernel whose products read, in the place of operands that have scales, their values in Q's format."""
+    scales = {n: t.cols > 1 for n, t in operands.items() if n.endswith(SCALES)}
+    return _reading_cache(kernel, tuple(scales.items()), operands["q"].fmt) if scales else kernel
+
+
 @lru_cache(maxsize=64)  # of kernels: their tables are kept by kernel
-def reading_cache(kernel: Kernel, operands: tuple[str, ...], fmt: str) -> Kernel:
-    """Return a kernel whose products read, in the place of operands that have scales, their values in ``fmt``."""
-    scales = tuple(n for n in operands if n.endswith(SCALES))
-    if not scales:
-        return kernel
+def _reading_cache(kernel: Kernel, scales: tuple[tuple[str, bool], ...], fmt: str) -> Kernel:
+    """Return the kernel for scales by name, and whether each channel has one."""
 
     def function(**arguments: Any) -> Any:
-        for n in scales:
+        for n, _ in scales:
             scale = arguments.pop(n)
             arguments[n.removesuffix(SCALES)].prepared = lambda x, scale=scale: dequantised.function(x, scale, fmt)
         return kernel.function(**arguments)
 
-    return kernel.wrapped(function, (), dict.fromkeys(scales, "key"))
+    columns = {n: kernel.axes[n.removesuffix(SCALES)].split()[1] for n, _ in scales}
+    axes = {n: f"{ONE} {columns[n]}" if by_channel else "key" for n, by_channel in scales}
+    return kernel.wrapped(function, (), axes)
 
 
 def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]:
@@ -78,7 +90,8 @@ def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]
     before = []
     for out in sorted(read, key=lambda t: t.name) if problem.cache is not None else ():
         stored, scale = _stored(out, problem)
-        phase = dequantised.phase(
+        kernel = dequantised_columns if problem.cache_scale == "channel" else dequantised
+        phase = kernel.phase(
             f"dequantise_{out.name}",
             grid(out, ("key", KEYS)),
             {"key": KEYS, "col": out.cols},

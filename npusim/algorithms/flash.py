@@ -26,7 +26,7 @@ from npusim.formats import BLOCK_FORMATS, get_format, stored_format
 if TYPE_CHECKING:
     from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
-    from npusim.config.problem import Problem
+    from npusim.config.problem import Problem, Unseen
 
 
 #: Where P V adds up: from 0 for each tile, or onto the running output.
@@ -203,6 +203,19 @@ def unchanged(s: Value) -> Value:
     return s
 
 
+def hidden(unseen: Unseen | None, fmt: str) -> float:
+    """Return what stands in the place of scores that a mask hides: -Inf, or for the mean of V a finite number.
+
+    A power of two, so that its product with any factor is exact, and its distance to a maximum equal to it is 0.
+    """
+    return -(2.0 ** (100 if get_format(fmt).exponent_bits >= 8 else 14)) if unseen == "mean" else -math.inf
+
+
+def divisor(l: Value, unseen: Unseen | None) -> Value:
+    """Return the row sum that O is divided by: where the sum is 0 and O is to be, no 0."""
+    return maximum(l, float(get_format(l.fmt).min_normal)) if unseen == "zero" else l
+
+
 def check_scale(factor: float) -> None:
     """Raise `TilingError` for a factor of P that no number of float32 can have."""
     if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
@@ -246,10 +259,15 @@ def online_softmax(
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
+def narrow_overflow(fmt: str) -> str:
+    """Return what overflow gives in a cast: formats of 8 bits saturate, as the conversion instructions do (PTX cvt)."""
+    return "saturate" if stored_format(fmt).bits <= 8 else ""
+
+
 def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
     rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
-    return e.to(p.operand, rule=rule if p.operand in BLOCK_FORMATS else "")
+    return e.to(p.operand, overflow=narrow_overflow(p.operand), rule=rule if p.operand in BLOCK_FORMATS else "")
 
 
 def attend(
@@ -265,13 +283,14 @@ def attend(
     starts: tuple[float, float] = (-math.inf, 0.0),
     sink: Value | None = None,
     unit: float = 1.0,
+    unseen: Unseen | None = None,
 ) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
     Scores times ``scale``, and so the row maxima, are in ``unit``, by which they are multiplied right before the
     exponential.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
     maximum takes it in at each tile, which changes it at the first, where what is there so far, the factor, is rescaled
-    from it.
+    from it.  ``unseen``: what a row gives whose scores are all hidden (`hidden`).
     """
     is_chained = p.accumulate == "chained"
     # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.
@@ -279,13 +298,15 @@ def attend(
     first = sink if p.sink == "start" else None
     if first is not None and unit != 1:
         raise TilingError("sink: start takes scores that are scaled first; exponent=scaled, or sink=end")
+    if unseen:  # a row that sees nothing has no other maximum
+        starts = -float(get_format(p.softmax).max_finite), starts[1]
     if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN
         starts = -float(get_format(p.softmax).max_finite) / (4 * unit), starts[1]
     m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax)
-        s = where(mask, score(s if scale == 1 != unit else s * scale), -math.inf)
+        s = where(mask, score(s if scale == 1 != unit else s * scale), hidden(unseen, p.softmax))
         m = m if first is None else maximum(m, first)
         m, l, alpha, P = online_softmax(s, m, l, p, unchanged if is_late else rounds, factor, unit)
         if is_late:
@@ -317,29 +338,43 @@ def flash(
     score: Hook = unchanged,
     sink: Value | None = None,
     unit: float = 1.0,
+    unseen: Unseen | None = None,
 ) -> Value:
     """FlashAttention-2."""
-    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink, unit=unit)
-    return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale, unit)).to(p.output)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink, unit=unit, unseen=unseen)
+    return (o.to(p.running) / divisor(with_sink(l, m, sink, p, p.p_scale, unit), unseen)).to(p.output)
 
 
 @kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key")
-def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
+def fa4(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: Fa4Precision,
+    scale: float,
+    score: Hook = unchanged,
+    before: float = 1.0,
+    unseen: Unseen | None = None,
+) -> Value:
     """FlashAttention-4: a maximum is followed where it grows by more than ``growth``, so that P reaches 2^growth.
 
     Of inputs of 8 bits it is followed always unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
     Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does.
-    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
+    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).  Where
+    something is done to them they are scaled ``before``, and log2 e alone is left (compute_softmax_scale_log2).
     """
     check_scale(p.p_scale)
-    more, is_narrow = math.log(p.p_scale) * exponent_factor(p.exp_variant), stored_format(p.operand).bits <= 8
+    more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
     growth = p.growth if p.growth >= 0 else 0.0 if stored_format(q.fmt).bits <= 8 else FA4_GROWTH
     if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
         raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
-    m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
+    start = -float(get_format(p.softmax).max_finite) if unseen else -math.inf
+    m, l = full("row", start, p.softmax), full("row", 0.0, p.running)
     o = full("row value", 0.0, p.product)
     for kj, vj in tiles(k, v):
-        s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
+        s = (q @ kj.T).to(p.scores).to(p.softmax)
+        s = where(mask, score(s if before == 1 else s * before), hidden(unseen, p.softmax))
         m_tile = maximum(m, s.max())
         m_new = m_tile if growth == 0 else where(maximum((m - m_tile) * -scale - growth, 0.0), m_tile, m)
         alpha = exp((m - m_new) * scale)
@@ -347,8 +382,8 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float
         e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)
         m = m_new
         l = l * alpha + e.sum()
-        o = (o * alpha).in_share(p.rescaled) + e.to(p.operand, overflow="saturate" if is_narrow else "") @ vj
-    return (o / l).to(p.output)
+        o = (o * alpha).in_share(p.rescaled) + narrowed(e, p) @ vj
+    return (o / divisor(l, unseen)).to(p.output)
 
 
 @kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -364,6 +399,7 @@ def fp8(
     unscale: float,
     score: Hook = unchanged,
     sink: Value | None = None,
+    unseen: Unseen | None = None,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
@@ -371,8 +407,8 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, factor, sink=sink)
-    result = o / with_sink(l, m, sink, p, factor)
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, factor, sink=sink, unseen=unseen)
+    result = o / divisor(with_sink(l, m, sink, p, factor), unseen)
     return (result * unscale if unscale != 1 else result).to(p.output)
 
 
@@ -397,5 +433,5 @@ def attention_phase(
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     operands = cached_operands(problem, {"q": tensors.q, "k": tensors.k, "v": tensors.v})
-    kernel = reading_cache(kernel, tuple(operands), tensors.q.fmt)
+    kernel = reading_cache(kernel, operands)
     return kernel.phase("attention", cells, spans, [tensors.o], mask=mask, p=p, **operands, **more)

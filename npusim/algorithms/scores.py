@@ -55,8 +55,8 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
     """Return a kernel that does to scores what the problem says, and its arguments for that; ``scale``: of scores.
 
     ``packed`` heads lie below one another.  Where the precision's exponent is not of scaled scores, these stay in units
-    of the scale, or of a soft-cap, as in FlashAttention-2 and -3.  Raises `TilingError` for a kernel without such a
-    hook.
+    of the scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel that takes ``before`` has them scaled by
+    that.  Raises `TilingError` for a kernel without such a hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
     is_scaled = getattr(p, "exponent", "scaled") in ("", "scaled") or "unit" not in kernel.parameters
@@ -68,6 +68,8 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
         raise TilingError(
             f"{changes[0]}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {changes[0]}"
         )
+    is_before = "before" in kernel.parameters
+    scaling = {"before": scale, "scale": factor} if is_before else scaling
     slopes, operands = tuple(x / unit for x in alibi_slopes(problem.heads)), dict[str, Any]()
     if problem.alibi:
         operands["alibi"] = head_values("alibi", slopes, problem, p.softmax, packed)
@@ -77,7 +79,7 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
         operands["bias"] = GlobalTensor("bias", *sizes, problem.dtype, "input")
     hooked = _with_problem(kernel, ProblemScore(problem.softcap, unit), tuple(operands))
     values = {"values": {"bias": partial(_bias, problem, packed)}} if problem.bias else {}
-    return hooked, {**scaling, "score_factor": factor if is_scaled else 1.0, **operands, **values}
+    return hooked, {**scaling, "score_factor": factor if is_scaled and not is_before else 1.0, **operands, **values}
 
 
 def _queries(problem: Problem, packed: int) -> tuple[int, ...]:

@@ -175,7 +175,7 @@ def split_kv(
     tensors: dict[str, Any] = {n: t for n, t in whole.tensors.items() if n[0] in "qkv"}
     scaled: dict[str, Any] = {"scale": whole.constants["scale"]} if scored is None else {}
     kernel, arguments = (split, scaled) if scored is None else scored(split)
-    kernel = reading_cache(kernel, tuple(tensors), tensors["q"].fmt)
+    kernel = reading_cache(kernel, tensors)
     cut_masks = {n: mask for n, mask in whole.masks.items() if n not in (*arguments, "sink")}
     first = kernel.phase(
         "attention",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.algorithms.blocks import MASKED, AttentionTensors, attention_tensors, grid, with_columns
-from npusim.algorithms.flash import NamedFormats, ScaleIn
+from npusim.algorithms.flash import NamedFormats, ScaleIn, divisor, hidden, narrow_overflow
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import ONE, Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from npusim.algorithms.phase import Mask
-    from npusim.config.problem import Problem
+    from npusim.config.problem import Problem, Unseen
 
 WIDE = "float32"
 LOWEST = -float(get_format(WIDE).max_finite)
@@ -70,17 +70,17 @@ class UnfusedPrecision(NamedFormats):
 
 
 @kernel(x="row col", mask="row col")
-def scaled(x: Value, mask: Value | None, scale: float) -> Iterator[Value]:
-    """S / sqrt(d), then masked where there is a mask, in the scores' own format."""
+def scaled(x: Value, mask: Value | None, scale: float, fill: float = -math.inf) -> Iterator[Value]:
+    """S / sqrt(d), then filled where there is a mask, in the scores' own format."""
     for xj in tiles(x):
-        yield where(mask, xj * scale if scale != 1 else xj, -math.inf)
+        yield where(mask, xj * scale if scale != 1 else xj, fill)
 
 
 @kernel(x="row col", mask="row col")
-def masked(x: Value, mask: Value | None) -> Iterator[Value]:
+def masked(x: Value, mask: Value | None, fill: float = -math.inf) -> Iterator[Value]:
     """Masked scores; without a mask a copy, which one then fills."""
     for xj in tiles(x):
-        yield where(mask, xj, -math.inf)
+        yield where(mask, xj, fill)
 
 
 @kernel(x="row col")
@@ -92,7 +92,7 @@ def converted(
     ``axis``, ``rule``: of a format in blocks.
     """
     for xj in tiles(x):
-        y = (xj.to(through) if through else xj).to(fmt, axis=axis, rule=rule)
+        y = (xj.to(through) if through else xj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)
         yield y * scale if scale != 1 else y
 
 
@@ -100,7 +100,7 @@ def converted(
 def smoothed(x: Value, mean: Value, fmt: str, axis: str = "", rule: str = "") -> Iterator[Value]:
     """Another format of what is left when a mean of each column is taken away, in float32."""
     for xj, mj in tiles(x, mean):
-        yield (xj.to(WIDE) - mj).to(fmt, axis=axis, rule=rule)
+        yield (xj.to(WIDE) - mj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)
 
 
 @kernel(results="sums", ones="1 key", x="key col")
@@ -119,16 +119,16 @@ def column_means(sums: Value, count: int) -> Value:
 
 
 @kernel(s="row col")
-def softmax_whole(s: Value, fmt: str) -> Iterator[Value]:
+def softmax_whole(s: Value, fmt: str, unseen: Unseen | None = None) -> Iterator[Value]:
     """Softmax of whole rows."""
     for sj in tiles(s):
         x = sj.to(WIDE)
-        e = exp(x - x.max())
-        yield (e / e.sum()).to(fmt)
+        e = exp(x - (maximum(x.max(), LOWEST) if unseen == "zero" else x.max()))
+        yield (e / divisor(e.sum(), unseen)).to(fmt)
 
 
 @kernel(s="row col")
-def softmax_chunked(s: Value, fmt: str, start: float) -> Iterator[Value]:
+def softmax_chunked(s: Value, fmt: str, start: float, unseen: Unseen | None = None) -> Iterator[Value]:
     """Softmax of rows that do not fit: statistics chunk by chunk, then the probabilities; ``start``: of the maximum."""
     m, l = full("row", start, WIDE), full("row", 0.0, WIDE)
     for sj in tiles(s):
@@ -137,7 +137,7 @@ def softmax_chunked(s: Value, fmt: str, start: float) -> Iterator[Value]:
         l = l * exp(m - m_new) + exp(x - m_new).sum()
         m = m_new
     for sj in tiles(s):
-        yield (exp(sj.to(WIDE) - m) / l).to(fmt)
+        yield (exp(sj.to(WIDE) - m) / divisor(l, unseen)).to(fmt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +210,21 @@ def unfused(
     source = raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
     is_cut, middle = problem.causal and problem.seen.is_plain, list[Phase]()
     mask = TilingMask(max(sizes[0], problem.seq_kv)) if is_cut else mask_of(problem, sizes, "loaded")
-    hidden = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
+    masked_share = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
             continue  # it masks, or prepares for that
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
-            phase = softmax(source, out, sizes, p, -math.inf if problem.seen.is_plain else LOWEST)
+            start = -math.inf if problem.seen.is_plain and not problem.unseen else LOWEST
+            phase = softmax(source, out, sizes, p, start, problem.unseen)
         else:
             more: dict[str, Any] = {"scale": scale} if one.kernel is scaled else {}
+            more |= {"fill": hidden(problem.unseen, p.scores)} if one.is_masked else {}
             seen, offset = mask if one.is_masked else None, problem.causal_offset
             phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
         kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")
-        middle.append(replace(phase, operator=(kind, hidden)))
+        middle.append(replace(phase, operator=(kind, masked_share)))
         source = out
     return [
         *first,
@@ -333,13 +335,19 @@ def prepared(
 
 
 def softmax(
-    source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision, start: float
+    source: GlobalTensor,
+    out: GlobalTensor,
+    sizes: tuple[int, int],
+    p: UnfusedPrecision,
+    start: float,
+    unseen: Unseen | None = None,
 ) -> Phase:
     """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes.
 
-    ``start``: of their maximum; finite where a mask may leave a row nothing of its first columns.
+    ``start``: of their maximum; finite where a mask may leave a row nothing of its first columns.  ``unseen``: what a
+    row gives of which all is hidden.
     """
     blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
     spans = {"row": sizes[0], "col": sizes[1]}
-    return kernel.phase("softmax", blocks, spans, [out], s=source, fmt=out.fmt, p=p, start=start)
+    return kernel.phase("softmax", blocks, spans, [out], s=source, fmt=out.fmt, p=p, start=start, unseen=unseen)

@@ -114,11 +114,9 @@ def explore(
     axes, notes = asked.auto_space(given) if auto else (given, ())
     schedules = tuple(map(str, axes.get("schedule", schedules)))
     name, spec = ", ".join(map(short_name, schedules)), asked.spec(axes, studies=studies or not auto)
-    path = out or _default_out(spec, schedules)
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         cluster=cluster,
-        store=path,
         resume=resume,
         budget_s=budget,
         exhaustive=exhaustive,
@@ -128,6 +126,8 @@ def explore(
         finite=finite,
         notes=notes,
     )
+    path = out or _default_out(spec, schedules, options)
+    options = replace(options, store=path)
     done, last, exploration = _searched(name, spec, options)
     show_either(
         json,
@@ -209,8 +209,8 @@ def _given(overrides: "Mapping[str, str]", fields: "Iterable[str]") -> "tuple[di
     return given, {key: value for key, value in overrides.items() if "," not in value}
 
 
-def _default_out(spec: "SearchSpec", schedules: "Iterable[str]") -> Path:
-    """Return the table of a search, under a name that another search does not have."""
+def _default_out(spec: "SearchSpec", schedules: "Iterable[str]", options: "Options") -> Path:
+    """Return the table of a search, under a name that another search, or the same with other options, has not."""
     request = spec.asked
     load = request.load()
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
@@ -221,4 +221,6 @@ def _default_out(spec: "SearchSpec", schedules: "Iterable[str]") -> Path:
         inputs = Path(request.tensors).stem
     names = (name.partition("[")[0] for name in schedules)
     schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
-    return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{spec.device.name}-{spec.digest()[:6]}.csv".split())
+    how = "-exhaustive" * options.exhaustive + "-bits" * options.needs_bits
+    parts = f"explore-{schedule}-{inputs}-{spec.device.name}-{spec.digest()[:6]}{how}.csv"
+    return Path("runs") / "_".join(parts.split())

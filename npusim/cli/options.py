@@ -244,7 +244,7 @@ def _read(name: str, value: Any, schedule: str = "") -> Any:
         case "lengths" | "query_lengths" | "documents":
             return None if value is None else tuple(map(count(option), names(value, option)))
         case "cache_scale":
-            return value if value in (None, "token", "head") else count(option)(value)
+            return value if value in (None, "token", "head", "channel") else count(option)(value)
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":

@@ -12,7 +12,7 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
-from npusim.units import parse_count
+from npusim.units import parse_count, plural
 
 if TYPE_CHECKING:
     from npusim.ttir.calls import Calls
@@ -57,7 +57,7 @@ def record(
     else:
         listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)
         listed[1].save(out)
-        say(f"wrote {out}: {len(listed[1])} {'call' if len(listed[1]) == 1 else 'calls'}")
+        say(f"wrote {out}: {len(listed[1])} {plural(len(listed[1]), 'call')}")
     show_either(json, lambda: calls_document(*listed), lambda: calls_table(*listed))
 
 

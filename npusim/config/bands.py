@@ -19,6 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.packaged import read_table
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -125,20 +126,20 @@ class Validated:
         used = f" and {self.others_used} of other schedules" if self.others_used else ""
         most = "nine in ten" if self.cases + self.others_used >= FEWEST else "all measured so far"
         return (
-            f"by {self.cases} measured time{'s' * (self.cases > 1)} of {schedule} on {device}{used}, half are expected "
+            f"by {self.cases} measured {plural(self.cases, 'time')} of {schedule} on {device}{used}, half are expected "
             f"within {_percent(self.median_error)}, {most} within {_percent(self.most_error)}{self.why}"
         )
 
     @property
     def nearest_text(self) -> str:
         """The nearest class, and its largest error."""
-        times = f"{self.cases} measured time{'s' * (self.cases > 1)}"
+        times = f"{self.cases} measured {plural(self.cases, 'time')}"
         return f"the nearest, {times} of {self.nearest}: up to {_percent(self.most_error or 0)}"
 
     @property
     def why(self) -> str:
         """How near the run is to what was measured, in words; empty where no shape is known."""
-        cases = f"{self.cases} case{'s' * (self.cases > 1)}"
+        cases = f"{self.cases} {plural(self.cases, 'case')}"
         reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []
         reasons += ["registers estimated"] if self.is_estimated else []

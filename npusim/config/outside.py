@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import time
 import traceback
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.config.messages import suggest
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import BufferOverflowError, NpusimError, SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
 #: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
+
+
+#: When npusim was imported, and where Python's own files, installed packages and npusim are.
+_BEGUN = time.time()
+_INSTALLED = (*(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 
 
 def is_outside(name: str) -> bool:
@@ -68,6 +78,34 @@ def module(name: str) -> ModuleType:
         raise SpecError(f"module {name}: {describe(error)}") from error
 
 
+def sources(files: Iterable[str]) -> dict[str, str] | None:
+    """Return a digest of each file from outside that Python has loaded, by path, and of ``files``.
+
+    An installed package counts where one of ``files`` is of it.  None where a file cannot be read, or has changed since
+    npusim was imported, so that what is loaded may be another.
+    """
+    modules = [(n.partition(".")[0], str(getattr(m, "__file__", None))) for n, m in list(sys.modules.items())]
+    own = {name for name, file in modules if file in files}
+    loaded = {f for n, f in modules if f.endswith(".py") and (n in own or not f.startswith(_INSTALLED))}
+    digests = dict[str, str]()
+    for file in sorted({*files, *loaded}):
+        try:
+            if Path(file).stat().st_mtime >= _BEGUN:
+                return None
+            digests[file] = digest_of(file)
+        except OSError:
+            return None
+    return digests
+
+
+def digest_of(file: str) -> str:
+    """Return a digest of a file's content; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def describe(error: BaseException) -> str:
     """Return an error in words; its kind too, where the words are not ours."""
     near = ""
@@ -82,3 +120,30 @@ def place_of(error: BaseException, path: str) -> str:
         return f"{path}:{error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     return f"{path}:{lines[-1]}" if lines else path
+
+
+def origin_of(function: object) -> str:
+    """Return file and line of a function; empty for what has no code of its own."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+@contextmanager
+def with_origin(origin: str, called: str = "") -> Iterator[None]:
+    """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
+
+    ``called``: whose fault it is, in words, behind the line.
+
+    A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.
+    """
+    try:
+        yield
+    except (BufferOverflowError, *PASSED_ON):
+        raise
+    except BaseException as error:
+        path = origin.rpartition(":")[0]
+        if not origin or str(error).startswith(path):
+            raise
+        kind = type(error) if isinstance(error, NpusimError) else SpecError
+        line = place_of(error, path)
+        raise kind(f"{origin if line == path else line}: {called}{describe(error)}") from error

@@ -42,8 +42,12 @@ CacheFormat = Literal["float8_e4m3fn", "int8"]
 #: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
 _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
-#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many.
-ScaledKeys = Literal["token", "head"] | PositiveInt
+#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many; or each channel has one.
+ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
+#: What a query that sees no key gives: 0, as FlashAttention has it; NaN, 0 over 0; or the mean of all V, as a finite
+#: number in the place of hidden scores makes it.
+Unseen = Literal["zero", "nan", "mean"]
+_UNSEEN = ", ".join(get_args(Unseen))
 #: What is added to the names of K and V for what such a cache holds of them.
 STORED, SCALES = "_stored", "_scale"
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
@@ -202,6 +206,7 @@ class CallFields(SpecModel):
     page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
     cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
     cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
+    unseen: Unseen | None = _where_stated(None, "what a query that sees no key gives; absent: there is none such")
 
 
 class Problem(Sizes, CallFields):
@@ -301,14 +306,16 @@ class Problem(Sizes, CallFields):
         self._check_seen()
         for name in ("head_dim", "value_head_dim"):
             _check_head_size(name, getattr(self, name))
-        if self.causal and self.seq_q > self.seq_kv:
+        if self.causal and not self.unseen and self.seq_q > self.seq_kv:
             raise fault_at(
                 "seq_q",
-                f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first "
-                f"{self.seq_q - self.seq_kv} would see none; seq_kv must be at least seq_q",
+                f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first {self.seq_q - self.seq_kv} would "
+                f"see none; seq_kv must be at least seq_q, or unseen says what they give: {_UNSEEN}",
             )
-        if self.causal and self.causal_offset < 0:
-            raise fault_at("causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0")
+        if self.causal and not self.unseen and self.causal_offset < 0:
+            raise fault_at(
+                "causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0, or give unseen"
+            )
         if self.is_scaled and self.dtype not in SCALED:
             raise fault_at("q_scale, k_scale, v_scale", f"only {' and '.join(SCALED)} have them, not {self.dtype}")
         if self.values_in_keys and self.value_head_dim > self.head_dim:
@@ -336,8 +343,9 @@ class Problem(Sizes, CallFields):
                 "documents", f"one goes across the end of a sequence; lengths end at {', '.join(map(str, wanted))}"
             )
         before, _ = self.sides
-        if before is not None and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
-            raise fault_at("window", f"{self.window} keys leave the last query without one; must be larger")
+        if before is not None and not self.unseen and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
+            ways = f"must be larger, or unseen says what it gives: {_UNSEEN}"
+            raise fault_at("window", f"{self.window} keys leave the last query without one; {ways}")
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
@@ -442,7 +450,7 @@ class Problem(Sizes, CallFields):
 
     def attended_pairs(self) -> int:
         """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
-        if not self.seen.is_plain:
+        if not self.seen.is_plain or (self.unseen and self.causal):
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
             return self.seq_q * self.seq_kv
@@ -468,14 +476,15 @@ class Problem(Sizes, CallFields):
         tokens = self.kv_heads * self.key_count
         if self.cache is None:
             return tokens * width * element_bytes(self.dtype)
-        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * element_bytes("float32")
-        return tokens * width * element_bytes(self.cache) + scales * (1 if self.values_in_keys else 2)
+        each = width if self.cache_scale == "channel" else 1 if self.values_in_keys else 2
+        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * each
+        return tokens * width * element_bytes(self.cache) + scales * element_bytes("float32")
 
     @property
     def scaled_keys(self) -> int:
-        """Keys of a KV head that have one scale in the cache."""
+        """Keys of a KV head that have one scale in the cache, or one for each channel."""
         each = self.cache_scale
-        return each if isinstance(each, int) else {"token": 1, "head": self.seq_kv}[each]
+        return each if isinstance(each, int) else 1 if each == "token" else self.seq_kv
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import load_machine
-from npusim.config.tiling import SEARCHED, Tiling, TilingField, tiling_fields, word_of
+from npusim.config.tiling import SEARCHED, Tiling, TilingField, build_tiling, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.plan import target_of
@@ -131,20 +132,33 @@ class SearchRequest:
         except NpusimError:  # an axis may be what makes it one that runs
             return {**defaults, **named_fields(self.request.tiling)}
 
-    def auto_axes(self) -> dict[str, tuple[Value, ...]]:
+    def _decided(self, schedule: Schedule, kernels: Iterable[Value] = ()) -> frozenset[str]:
+        """Return the fields of a schedule that the kernel decides which is named, or each of several ``kernels``."""
+        if "kernel" not in schedule.tiling.model_fields:
+            return frozenset()
+        listed = tuple(kernels) or (named_fields(self.request.tiling).get("kernel"),)
+        tilings = (build_tiling(schedule.tiling, {"kernel": k} if k else {}) for k in listed)
+        return frozenset.intersection(*map(machine_of(self.device).decided, tilings))
+
+    def auto_axes(self, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, tuple[Value, ...]]:
         """Return the space that the schedules declare together, with the tilings that plain runs of them take.
 
-        Raises `TilingError` where a schedule declares no field to vary.
+        Without fields that a published kernel decides: where it decides all, the kernel is the space's one point.
+        ``fields``: axes that are named.  Raises `TilingError` where a schedule declares no field to vary.
         """
         axes: dict[str, list[Value]] = {}
+        kernel, is_decided = named_fields(self.request.tiling).get("kernel"), False
         for name, schedule in self.found.items():
-            unsearched = schedule.left(self.device)
+            decided = self._decided(schedule, fields.get("kernel", ()))
+            unsearched, is_decided = schedule.left(self.device) | decided, is_decided or bool(decided)
             plain = self.plain_tiling(name)
             for field, values in declared(schedule.tiling).items():
                 if field not in unsearched:
                     listed = dict.fromkeys((*axes.get(field, ()), *values, _plain(values, plain[field])))
                     axes[field] = sorted(listed, key=_rank)
-        if not axes:
+        if is_decided and not axes and kernel is not None:
+            axes["kernel"] = [str(kernel)]
+        if not axes and not is_decided:
             called = ", ".join(self.schedules)
             raise TilingError(
                 f"--auto: {called}: no field has limits or choices to take values from; give them: --field"
@@ -156,7 +170,7 @@ class SearchRequest:
 
         Held are those that no plain run chooses, the longest first, at the values that plain runs take.
         """
-        axes: dict[str, Any] = {**self.auto_axes(), **fields}
+        axes: dict[str, Any] = {**self.auto_axes(fields), **fields}
         chosen = set().union(*(open_fields(s, self.device) for s in self.found.values()))
 
         def count() -> int:

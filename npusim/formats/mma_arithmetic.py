@@ -168,6 +168,15 @@ def input_name(a: str, b: str) -> str:
     return first if a == b else first + second
 
 
+def row_for(name: str, a: str, b: str) -> str:
+    """Return the row of the unit of ``name`` that multiplies formats A and B; ``name`` where there is none."""
+    if a == b or not {a, b} <= set(_FORMAT_OF_INPUT.values()):
+        return name
+    unit, _, rest = name.rpartition(f".{input_name(a, a)}.")
+    both = f"{unit}.{input_name(a, b)}.{rest}"
+    return both if both in ARITHMETICS else name
+
+
 def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "published-model") -> MmaArithmetic:
     """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
     _, _, depth, inputs, acc = name.split(".")

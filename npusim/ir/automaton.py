@@ -21,6 +21,7 @@ from npusim.ir.families import distinct, values_of
 from npusim.ir.opaque import OpaqueRange
 from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -296,7 +297,7 @@ class Automaton:
         operations = (o for s in self.shapes for p in pieces_of(s.parts) for o in p.operations)
         by = next((o for o in operations if any(e == other.index for e, _, _ in o.uses)), None)
         what = f"{by.label} on {other.queue}" if by else f"queue {other.queue}, by no operation,"
-        slots = f"{other.depth} slot{'s' if other.depth > 1 else ''}"
+        slots = f"{other.depth} {plural(other.depth, 'slot')}"
         did = f"fills a slot of ring {mine.ring} again that {what} has still to read"
         if not mine.is_producer:
             did = f"reads a slot of ring {mine.ring} that {what} has still to fill"

@@ -70,6 +70,10 @@ class Machine:
         """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
         return tiling
 
+    def decided(self, _tiling: Any, _problem: Any = None) -> frozenset[str]:
+        """Return the fields that the tiling's kernel decides; for a problem, those of which nobody names any value."""
+        return frozenset()
+
     def by_tile(self, _tiling: Any, _precision: Any) -> Mapping[str, object]:
         """Return fields of a measured kernel that its tile alone states: it is its author's, not the vendor's."""
         return {}

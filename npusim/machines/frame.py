@@ -14,6 +14,7 @@ from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
+from npusim.formats.mma_arithmetic import row_for
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import indices, varying
 from npusim.ir.program import Body
@@ -266,11 +267,12 @@ class Frame:
     def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
         """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.
 
-        That takes the formats of A and of the result.  Raises `TilingError` where the unit does not multiply operands
-        of theirs.
+        That takes the formats of A and of the result; where B has another, the unit's row for both is taken.  Raises
+        `TilingError` where the unit does not multiply operands of theirs.
         """
         (row,) = stage.rows
-        arithmetic = self.phase.arithmetic or arithmetic_of(self.fmt(row.srcs[0]), self.fmt(row.dst))
+        a, b = map(self.fmt, row.srcs)
+        arithmetic = self.phase.arithmetic or row_for(arithmetic_of(a, self.fmt(row.dst)), a, b)
         self.check_operands(stage, arithmetic)
         return replace(row.attributes, arithmetic=arithmetic)
 

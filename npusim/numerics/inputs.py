@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.problem import STORED, AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
+from npusim.config.problem import (
+    SCALES,
+    STORED,
+    AmplifiedData,
+    HybridData,
+    NormalData,
+    ResonanceData,
+    SinkData,
+    UniformData,
+)
 from npusim.errors import TensorError
 from npusim.formats.cast import widen
 from npusim.formats.float_format import format_of_dtype
@@ -58,15 +67,19 @@ def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSour
     return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
 
 
-def quantised(values: Array, fmt: str, rows: int | None = None) -> tuple[Array, Array]:
+def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bool = False) -> tuple[Array, Array]:
     """Return values in a narrow format, and float32 scales: one for all, or for each row that of ``rows`` together.
+
+    Or one for each column, (1, columns).
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
     """
     wide = values.astype(np.float64)
     largest = np.abs(wide).max()
-    if rows is not None:
+    if by_column:
+        largest = np.abs(wide).max(0, keepdims=True)
+    elif rows is not None:
         starts = range(0, len(wide), rows)
         largest = np.repeat(np.maximum.reduceat(np.abs(wide).max(1), starts), rows)[: len(wide), None]
     scales = (largest / formats.get_format(fmt).max_finite).astype(np.float32)
@@ -85,7 +98,8 @@ def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
 
     @cache
     def of_head(name: str, batch: int, head: int) -> tuple[Array, Array]:
-        return quantised(source(name, batch, head), fmt, problem.scaled_keys)
+        by_column = problem.cache_scale == "channel"
+        return quantised(source(name, batch, head), fmt, problem.scaled_keys, by_column=by_column)
 
     def read(name: str, batch: int, head: int) -> Array:
         if name == "q":
@@ -134,7 +148,7 @@ def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
 
     def read(name: str, batch: int, head: int) -> Array:
         values = source(name, batch, head)
-        if name == "q":
+        if name == "q" or (name.endswith(SCALES) and problem.cache_scale == "channel"):  # these lie beside the pages
             return values
         for index, start in zip(table[batch], range(0, len(values), problem.page), strict=True):
             memory[name, head, index] = values[start : start + problem.page]

@@ -75,31 +75,38 @@ def attention(
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
     ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite but for keys that no row
-    sees.  ``seen``: which keys a query sees, default the problem's.
+    sees.  ``seen``: which keys a query sees, default the problem's; one that sees none gives what the problem says.
     """
     scores = attention_scores(q, k, problem, row, head, seen)
+    sees_none = (scores == -np.inf).all(axis=1, keepdims=True) & bool(problem.unseen)
+    if problem.unseen == "mean":
+        scores = np.where(sees_none, 0.0, scores)
     if problem.sink_logits:  # a column beside those of the keys, whose value is 0
         scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
     weights = softmax_weights(scores)
     v = np.where((scores[:, : len(k)] == -np.inf).all(axis=0)[:, None], 0, v)  # NaN of keys that no row sees
-    return multiplied(weights[:, : len(k)], v) / summed(weights)[:, None] * problem.v_scale
+    with np.errstate(invalid="ignore"):
+        out: NDArray[np.float64] = multiplied(weights[:, : len(k)], v) / summed(weights)[:, None] * problem.v_scale
+    return np.where(sees_none, 0.0, out) if problem.unseen == "zero" else out
 
 
 def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return exp(scores - the row's largest), (rows, keys) in both."""
-    weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")
+    with np.errstate(invalid="ignore"):  # of a row without a score there is no largest: NaN
+        weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")
     return weights
 
 
 def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]], fmt: str) -> ErrorSummary:
     """Return the distance of ``outputs`` (each (rows, dv)) from ``references``, pooled.
 
-    An output with NaN or Inf is at no distance: counts, but no figures (`ErrorSummary`).
+    An output with NaN or Inf is at no distance: counts, but no figures (`ErrorSummary`).  NaN in the place of NaN is
+    right, and another number there counts as NaN.
     """
     output = np.concatenate([o.reshape(-1, o.shape[-1]) for o in outputs])
-    reference = np.concatenate(references)
+    output, reference = _compared(output, np.concatenate(references))
     wide = output.astype(np.float64)
-    is_nan, is_inf = np.isnan(wide), np.isinf(wide)
+    is_nan, is_inf = np.isnan(wide) | np.isnan(reference), np.isinf(wide)
     summary = ErrorSummary(
         rmse=None,
         max_abs_error=None,
@@ -124,8 +131,17 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
     )
 
 
+def _compared(output: Array, reference: NDArray[np.float64]) -> tuple[Array, NDArray[np.float64]]:
+    """Return both with 0 where both are NaN, which is then right."""
+    are_nan = np.isnan(reference) & np.isnan(output.astype(np.float64).reshape(reference.shape))
+    if not are_nan.any():
+        return output, reference
+    return np.where(are_nan.reshape(output.shape), output.dtype.type(0), output), np.where(are_nan, 0.0, reference)
+
+
 def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each row's distance from the reference over the reference's norm; NaN or Inf where it is not finite."""
+    output, reference = _compared(output, reference)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         distance = np.sqrt(_squares(output.astype(np.float64) - reference))
         norm = np.sqrt(_squares(reference))

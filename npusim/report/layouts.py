@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.layout.chain import Chain, Source, chain, held
 from npusim.layout.fragment import Arrangement, Fragment
 from npusim.report.text import Fact, Facts, cells, document
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.layout.instruction import MmaInstruction
@@ -184,7 +185,7 @@ def _chain_facts(linked: Chain) -> Iterator[Fact]:
 
 
 def _counted(values: int) -> str:
-    return f"{values} value" + ("s" if values != 1 else "")
+    return f"{values} {plural(values, 'value')}"
 
 
 # ---------------------------------------------------------------- text

@@ -17,6 +17,7 @@ from npusim.config.tiling import word_of
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
+from npusim.schedules.define import machine_of
 from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, RunData, Spread
 from npusim.timing.result import TimingRecord
@@ -88,7 +89,9 @@ def record_of(result: RunData) -> RunRecord:
     values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
     values |= {"npusim_version": __version__, "device": _device(result.device)}
     values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
-    values["tiling"] = {n: word_of(type(result.tiling), n, v) for n, v in values["tiling"].items()}
+    decided = machine_of(result.device).decided(result.tiling, result.problem)
+    shown = {n: v for n, v in values["tiling"].items() if n not in decided}
+    values["tiling"] = {n: word_of(type(result.tiling), n, v) for n, v in shown.items()}
     return RunRecord(**values)
 
 

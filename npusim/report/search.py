@@ -23,6 +23,7 @@ from npusim.report.charts import Figure, FigureTile, PagePart, Row, Spec
 from npusim.report.inputs import problem_text
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 from npusim.simulation.request import short_name
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.explore.search import Progress
@@ -69,7 +70,7 @@ def exploration_table(
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
-    count = f"{whole(total)} point{'' if total == 1 else 's'}"
+    count = f"{whole(total)} {plural(total, 'point')}"
     count = f"{whole(len(outcomes))} of {count}" if len(outcomes) < total else count
     where = f" on {about['device']}, {_subject(about)}" if "device" in about else ""
     blocks: list[Block] = [Heading(f"{name}{where}: {count}", _counted(counts))]

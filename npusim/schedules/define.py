@@ -23,6 +23,7 @@ from npusim.algorithms.phase import Phase
 from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
+from npusim.config import outside
 from npusim.config.device import FAMILIES
 from npusim.config.node import NODE_FAMILY
 from npusim.config.seen import KeyFunction, pairs_seen
@@ -218,7 +219,7 @@ def _build(
 
 def _origin(function: Callable[..., Any]) -> str:
     """Return file and line of a function outside the package, empty for npusim's own."""
-    return "" if function.__module__.startswith("npusim.") else plugins.origin_of(function)
+    return "" if function.__module__.startswith("npusim.") else outside.origin_of(function)
 
 
 def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
@@ -277,6 +278,7 @@ def attention(
     hooked = None if score is None else with_score(kernel, score, operands)
     own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())), by_rule)
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
+    hooks["takes_unseen"] = "unseen" in kernel.parameters
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
     checked = own.phases if "scale" in kernel.parameters else _without_scale(called, own.phases)
@@ -341,6 +343,7 @@ class _Attention:
             kernel, known = scored(self.kernel, problem, p, problem.scale)
         bound = _operands(self.called, self.operands, problem, p)
         known |= bound | {"values": known.get("values", {}) | bound["values"]}
+        known |= {"unseen": problem.unseen} if "unseen" in self.kernel.parameters else {}
         if "sink" in self.kernel.parameters:
             known["sink"] = sink_of(problem, p, p.softmax)
         elif problem.sink_logits:
@@ -408,7 +411,7 @@ def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:
     """Raise `TilingError` for a query that a function of one's own shows no key: it has nothing to divide by."""
-    if not isinstance(seen, KeyFunction):
+    if not isinstance(seen, KeyFunction) or problem.unseen:
         return
     for row, rows in chunks(problem.seq_q, LOOKED_AT):
         sighted = seen.matrix(problem.causal_offset + row, rows, 0, problem.seq_kv).any(axis=1)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 
+#: Formats of 8 bits that inputs have; P is E4M3 beside either (PTX wgmma: each operand has its own).
+FP8 = (E4M3, "float8_e5m2")
+
+
 class GpuFp8Tiling(GroupFields, Blocks):
     """Tiling fields of FP8 attention on a GPU."""
 
@@ -72,20 +76,21 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     if p.scale > E4M3_MAX:
         notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
     if device.family == "ascend":
-        if problem.dtype == E4M3 and not multiplies(device, E4M3):
-            raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
+        if problem.dtype in FP8 and not multiplies(device, problem.dtype):
+            held = f"float16 holds all values of {problem.dtype}"
+            raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; {held}")
         return tuple(notes)
     if device.is_timed and not multiplies(device, E4M3):
         raise TilingError(
             f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
             "h200 has FP8, flash runs here in float16"
         )
-    if problem.dtype not in (E4M3, "float32"):
+    if problem.dtype not in (*FP8, "float32"):
         raise TilingError(
-            f"fp8_attention on {device.name} reads E4M3 inputs, not {problem.dtype}; give them as {E4M3}, "
-            "or as float32 to isolate the cast of P"
+            f"fp8_attention on {device.name} reads inputs of 8 bits, not {problem.dtype}; give them as "
+            f"{' or '.join(FP8)}, or as float32 to isolate the cast of P"
         )
-    if problem.dtype != E4M3:
+    if problem.dtype not in FP8:
         notes.append("inputs in float32 isolate the cast of P: no FP8 product is computed")
     return tuple(notes)
 
@@ -96,12 +101,13 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.
     """
     notes, sizes = _checked(problem, precision, machine.device), (tiling.block_q, tiling.block_kv)
-    if precision.operand not in (E4M3, problem.dtype):
+    operand = E4M3 if problem.dtype in FP8 else problem.dtype
+    if precision.operand not in (E4M3, operand):
         raise TilingError(
             f"operand: P in {precision.operand}, but the matrix unit reads it beside V in {problem.dtype}; "
-            f"use operand={problem.dtype} or leave it out"
+            f"use operand={operand} or leave it out"
         )
-    p = replace(precision, operand=problem.dtype)  # of the same values where the matrix unit has no FP8
+    p = replace(precision, operand=operand)  # of the same values where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     p_scale = 1.0 if p.fold else p.scale
@@ -115,6 +121,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         cells=attention_cells(problem, *sizes, is_reverse=p.is_reverse),
         sink=sink_of(problem, p, p.softmax),
         **more,
+        unseen=problem.unseen,
         p_scale=p_scale,
         factor=p.scale if p.fold else 1.0,
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by
@@ -125,7 +132,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
 
 def study(problem: Problem, device: DeviceSpec) -> str:
     """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
-    if device.family != "ascend" or problem.dtype == E4M3:
+    if device.family != "ascend" or problem.dtype in FP8:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
     what = f"P is cast to E4M3 and multiplied as {problem.dtype}, with a new cast for each tile; a study of numerics"
@@ -145,6 +152,7 @@ SCHEDULES = schedule(
     families=["ascend", "nvidia"],
     reads_scales=True,
     takes_lengths=True,
+    takes_unseen=True,
     study=study,
     inputs=inputs,
     default_precision="hpc_ops",

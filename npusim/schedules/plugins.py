@@ -5,7 +5,6 @@ A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,11 @@ from npusim.config import outside
 from npusim.config.device import MACHINES
 from npusim.config.messages import choices
 from npusim.config.packaged import clash, installed
-from npusim.errors import BufferOverflowError, NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.machines.base import Machine
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
 
     from npusim.ir.program import TileProgram
@@ -83,38 +81,13 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
     """Return a schedule whose errors name file and line, also those of its own builder."""
-    origin = schedule.origin or origin_of(schedule.build) or f"{module.__file__}:1"
+    origin = schedule.origin or outside.origin_of(schedule.build) or f"{module.__file__}:1"
     return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
 
 
 def _build(build: Builder, origin: str, *arguments: Any) -> TileProgram:
-    with with_origin(origin):
+    with outside.with_origin(origin):
         return build(*arguments)
-
-
-def origin_of(function: object) -> str:
-    """Return file and line of a function; empty for what has no code of its own."""
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
-
-
-@contextmanager
-def with_origin(origin: str) -> Iterator[None]:
-    """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
-
-    A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.
-    """
-    try:
-        yield
-    except (BufferOverflowError, *outside.PASSED_ON):
-        raise
-    except BaseException as error:
-        path = origin.rpartition(":")[0]
-        if not origin or str(error).startswith(path):
-            raise
-        kind = type(error) if isinstance(error, NpusimError) else SpecError
-        line = outside.place_of(error, path)
-        raise kind(f"{origin if line == path else line}: {outside.describe(error)}") from error
 
 
 def _is_schedule(value: object) -> bool:

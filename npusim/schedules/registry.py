@@ -105,6 +105,7 @@ class Schedule:
     is_hooked: bool = False
     elsewhere: type[Tiling] | None = None
     takes_lengths: bool = False
+    takes_unseen: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] | None = None
@@ -210,6 +211,8 @@ class Schedule:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
         if isinstance(problem, Problem) and problem.lengths and not self.takes_lengths:
             raise SpecError(f"lengths: schedule {self.name} takes sequences of one length (--batch, --seq)")
+        if isinstance(problem, Problem) and problem.unseen and not self.takes_unseen:
+            raise SpecError(f"unseen: schedule {self.name} has no such choice: its kernel takes no `unseen`")
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
         """Raise `SpecError` for a size that is none of the schedule's, or no whole number; a switch is 0 or 1."""

@@ -85,7 +85,7 @@ def _whole(
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
     packed = tensors.q.packed
     kernel, more = scored(flash, problem, p, problem.scale, packed)
-    more["sink"] = sink_of(problem, p, p.softmax, packed)
+    more |= {"sink": sink_of(problem, p, p.softmax, packed), "unseen": problem.unseen}
     if packed == 1:
         return attention_phase(kernel, problem, sizes, p, mask=mask_of(problem, sizes, kind), tensors=tensors, **more)
     blocks = packed_blocks(problem, sizes)
@@ -300,6 +300,8 @@ def _phases(
     *,
     prepares: bool,
 ) -> Phases:
+    if problem.unseen not in (None, "zero"):
+        raise TilingError(f"unseen: {problem.unseen}, but a part of the keys that a query does not see gives 0; zero")
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
@@ -367,6 +369,7 @@ SCHEDULES = schedule(
     precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
     families=["ascend", "nvidia"],
     takes_lengths=True,
+    takes_unseen=True,
     is_of_decoding=True,
     summary="flash-decoding: keys split among blocks, partial outputs merged",
 )

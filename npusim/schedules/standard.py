@@ -89,6 +89,7 @@ SCHEDULES = schedule(
     phases,
     precisions=[UnfusedPrecision("framework")],
     families=["ascend", "nvidia"],
+    takes_unseen=True,
     tiling={"ascend": StandardTiling, "nvidia": GpuStandardFields},
     unsupported=needs_groups,
     summary="unfused: scores, scale and mask, softmax, values",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from npusim.config.load import load_device
+from npusim.config.outside import with_origin
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
@@ -25,7 +26,6 @@ from npusim.numerics.inputs import (
 )
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule
-from npusim.schedules.plugins import with_origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

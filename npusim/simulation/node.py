@@ -12,7 +12,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
 from npusim.config.problem import LayerProblem, SharedProblem
 from npusim.config.tiling import Tiling
-from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.errors import NpusimError, ProgramError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
@@ -34,9 +34,9 @@ from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_grou
 from npusim.simulation.request import Request
 from npusim.simulation.result import ComputedBits, Spread, result_of
 from npusim.simulation.tile import program_of
-from npusim.timing import METHODS
+from npusim.timing import method_named
 from npusim.timing.summary import check_sanity
-from npusim.units import format_bytes, format_duration
+from npusim.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -121,7 +121,7 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
 def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
     """Return the time of one child on its device, with the schedule's own tiling and precision."""
     try:
-        return METHODS[method](child_program(child, device), device, trace_groups=())
+        return method_named(method)(child_program(child, device), device, trace_groups=())
     except NpusimError as error:
         text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
         if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
@@ -136,8 +136,7 @@ def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, tra
 
     Raises `SpecError` if there is no such method, or the devices are not all joined.
     """
-    if method not in METHODS:
-        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    method_named(method)
     machine = machine_of(node_device)
     node, device = machine.node, machine.single
     timer = kernel_timer(node, device, method)
@@ -369,7 +368,7 @@ def _experts_note(what: ModelProblem) -> tuple[str, ...]:
     if experts is None:
         return ()
     touched, rows = experts.touched(what.rows), what.rows
-    tokens = f"{rows:,} token{'' if rows == 1 else 's'}"
+    tokens = f"{rows:,} {plural(rows, 'token')}"
     return (
         f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
         f"{tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, "

@@ -21,6 +21,7 @@ from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
+from npusim.timing import method_named
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
     its caller.
     """
     r, device = request, request.machine()
+    method_named(r.method)
     if is_of_models(r.schedule):
         device = NodeDevice.alone(device)
     is_one = machine_of(device).node is None

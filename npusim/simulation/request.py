@@ -41,7 +41,7 @@ Asked = tuple[tuple[str, str], ...]
 #: Fields of a problem that a call may change: keys that are seen, scores, queries, how K and V are stored.
 CALL = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
-    *("query_lengths", "page", "cache", "cache_scale"),
+    *("query_lengths", "page", "cache", "cache_scale", "unseen"),
 )
 #: Options that kernels of plain tensors read as attention does.
 OF_ROWS = ("tensors", "rows", "heads", "seed")
@@ -179,9 +179,9 @@ class Request:
         choices=("float8_e4m3fn", "int8"),
         needs="workload attention",
     )
-    cache_scale: Literal["token", "head"] | int | None = _what(
-        "--cache-scale token|head|KEYS",
-        "Keys of a KV head that share one of its float32 scales: one, all, or so many.",
+    cache_scale: Literal["token", "head", "channel"] | int | None = _what(
+        "--cache-scale token|head|channel|KEYS",
+        "Keys of a KV head that share one of its float32 scales: one, all, or so many; channel: one a channel.",
         shown="token",
         needs="workload attention",
     )
@@ -200,6 +200,12 @@ class Request:
     chunk: Count | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
     documents: tuple[int, ...] | None = _seen(
         "--documents KEYS,...", "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996."
+    )
+    unseen: Literal["zero", "nan", "mean"] | None = _seen(
+        "--unseen",
+        "What a query that sees no key gives: 0, NaN, or the mean of V; libraries differ.",
+        choices=("zero", "nan", "mean"),
+        shown="such a query is refused",
     )
     bias: Literal["shared", "head"] | None = _seen(
         "--bias",
@@ -521,7 +527,8 @@ class CallOptions(TypedDict, total=False):
     query_lengths: Sequence[int] | None
     page: Count | None
     cache: CacheFormat | None
-    cache_scale: Literal["token", "head"] | int | None
+    cache_scale: Literal["token", "head", "channel"] | int | None
+    unseen: Literal["zero", "nan", "mean"] | None
     tensor_parallel: Count | None
     causal: bool | None
     window: int | tuple[int, int] | None

@@ -197,7 +197,9 @@ def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
     rows = sorted({row + n for (_, _, row), block in bits.rows.items() for n in range(len(block))})
     heads = sorted({head for _, head, _ in bits.rows})
     lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())
-    _, head, row = next(lost)
+    _, head, row = next(lost, (0, None, None))
+    if row is None:  # numbers where there is to be none: no preset decides that
+        return None
     for name in plan.schedule.precisions:
         try:
             program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.outside import with_origin
 from npusim.config.problem import KernelProblem, Problem
-from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
-from npusim.schedules.plugins import with_origin
 from npusim.simulation.apart import done_apart
 from npusim.simulation.evaluation import bits_of, compared_variants
 from npusim.simulation.inputs import padding_note
@@ -34,7 +34,7 @@ from npusim.simulation.robustness import (
     rows_under,
 )
 from npusim.simulation.tile import program_of, starting_with
-from npusim.timing import METHODS, auto
+from npusim.timing import auto, method_named
 from npusim.timing.precompile import compiled_before, compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
@@ -260,8 +260,7 @@ def simulate_program(
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
-    if method not in METHODS:
-        raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
+    simulate, quickly = method_named(method), method_named("auto")
     if machine_of(device).node is not None:
         from npusim.simulation.node import time_on_node
 
@@ -270,14 +269,14 @@ def simulate_program(
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all
-        known = METHODS[method](program, device, trace_groups=range(device.group_count.value), streams=streams, **more)
+        known = simulate(program, device, trace_groups=range(device.group_count.value), streams=streams, **more)
         groups = _last_group(known)
         known = replace(known, spans=tuple(s for s in known.spans if s.group in groups))
     elif isinstance(groups, str):
-        quick = METHODS["auto"](program, device, streams=streams)
+        quick = quickly(program, device, streams=streams)
         groups = _last_group(quick)
         known = quick if method == "auto" and not auto.keeps_spans(streams) else None
-    result = known or METHODS[method](program, device, trace_groups=groups, streams=streams, **more)
+    result = known or simulate(program, device, trace_groups=groups, streams=streams, **more)
     check_sanity(result)
     if not groups or result.spans or not result.operations:
         return result

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
-from npusim.config.outside import is_outside
+from npusim.config import outside
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
@@ -28,7 +29,7 @@ from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class, machine_of
 from npusim.simulation.classes import class_key
-from npusim.timing import METHODS
+from npusim.timing import method_named
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
@@ -256,24 +257,36 @@ def remembered(
 ) -> Any:
     """Return what ``make`` says of a call, a value of JSON, from the cache folder where it is known.
 
-    It is kept there where none but npusim's own files have a part in it, until one of them changes.
+    It is stored until one of npusim's files changes, or of those from outside that have a part in it: a schedule of
+    attention, a kernel, a machine, and all that Python loaded for them.
     """
-    kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
-    is_ours = not any(is_outside(name) for name in kernels if isinstance(name, str))
-    is_ours &= machine_class(device.family).__module__.startswith("npusim.")
-    if schedule.origin or not is_ours:
+    files = _outside_files(schedule, device, call)
+    if files and (not issubclass(schedule.problem, Problem) or outside.sources(files) is None):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
-    content = schedule.name, device.model_dump_json(), *map(repr, call)
+    content = schedule.name, files, device.model_dump_json(), *map(repr, call)
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # 4096 files at most: a later value takes the place of another
     if (kept := cache.load(name, stamp)) is not None:
-        return json.loads(kept)
+        value, of_files = json.loads(kept)
+        if all(outside.digest_of(file) == digest for file, digest in of_files.items()):
+            return value
     value = make()
-    text = json.dumps(value, default=repr)
-    if json.loads(text) == value:
+    digests = outside.sources(files) if files else {}  # some may be loaded by now
+    text = json.dumps([value, digests], default=repr)
+    if digests is not None and json.loads(text)[0] == value:
         cache.store(name, stamp, text.encode(), is_silent=True)
     return value
+
+
+def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, ...]) -> list[str]:
+    """Return the files of what is not npusim's own in a call: its schedule, its kernel, its machine."""
+    kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
+    modules = [outside.load(k, "a kernel")[0] for k in kernels if isinstance(k, str) and outside.is_outside(k)]
+    machine = machine_class(device.family).__module__
+    modules += [] if machine.startswith("npusim.") else [sys.modules[machine]]
+    files = [schedule.origin.rpartition(":")[0]] if schedule.origin else []
+    return sorted({*files, *(str(module.__file__) for module in modules)})
 
 
 def _has_numba() -> bool:
@@ -383,7 +396,7 @@ class _Trial:
     def _simulated(self, tiling: Tiling, fields: Mapping[str, object]) -> _Tried:
         tiling, program = self._fitted(tiling)
         streams = Streams(program, self.device)
-        timing = METHODS["auto"](program, self.device, trace_groups=(), streams=streams)
+        timing = method_named("auto")(program, self.device, trace_groups=(), streams=streams)
         return _Tried(timing.latency_s, _changed(tiling, self.tiling) if fields else {})
 
 

@@ -43,6 +43,7 @@ class Aspect:
 
     ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
     ``is_range``: what is between the first and the last value is tried too; those of a factor lie apart by factors.
+    One of the value 1 alone is a switch.
     """
 
     name: str
@@ -113,6 +114,9 @@ def bounded(text: str) -> tuple[Aspect, ...]:
         numbers = tuple(float(part) for part in ascii_digits(values).split(":" if is_range else ","))
     except ValueError:
         numbers = (math.nan,)
+    is_switch = aspect.values == (1.0,)
+    if is_switch and (is_range or not set(numbers) <= {0, 1}):
+        raise SpecError(f"--over {text}: {name} is a switch: write {name}, or {name}=1 (0: as in the base)")
     is_tail = aspect.needs == "tail" and any(n < 1 or n % 1 for n in numbers)
     is_wrong = is_range and (len(numbers) != 2 or numbers[0] >= numbers[1] or (aspect.neutral == 1 and numbers[0] <= 0))
     if not all(map(math.isfinite, numbers)) or is_wrong or is_tail:

@@ -23,6 +23,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.errors import SpecError
 from npusim.timing import auto, des, engine, mean_field
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from npusim.timing.result import TimingResult
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "method_named"]
 
 METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
     {
@@ -40,3 +41,10 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
         "reserved": mean_field.simulate,
     }
 )
+
+
+def method_named(name: str) -> Callable[..., TimingResult]:
+    """Return the method of a name; raise `SpecError` where there is none."""
+    if name not in METHODS:
+        raise SpecError(f"method {name!r}: there are {', '.join(METHODS)}")
+    return METHODS[name]

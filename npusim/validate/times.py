@@ -28,6 +28,7 @@ from npusim.simulation.plan import plan_of, target_of
 from npusim.simulation.request import LAUNCH, Request
 from npusim.simulation.simulate import run_plan, simulate_program
 from npusim.timing.result import TimingResult, method_text
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -220,7 +221,7 @@ def _fault(names: Sequence[str], text: str) -> str:
     """Return why cases cannot be predicted, and what to do about it."""
     hint = "; leave it out with --only" if len(names) == 1 else "; leave them out with --only"
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"case{'s' if len(names) > 1 else ''} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
+    return f"{plural(len(names), 'case')} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
 
 
 #: What a case's quantities are held against, how its time was computed, and why it has no prediction.

@@ -108,7 +108,7 @@ _SERVED = (
     ("--query-lengths", ("1,4", "16,1", "1,1,1")),
     ("--page", ("16", "64", "1")),
     ("--cache", ("float8_e4m3fn", "int8", "float16")),
-    ("--cache-scale", ("token", "head", "16")),
+    ("--cache-scale", ("token", "head", "channel", "16")),
 )
 #: What writes files to read and to damage.
 _WRITING = """run flash -w w.yaml --seq 64 -o one --save-output

@@ -257,6 +257,12 @@ WRONG = (
     # -------------------- stress
     ("stress flash --over nonsense=1:2", "--over nonsense=1:2: no such aspect; there are logit_std, logit_mean, "),
     ("stress flash --over logit_std=4:1", "--over logit_std=4:1: write logit_std=LOW:HIGH, LOW below HIGH and above 0"),
+    (
+        "stress flash --over equal=0.5",
+        "--over equal=0.5: equal is a switch: write equal, or equal=1 (0: as in the base)",
+    ),
+    ("stress flash --over zero=0:1", "--over zero=0:1: zero is a switch: write zero"),
+    ("stress flash --over padding=2,1", "--over padding=2,1: padding is a switch"),
     ("stress flash --budget 0", "--budget 0.0: give seconds above 0"),
     ("stress flash --require max-rmse=x", "--require max-rmse x: write an error, such as 0.001"),
     # -------------------- report

@@ -31,8 +31,10 @@ DECODE = Problem(heads=4, kv_heads=2, seq_q=1, seq_kv=50, head_dim=16)
 RAGGED = Problem(heads=2, kv_heads=1, seq_q=3, lengths=(40, 7), head_dim=16, page=16, causal=True)
 
 
-def read_back(values: np.ndarray[Any, Any], fmt: str) -> np.ndarray[Any, Any]:
+def read_back(values: np.ndarray[Any, Any], fmt: str, each: str = "token") -> np.ndarray[Any, Any]:
     """Return what a cache of ``fmt`` says of K or V in float16, number after number."""
+    if each == "channel":
+        return read_back(values.T, fmt).T
     largest = {"int8": 127, "float8_e4m3fn": 448}[fmt]
     out = np.zeros(values.shape, np.float16)
     for row, token in enumerate(values.astype(np.float64)):
@@ -54,17 +56,18 @@ def read_back(values: np.ndarray[Any, Any], fmt: str) -> np.ndarray[Any, Any]:
     [(DECODE, {"splits": 1}), (DECODE, {"splits": 2}), (DECODE, {"splits": 1, "pack": "on"}), (RAGGED, {"splits": 1})],
     ids=["decode", "two splits", "packed", "lengths and pages"],
 )
+@pytest.mark.parametrize("each", ["token", "channel"])
 def test_bits_are_those_of_a_scalar_computation(
-    shape: Problem, machine: Machine, fmt: str, fields: dict[str, Any]
+    shape: Problem, machine: Machine, fmt: str, fields: dict[str, Any], each: str
 ) -> None:
-    p = shape.model_copy(update={"cache": fmt})
+    p = shape.model_copy(update={"cache": fmt, "cache_scale": each})
     program = program_of(p, machine.hw, machine.precision, **{"block_q": 16, "block_kv": 16, "pack": "off", **fields})
     rows = evaluate(program, p, drawn_source(p), rows="all", heads="all").rows
     source, expected = recipe_source(p), []
     for batch, head in np.ndindex(p.batch, p.heads):
         one = p.sequence(batch)
         q, k, v = (np.asarray(source(n, batch, head if n == "q" else head // p.group_size)) for n in "qkv")
-        k, v = read_back(k, fmt), read_back(v, fmt)
+        k, v = read_back(k, fmt, each), read_back(v, fmt, each)
         cuts = np.array_split(np.arange(-(-one.seq_kv // 16)), fields["splits"])
         done = [one_split(q, k, v, cut, plain(one, machine, F(-np.inf)), machine) for cut in cuts]
         expected.append((merged(done, machine) if len(done) > 1 else done[0])[0])
@@ -107,15 +110,32 @@ def test_bytes_of_memory_halve_and_vectors_work_more(hw: str) -> None:
 
 
 @pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "xeon_avx512"])
-def test_scales_of_blocks_and_heads(hw: str) -> None:
+def test_scales_of_blocks_heads_and_channels(hw: str) -> None:
     """A scale for one token is that of a block of one; larger blocks round more and hold fewer scales."""
     sizes = {"heads": 2, "seq_q": 16, "lengths": (200, 90), "head_dim": 64, "cache": "int8"}
-    scaled = [Problem(**sizes, cache_scale=each) for each in ("token", 1, 64, "head")]
+    scaled = [Problem(**sizes, cache_scale=each) for each in ("token", 1, 64, "head", "channel")]
     done = [run("flash", problem=p, hw=hw, rows="all", tiling=declared("flash", hw)) for p in scaled]
     rows = [np.concatenate(list(x.numerics.rows.values())) for x in done]
     assert np.array_equal(rows[0], rows[1])
     assert done[0].numerics.error.rmse < 1e-3
-    assert [p.kv_bytes() - 2 * 2 * 290 * 64 for p in scaled] == [16 * 290, 16 * 290, 16 * (4 + 2), 16 * 2]
+    assert [p.kv_bytes() - 2 * 2 * 290 * 64 for p in scaled] == [16 * 290, 16 * 290, 16 * (4 + 2), 16 * 2, 16 * 2 * 64]
+
+
+@pytest.mark.parametrize(("hw", "schedule"), [("ascend_910b2", "standard"), ("h200", "pasa"), ("h200", "split_kv")])
+def test_a_scale_a_channel_holds_outliers_of_a_channel(hw: str, schedule: str) -> None:
+    """One channel of K 16 times the others: a scale of each rounds the others as finely as without."""
+    problem = Problem(heads=2, seq_q=16, seq_kv=200, head_dim=64, cache="int8")
+    drawn, errors = recipe_source(problem), {}
+    tensors = {n: np.stack([drawn(n, 0, h) for h in range(2)])[None] for n in "qkv"}
+    tensors["k"][..., 7] *= np.float16(16)
+    for each in ("head", "channel"):
+        of = problem.model_copy(update={"cache_scale": each})
+        read = run(schedule, problem=of, hw=hw, tensors=tensors, rows="all", tiling=declared(schedule, hw))
+        bare = of.model_copy(update={"cache": None, "cache_scale": "token"})
+        plain = run(schedule, problem=bare, hw=hw, tensors=tensors, rows="all", tiling=declared(schedule, hw))
+        wide = [x.output.astype(np.float64) for x in (read, plain)]
+        errors[each] = float(np.linalg.norm(wide[0] - wide[1]) / np.linalg.norm(wide[1]))
+    assert errors["channel"] < 0.3 * errors["head"]
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")

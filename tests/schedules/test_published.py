@@ -17,10 +17,13 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tiling_fields
 from npusim.errors import NpusimError
-from npusim.explore.space import parse_field
+from npusim.explore.space import SearchRequest, parse_field
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
+from npusim.report.inputs import tiling_text
+from npusim.report.record import record_of
 from npusim.schedules import find_schedule
+from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
 
 PACKAGE = Path(npusim.__file__).parent
@@ -105,31 +108,60 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "hw", "fields", "message"),
     [
-        ((), "a10", {}, "kernel: mine is for h200, not for a10"),
-        ((), "h200", {"block_q": 64}, "block_q: 64; kernel=mine has tiles of 128 x 128 with 4 warps and decides the"),
+        ((), "a10", {}, r"kernel: .*mine\.py:MINE is for h200, not for a10"),
+        (
+            (),
+            "h200",
+            {"block_q": 64},
+            r"block_q: 64; kernel=.*mine\.py:MINE has tiles of 128 x 128 with 4 warps and decides the",
+        ),
         (
             ("{2: {64", "{2: {32"),
             "h200",
             {},
-            "kernel: mine has no layout for head_dim 64 in float16; the largest is 32",
+            r"kernel: .*mine\.py:MINE has no layout for head_dim 64 in float16; the largest is 32",
         ),
         (("sharing.lookup_cycles", "sharing.look"), "h200", {}, r"cores\.sm\.engines\.WARPS\.sharing\.look: missing"),
         (
             ('30, "block"', '30, "end"'),
             "h200",
             {},
-            "mine pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
+            r"mine\.py:MINE pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
         ),
         (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
-        (('30, "block"', '-30, "block"'), "h200", {}, "mine pays .*-30.*; charges= returns Charges of 0 or more times"),
+        (
+            ('30, "block"', '-30, "block"'),
+            "h200",
+            {},
+            r"mine\.py:MINE pays .*-30.*; charges= returns Charges of 0 or more times",
+        ),
         (
             ("use: (LOOKUPS,)", "use: LOOKUPS"),
             "h200",
             {},
-            "mine pays 'WARPS.sharing.lookup_cycles'; charges= returns Charges",
+            r"mine\.py:MINE pays 'WARPS.sharing.lookup_cycles'; charges= returns Charges",
         ),
         (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
+        (("use: (LOOKUPS,)", "use: 1 / 0"), "h200", {}, r"mine\.py:11: kernel=.*mine\.py:MINE: charges: ZeroDivisionE"),
+        (
+            ("use: (LOOKUPS,)", "use: (1 / 0 for _ in (LOOKUPS,))"),
+            "h200",
+            {},
+            r"mine\.py:11: kernel=.*: charges: ZeroDivisionError",
+        ),
+        (('{"stages": None}', "device.stages"), "h200", {}, r"mine\.py:9: kernel=.*: fields: AttributeError: .*stages"),
+        (('{"stages": None}', "None"), "h200", {}, r"mine\.py:9: kernel=.*: fields: returns None, not a Mapping"),
+        (
+            ('{"stages"', '{"stagse"'),
+            "h200",
+            {},
+            "kernel: .*mine.py:MINE decides stagse: unknown tiling field. Did you",
+        ),
+        (('{"stages": None}', '{"stages": "x"}'), "h200", {}, "MINE decides stages: expected a whole number, got 'x'"),
+        (('"" if device.name', "0 if device.name"), "h200", {}, r"mine\.py:10: kernel=.*: needs: returns 0, not a str"),
+        (("charges=", "order=lambda phase: phase.none, charges="), "h200", {}, r"mine\.py:11: .*: order: AttributeErr"),
+        (("layout(128, 128, warps=4)", "(1, 2, 3)"), "h200", {}, "MINE has 2 for head_dim 64; tiles are those of layo"),
     ],
 )
 def test_what_a_file_cannot_do_is_refused(
@@ -152,6 +184,63 @@ def test_a_search_takes_one_beside_packaged_ones(mine: str, monkeypatch: pytest.
     found = npusim.explore("flash", {name: values}, hw="h200", problem=problem, exhaustive=True).outcomes
     times = {str(dict(o.point)["kernel"]): o.cycles for o in found}
     assert times == {kernel: run_of(kernel).cycles for kernel in ("fa2", "fa3", "mine.py:MINE")}
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "fa2", "fa3", "mine"])
+@pytest.mark.parametrize("queries", [64, 512])
+def test_a_printed_tile_runs_again(kernel: str, queries: int, mine: str) -> None:
+    """Fields that a kernel decides and nobody may name are not printed; those of its tile are, as the call has them."""
+    problem = Problem(**ATTENTION | {"causal": False}, seq_q=queries, seq_kv=512)  # type: ignore[arg-type]
+    call: dict[str, Any] = {"hw": "h200", "problem": problem, "numerics": False, "trace_groups": ()}
+    first = npusim.run("flash", tiling={"kernel": mine if kernel == "mine" else kernel}, **call)
+    shown = record_of(first).tiling
+    assert {"block_q", "block_kv", "kernel"} <= shown.keys() < type(first.tiling).model_fields.keys()
+    assert max(block.rows for block in first.program.phases[0].blocks) in (queries, shown["block_q"])
+    again = npusim.run("flash", tiling=dict(pair.split("=") for pair in tiling_text(shown).split()), **call)
+    assert (again.cycles, record_of(again).tiling) == (first.cycles, shown)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "left"),
+    [
+        ("cudnn", {"kernel": 1}),
+        ("mine", {"kernel": 1}),
+        ("fa2", {"launch": 2}),
+        ("fa3", {"block_q": 9, "block_kv": 9}),
+        ("cudnn,mine", {"kernel": 2}),
+        ("cudnn,fa3", {"kernel": 2, "block_q": 8, "block_kv": 9}),
+    ],
+)
+def test_a_search_leaves_out_what_the_kernel_decides(kernels: str, left: dict[str, int], mine: str) -> None:
+    problem = Problem(**ATTENTION, seq_q=512, seq_kv=512)  # type: ignore[arg-type]
+    one, _, other = kernels.replace("mine", mine).partition(",")
+    request = Request("flash", hw="h200", problem=problem, tiling=None if other else {"kernel": one})
+    axes, _ = SearchRequest(request, ("flash",)).auto_space({"kernel": (one, other)} if other else {})
+    assert {n: len(values) for n, values in axes.items()} == left
+
+
+def test_a_search_of_a_kernel_that_decides_all_has_its_one_point(mine: str) -> None:
+    problem = Problem(**ATTENTION, seq_q=512, seq_kv=512)  # type: ignore[arg-type]
+    found = npusim.explore("flash", auto=True, hw="h200", problem=problem, tiling={"kernel": mine})
+    assert [o.cycles for o in found.outcomes] == [run_of(mine).cycles]
+
+
+@pytest.mark.parametrize(
+    ("change", "tile"),
+    [
+        ({"causal": False}, (128, 32)),
+        ({}, (64, 64)),
+        ({"window": 256}, (128, 32)),
+        ({"window": 512}, (64, 64)),
+        ({"seq_q": 1}, (128, 32)),
+    ],
+)
+def test_flash_attention_2_takes_its_causal_tile_where_nothing_else_masks(
+    change: dict[str, Any], tile: tuple[int, int]
+) -> None:
+    """On sm_86: run_mha_fwd_hdim128 by params.is_causal, which a window or a single query unsets (flash_api.cpp)."""
+    problem = Problem(**ATTENTION | {"head_dim": 128, "seq_q": 512, "seq_kv": 512} | change)  # type: ignore[arg-type]
+    assert kernels(GpuKernel)["fa2"].tile(problem, load_device("a10"))[:2] == tile
 
 
 def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:

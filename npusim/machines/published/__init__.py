@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import fields, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from npusim.config import outside
 from npusim.errors import TilingError
-from npusim.machines.published.kernel import PublishedKernel
+from npusim.machines.published.kernel import RETURNS, GpuKernel, PublishedKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
 
 KernelType = TypeVar("KernelType", bound=PublishedKernel)
+#: A kernel that decides nothing.
+_BARE = GpuKernel(name="", whose="")
 
 
 @cache
@@ -36,10 +40,29 @@ def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
     """
     if name is None or not outside.is_outside(name):
         return kernels(kind).get(name or "")
-    module, wanted = outside.load(name, "a kernel")
-    value = getattr(module, wanted, None)
+    kernel: KernelType = _of_file(cast("Any", kind), *outside.load(name, "a kernel"), name)
+    return kernel
+
+
+@cache
+def _of_file(kind: Any, module: ModuleType, wanted: str, name: str) -> Any:
+    """Return a kernel of a module as ``kernel=NAME`` says it; what goes wrong in its functions names file and field."""
+    value: Any = getattr(module, wanted, None)
     if not isinstance(value, kind):
         has = ", ".join(n for n, v in vars(module).items() if isinstance(v, kind)) or "none"
         what = f"{wanted} is no {kind.__name__}" if wanted else f"add :NAME of a {kind.__name__}"
         raise TilingError(f"kernel: {name}: {what}; the file has {has}")
-    return value
+    given = {f.name: getattr(value, f.name) for f in fields(value) if f.name in RETURNS}
+    own = [n for n, function in given.items() if function is not None and function is not getattr(_BARE, n)]
+    called = {n: partial(_called, given[n], n, name, f"{module.__file__}:1") for n in own}
+    return replace(value, name=name, **called)
+
+
+def _called(function: Callable[..., Any], field: str, name: str, origin: str, *arguments: Any) -> Any:
+    """Return what a function of somebody's kernel returns; raise what goes wrong with file, line, kernel and field."""
+    with outside.with_origin(outside.origin_of(function) or origin, f"kernel={name}: {field}: "):
+        value = function(*arguments)
+        value = tuple(value) if RETURNS[field] is tuple else value  # what a generator raises, it raises here
+        if not isinstance(value, RETURNS[field]):
+            raise TilingError(f"returns {value!r}, not a {RETURNS[field].__name__}")
+        return value

@@ -64,7 +64,9 @@ INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = Ma
 
 def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
     if device.architecture in ("sm_86", "sm_89"):
-        return SMALL[problem.causal]
+        # A window makes a causal mask a local one, and one query sees all keys (flash_api.cpp, is_causal).
+        is_one = problem.seq_q == 1 and not problem.alibi
+        return SMALL[problem.causal and problem.seen.is_plain and not is_one]
     is_large = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
     return {max(TILES): TWO_BLOCKS_TILE} if is_large else {}
 

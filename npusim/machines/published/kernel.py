@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from npusim.algorithms.phase import Phase
 from npusim.algorithms.split_rules import call_of
 from npusim.config.engine import WarpIssue
+from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Charge
@@ -17,13 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from npusim.algorithms.blocks import BlockOrder
-    from npusim.algorithms.phase import Phase
     from npusim.algorithms.split_rules import Parts, SplitCall
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
 
 #: What warp groups that specialise do one after the other.
 Turns = Literal["exponentials", "products"]
+#: What functions of a kernel return, by the field; charges are checked where they are paid.
+RETURNS: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(("variants", "fields"), Mapping),
+        **dict.fromkeys(("needs", "refuses"), str),
+        **dict.fromkeys(("cut_tile", "split_rule", "charges"), tuple),
+        "packs": bool,
+        "order": Phase,
+    }
+)
 
 
 class KernelTile(NamedTuple):
@@ -176,12 +188,26 @@ class GpuKernel(PublishedKernel):
         """Return its tile of whole keys; raise `TilingError` where it has no layout."""
         dim = self.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
         layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
-        return layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
+        tile = layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
+        if not isinstance(tile, KernelTile):
+            raise TilingError(f"kernel: {self.name} has {tile!r} for head_dim {dim}; tiles are those of layout(...)")
+        return tile
 
     def cuts(self, problem: Problem, tile: tuple[int, int], device: DeviceSpec) -> bool:
         """Return whether its rule cuts the keys of a call among blocks of ``tile``."""
         call = call_of(problem, *tile, device.group_count.value)
         return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
+
+    def own(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
+        """Return the fields that it has for a problem: of its tile, that of cut keys where its rule cuts them."""
+        own = {**_fields_of(self.tile(problem, device)), **self.fields(device)}
+        if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
+            own |= _fields_of(cut)
+        return own
+
+    def decided(self, known: Collection[str]) -> frozenset[str]:
+        """Return which of the ``known`` fields it decides: nobody names another value of them."""
+        return frozenset(known) - self.leaves - {"kernel"} if self.tiles else frozenset()
 
     def paid(self, use: KernelUse) -> tuple[Charge, ...]:
         """Return its charges; raise `TilingError` for others, and at a time that no such kernel comes to."""
@@ -206,15 +232,16 @@ class GpuKernel(PublishedKernel):
             raise TilingError(f"kernel: {self.name} {why}")
         if not self.tiles:
             return tiling
-        tile, named = self.tile(problem, device), tiling.model_fields_set
-        own = {**_fields_of(tile), **self.fields(device)}
-        values = {name: getattr(tiling, name) for name in sorted(named & set(known) - self.leaves - {"kernel"})}
+        own, named = self.own(problem, device), tiling.model_fields_set
+        values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
         if wrong := [f"{name}: {value}" for name, value in values.items() if name not in own or value != own[name]]:
-            warps = f" with {tile.warps} warps" if tile.warps else ""
-            has = f"kernel={self.name} has tiles of {tile.rows} x {tile.keys}{warps} and decides the rest"
+            warps = f" with {own['warps']} warps" if "warps" in own else ""
+            has = f"kernel={self.name} has tiles of {own['block_q']} x {own['block_kv']}{warps} and decides the rest"
             raise TilingError(f"{', '.join(wrong)}; {has}; leave {'it' if len(wrong) == 1 else 'them'} out")
-        if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
-            own |= _fields_of(cut)
+        try:
+            build_tiling(type(tiling), own)
+        except TilingError as error:
+            raise TilingError(f"kernel: {self.name} decides {error}") from None
         stated = {name for name in named & self.leaves if getattr(tiling, name) is not None}
         return tiling.model_copy(update={name: value for name, value in own.items() if name not in stated})
 

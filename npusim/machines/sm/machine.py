@@ -6,6 +6,7 @@ A device without a model of time computes values only, by one warp group.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -183,12 +184,29 @@ class SmMachine(Machine):
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
-    def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
-        """Return the tiling with the keys of a step that a kernel of warp groups has where nobody names them."""
-        if not (self.has_groups and isinstance(tiling, SmFields) and tiling.kernel is None and tiling.block_kv is None):
+    def declared(self, tiling: Any, problem: Any, _precision: Any) -> Any:
+        """Return the tiling with what a published kernel has, or the keys of a step that one of warp groups has.
+
+        What such a kernel refuses is said where its program is built.
+        """
+        if not isinstance(tiling, SmFields):
             return tiling
-        values = {**dict(tiling), "block_kv": KEYS}
-        return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
+        own, named = dict[str, object](), set(tiling.model_fields_set)
+        if (kernel := kernel_of(tiling)) is not None and kernel.tiles:
+            with suppress(TilingError):
+                own = {} if kernel.needs(self.device) else kernel.own(problem, self.device)
+        elif self.has_groups and tiling.kernel is None and tiling.block_kv is None:
+            return type(tiling).model_construct(_fields_set=named, **{**dict(tiling), "block_kv": KEYS})
+        own = {n: v for n, v in own.items() if n in type(tiling).model_fields and n not in named}
+        return type(tiling).model_construct(_fields_set=named, **{**dict(tiling), **own}) if own else tiling
+
+    def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
+        """Return the fields that the tiling's kernel decides; for a problem, those of which nobody names any value."""
+        kernel = kernel_of(tiling) if isinstance(tiling, SmFields) else None
+        if kernel is None:
+            return frozenset()
+        decided = kernel.decided(SmFields.model_fields)
+        return decided if problem is None or not decided else decided - kernel.own(problem, self.device).keys()
 
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``).

@@ -1,0 +1,117 @@
+"""Queries that see no key: 0, NaN or the mean of V, by the call's choice; without one they are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.problem import Problem
+from npusim.errors import NpusimError
+from npusim.kernel import FlashPrecision, attention
+from npusim.numerics.inputs import recipe_source
+from npusim.numerics.reference import summarise_errors
+from npusim.run import run
+from npusim.schedules.flash import flash
+from npusim.simulation.evaluation import bits_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from npusim.simulation.tile import program_of
+
+#: By name: a causal mask over more queries than keys, a window that late queries leave behind, and both.
+CALLS: dict[str, dict[str, Any]] = {
+    "early": {"seq_q": 200, "seq_kv": 72},
+    "late": {"seq_q": 96, "seq_kv": 64, "causal_offset": 0, "window": 20},
+    "both": {"seq_q": 224, "seq_kv": 130, "causal_offset": -70, "window": 16},
+}
+NONE = {"early": range(128), "late": range(83, 96), "both": [*range(70), *range(70 + 145, 224)]}
+RUNS = [
+    *((hw, s, t) for hw in ("h200", "ascend_910b2") for s, t in (("flash", {}), ("standard", {}))),
+    ("h200", "standard", {"operators": "eager_float32"}),
+    ("h200", "flash", {"kernel": "fa3"}),
+    ("h200", "fa4", {}),
+    ("h200", "fp8_attention", {}),
+    ("v100", "volta_flash", {}),
+    ("ascend_950", "flash", {}),
+]
+
+
+def problem_of(call: str, unseen: str | None, dtype: str = "float16") -> Problem:
+    sizes = {"heads": 2, "kv_heads": 1, "head_dim": 64, "causal": True, **CALLS[call]}
+    return Problem(**sizes, unseen=unseen, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unseen", ["zero", "nan", "mean"])
+@pytest.mark.parametrize(("hw", "schedule", "tiling"), RUNS)
+def test_a_query_without_a_key_gives_the_choice(hw: str, schedule: str, tiling: dict[str, Any], unseen: str) -> None:
+    """Of float64 too, so that the error is that of the queries that see keys; blocks of such queries alone also."""
+    call = list(CALLS)[RUNS.index((hw, schedule, tiling)) % 2] if schedule != "flash" else "both"
+    p = problem_of(call, unseen, "float8_e4m3fn" if schedule == "fp8_attention" else "float16")
+    result = run(schedule, hw=hw, problem=p, tiling=tiling, rows="all", heads="all", trace_groups=())
+    limit = 0.03 if schedule == "fp8_attention" else 1e-3
+    assert result.numerics.error.is_finite
+    assert result.numerics.error.rmse < limit
+    output = result.output.astype(np.float64)[0]
+    rows, others = list(NONE[call]), [r for r in range(p.seq_q) if r not in NONE[call]]
+    assert np.isfinite(output[:, others]).all()
+    v = np.asarray(recipe_source(p)("v", 0, 0)).astype(np.float64)
+    wanted = {"zero": 0 * v[0], "nan": v[0] + math.nan, "mean": v.mean(axis=0)}[unseen]
+    np.testing.assert_allclose(output[:, rows], np.broadcast_to(wanted, output[:, rows].shape), atol=0.003)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("tiling", [{"splits": 1}, {"splits": 3}])
+def test_parts_of_keys_give_0(call: str, tiling: dict[str, Any]) -> None:
+    found = run("split_kv", hw="h200", problem=problem_of(call, "zero"), tiling=tiling, rows="all", trace_groups=())
+    assert found.numerics.error.rmse < 1e-3
+    assert not found.output[0, 0, list(NONE[call])].any()
+    for other in ("nan", "mean"):
+        with pytest.raises(NpusimError, match=f"unseen: {other}, but a part of the keys"):
+            run("split_kv", hw="h200", problem=problem_of(call, other), tiling=tiling)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_without_the_choice_such_a_call_is_refused(call: str) -> None:
+    with pytest.raises(NpusimError, match=r"see none|without a key|without one"):
+        problem_of(call, None)
+
+
+def test_a_schedule_whose_kernel_has_no_choice_refuses_it() -> None:
+    with pytest.raises(NpusimError, match="unseen: schedule pasa has no such choice: its kernel takes no `unseen`"):
+        run("pasa", hw="h200", problem=problem_of("early", "zero"))
+
+
+@pytest.mark.parametrize("unseen", ["zero", "nan", "mean"])
+def test_a_mask_function_of_ones_own_may_show_a_query_nothing(unseen: str) -> None:
+    def even(_problem: Any, _tiling: Any) -> Any:
+        return lambda q, k: (k <= q) & (q % 8 != 3)
+
+    p = Problem(heads=1, seq_q=64, head_dim=64, causal=True, unseen=unseen)
+    (made,) = (s for s in attention("odd", flash, precisions=[FlashPrecision("p")], sees=even) if s.family == "nvidia")
+    plan, program = program_of(plan_of(Request("flash", hw="h200", problem=p), is_bare=True))
+    program = made.program(p, plan.tiling, plan.device, made.precision())
+    bits = bits_of(plan, program, rows="all", heads="all")
+    rows = np.concatenate([block for _, block in sorted(bits.rows.items())]).astype(np.float64)
+    assert np.isfinite(rows[[r for r in range(64) if r % 8 != 3]]).all()
+    v = np.asarray(recipe_source(p)("v", 0, 0)).astype(np.float64)
+    wanted = {"zero": 0.0, "nan": math.nan, "mean": v.mean(axis=0)}[unseen]
+    np.testing.assert_allclose(rows[3::8], np.broadcast_to(wanted, (8, 64)), atol=0.003)
+
+
+def test_a_number_where_there_is_to_be_none_is_no_number() -> None:
+    """NaN in the place of NaN is right; what else is there counts, and has no error."""
+    exact, right = np.array([[1.0, 2.0], [math.nan, math.nan]]), np.array([[1.0, 2.0], [math.nan, math.nan]])
+    wrong = np.array([[1.0, 2.0], [0.0, 0.0]])
+    good, bad = (summarise_errors([x.astype(np.float16)], [exact], "float16") for x in (right, wrong))
+    assert (good.nan_count, good.rmse) == (0, 0.0)
+    assert (bad.nan_count, bad.rmse) == (2, None)
+
+
+def test_a_command_says_it() -> None:
+    how: dict[str, Any] = {"hw": "h200", "seq_q": 128, "seq_kv": 64, "rows": "all", "trace_groups": ()}
+    result = npusim.run("flash", unseen="zero", **how)
+    assert not result.output[0, 0, :64].any()
+    assert result.problem.unseen == "zero"
