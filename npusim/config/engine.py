@@ -50,8 +50,8 @@ class RouteSpec(SpecModel):
     )
     request_cycles: Quantity | None = Field(
         default=None,
-        description="of a request at least (512, 256, 128 bytes of a row cut into fractals, the rest) while all cores "
-        "are at work; in proportion while fewer are",
+        description="of a request at least (512, 256, 128 bytes of a row cut into fractals, the rest) while more core "
+        "groups than one are at work",
     )
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"

@@ -75,6 +75,7 @@ class DriverSpec(SpecModel):
         default=None, description="time of a kernel's blocks beside it, on the cores it leaves, over theirs alone"
     )
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
+    call_s: Quantity | None = Field(default=None, description="of a call, beside its kernels and collectives")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
     @property
