@@ -198,7 +198,7 @@ def kind_of(tiling: Tiling | None) -> str:
 
 
 def tile_of(tiling: Tiling | None) -> str:
-    """Return the class of a tile: of a GPU's by rows and stages, of an Ascend device's product by columns; else empty."""
+    """Return the class of a GPU's tile by rows and stages, of an Ascend device's product by columns; else empty."""
     fields = dict(tiling or ())
     if isinstance(columns := fields.get("block_n"), int) and "stages" not in fields:
         return f"tiles of {'up to' if columns <= FEWEST_COLUMNS else 'more than'} {FEWEST_COLUMNS} columns"

@@ -187,7 +187,9 @@ class LaunchSpec(SpecModel):
         default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
-    masked_s: Quantity | None = Field(default=None, description="of a task that loads a mask, beside these; absent: none")
+    masked_s: Quantity | None = Field(
+        default=None, description="of a task that loads a mask, beside these; absent: none"
+    )
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
@@ -207,26 +209,27 @@ class LaunchSpec(SpecModel):
         """Return a call's times (s) by what would measure them, and what launches take of a stream.
 
         ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
-        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask.  The host issues kernels one behind the other and waits once, so that a call of several is held
-        up by the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
+        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask.  The host issues kernels one behind the
+        other and waits once, so that a call of several is held up by the slower of host and device.  Where a file
+        states one cost of a launch only, each kernel pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
-        overhead, kernels = float(self.kernel_overhead_s.value) + masked, len(shares)
+        overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares), core_s + masked
         if self.task_s is None or self.gap_s is None or self.host_issue_s is None:
-            return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
+            return {"core": core_s, "call": busy_s + overhead * kernels}, masked + overhead * kernels
         one = float(self.task_s.value)
         every = one if self.task_all_s is None else float(self.task_all_s.value)
         gap, issue = float(self.gap_s.value), float(self.host_issue_s.value)
         tasks = [one + (every - one) * share for share in shares]
-        stream = masked + sum(tasks) + gap * kernels
+        stream = sum(tasks) + gap * kernels
         # The call's own launch is that of its first kernel.
-        behind = stream - masked - tasks[0] - gap if tasks else 0.0
+        behind = stream - tasks[0] - gap if tasks else 0.0
         return {
             "core": core_s,
-            "kernel": core_s + masked + sum(tasks),
-            "back_to_back": max(issue * kernels, core_s + stream),
-            "call": overhead + max(issue * (kernels - 1), core_s + behind),
-        }, stream
+            "kernel": busy_s + sum(tasks),
+            "back_to_back": max(issue * kernels, busy_s + stream),
+            "call": overhead + max(issue * (kernels - 1), busy_s + behind),
+        }, masked + stream
 
 
 class DeviceSpec(HardwareModel):
