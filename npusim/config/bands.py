@@ -34,12 +34,18 @@ WHOLE_MODELS = "layer"
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
 #: Errors from which nine in ten can be told: of ten, one more than the largest of nine is expected.
 FEWEST = 9
+#: Errors of a schedule, or of a published kernel in any, from which the largest says more than those of other kernels:
+#: six of seven are expected within it.
+FEW = 6
 #: How much wider a band is for each doubling of a size beyond those measured: that under which most classes of cases
 #: that were kept out have their shares inside (``reports/validation/bands.py``).
 A_DOUBLING = 0.05
 #: Rows of a GPU's tile above which its kernel spills registers; errors there are up to four times as large. One stage,
 #: whose operands pass through registers, is a class too.
 MOST_ROWS = 128
+#: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
+#: four times as large.
+FEWEST_COLUMNS = 16
 #: The class of kernels of a schedule's own tile, where others' (by name) were measured too.
 OWN = "its own kernel"
 #: Largest factor between the sizes of a case and those of one like it.
@@ -193,8 +199,10 @@ def kind_of(tiling: Tiling | None) -> str:
 
 
 def tile_of(tiling: Tiling | None) -> str:
-    """Return the class of a GPU's tile by rows and stages; empty where a tiling names none of them."""
+    """Return the class of a GPU's tile by rows and stages, of an Ascend device's product by columns; else empty."""
     fields = dict(tiling or ())
+    if isinstance(columns := fields.get("block_n"), int) and "stages" not in fields:
+        return f"tiles of {'up to' if columns <= FEWEST_COLUMNS else 'more than'} {FEWEST_COLUMNS} columns"
     rows, stages = fields.get("block_q"), fields.get("stages")
     if not isinstance(rows, int) or not isinstance(stages, int):
         return ""
@@ -246,13 +254,16 @@ def errors_of(
     """Return the absolute errors that a schedule's band is made of, the least first, and the class that they are of.
 
     Of the narrowest of the ``classes`` with cases enough for nine in ten, those that no constant was fitted on where
-    they are enough; else of all of the schedule (an empty class), then of the device's kernels.  A class that all of
+    they are enough; else of all of the schedule (an empty class), then of `FEW` or more of the schedule or of the
+    published kernel, then of the device's kernels.  A class that all of
     the schedule's cases are in is none.
     """
     kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
     same = [case for case in kernels if case.schedule == schedule]
     found: tuple[str, ...] = ()
-    chosen = kernels
+    kinds = {name[0] for name in classes} - {""}
+    few = (same, [case for case in kernels if case.kind in kinds])
+    chosen = next((own for own in few if len(own) >= FEW and not all(case.is_fitted for case in own)), kernels)
     for name in (*classes, ()):
         of_class = [case for case in same if not name or name in classes_of(case.kind, case.tile)]
         sets = [case for case in of_class if not case.is_fitted], of_class

@@ -194,6 +194,9 @@ class LaunchSpec(SpecModel):
         "core group",
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
+    masked_s: Quantity | None = Field(
+        default=None, description="of a task that loads a mask, beside these; absent: none"
+    )
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
@@ -207,16 +210,20 @@ class LaunchSpec(SpecModel):
             raise fault_at(missing[0], f"missing; {', '.join(parts)} are stated together, or none of them")
         return self
 
-    def times(self, core_s: float, shares: Sequence[float]) -> tuple[dict[str, float], float]:
+    def times(
+        self, core_s: float, shares: Sequence[float], *, is_masked: bool = False
+    ) -> tuple[dict[str, float], float]:
         """Return a call's times (s) by what would measure them, and what launches take of a stream.
 
         ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
-        first, 0 to 1.  The host issues kernels one behind the other and waits once, so that a call of several is held
-        up by the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
+        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask.  The host issues kernels one behind the
+        other and waits once, so that a call of several is held up by the slower of host and device.  Where a file
+        states one cost of a launch only, each kernel pays it.
         """
-        overhead, kernels = float(self.kernel_overhead_s.value), len(shares)
+        masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
+        overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares), core_s + masked
         if self.task_s is None or self.gap_s is None or self.host_issue_s is None:
-            return {"core": core_s, "call": core_s + overhead * kernels}, overhead * kernels
+            return {"core": core_s, "call": busy_s + overhead * kernels}, masked + overhead * kernels
         one = float(self.task_s.value)
         every = one if self.task_all_s is None else float(self.task_all_s.value)
         gap, issue = float(self.gap_s.value), float(self.host_issue_s.value)
@@ -226,10 +233,10 @@ class LaunchSpec(SpecModel):
         behind = stream - tasks[0] - gap if tasks else 0.0
         return {
             "core": core_s,
-            "kernel": core_s + sum(tasks),
-            "back_to_back": max(issue * kernels, core_s + stream),
-            "call": overhead + max(issue * (kernels - 1), core_s + behind),
-        }, stream
+            "kernel": busy_s + sum(tasks),
+            "back_to_back": max(issue * kernels, busy_s + stream),
+            "call": overhead + max(issue * (kernels - 1), busy_s + behind),
+        }, masked + stream
 
 
 class DeviceSpec(HardwareModel):
@@ -438,11 +445,13 @@ class DeviceSpec(HardwareModel):
         # A device holds classes that pydantic makes while running, which do not pickle.
         return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
-    def launched(self, core_s: float, blocks: Iterable[int]) -> tuple[dict[str, float], float]:
+    def launched(
+        self, core_s: float, blocks: Iterable[int], *, is_masked: bool = False
+    ) -> tuple[dict[str, float], float]:
         """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
         most = self.group_count.value
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
-        return self.timed_launch().times(core_s, shares)
+        return self.timed_launch().times(core_s, shares, is_masked=is_masked)
 
     def peak_flops_per_s(self, input_format: str) -> float | None:
         """Return the matrix units' rate for a format (their fastest for one they do not multiply).

@@ -54,7 +54,7 @@ class RouteSpec(SpecModel):
         default=None,
         description=(
             "least time of a request (512, 256, 128 bytes of a row cut into fractals, the rest) "
-            "while all cores work; in proportion if fewer work"
+            "while more than one core group works"
         ),
     )
     output_formats: tuple[str, ...] | None = Field(

@@ -78,9 +78,8 @@ class Transfers:
             terms = [(f"{path}.bytes_per_cycle", port - extra), (f"{path}.scale_bytes_per_cycle", extra)]
         for name, extra in self._through_memory(step, route, port):
             port, terms = port + extra, [*terms, (f"{path}.{name}", extra)]
-        if route.request_cycles is not None:
-            most = max(self.crowds.values(), default=0.0)
-            extra = max(0.0, _requests(step) * route.request_cycles.value * most - port)
+        if route.request_cycles is not None and any(self.crowds.values()):
+            extra = max(0.0, _requests(step) * route.request_cycles.value - port)
             port, terms = port + extra, [*terms, (f"{path}.request_cycles", extra)]
         if isinstance(spec, FixpipeEngine):
             drain = src.rows * src.cols / spec.elements_per_cycle.value

@@ -202,7 +202,7 @@ class Communication:
     @property
     def queue(self) -> str:
         """Return the queue it is issued to: the copy engines', or that of kernels that move bytes."""
-        return "npu.SDMA" if self.driver == "sdma" else "npu.COLLECTIVE"
+        return "npu.SDMA" if self.driver in ("sdma", "mc2") else "npu.COLLECTIVE"
 
     def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
         """Return the collective over a block's rows."""

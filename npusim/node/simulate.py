@@ -255,6 +255,7 @@ class _Simulation:
         issue = sum(self._issue_fs(c) for c in self.calls)
         seconds = self.end_fs / FEMTOSECONDS
         plans = [self._plan(call) for call in self.calls]
+        begun_s = max((float(p.driver.call_s.value) for p in plans if p.driver.call_s), default=0.0)
         is_alone = not self.kernels
         overlap_s = _common(*self.ran) / FEMTOSECONDS
         running_s = _length(self.ran[0]), _length(self.ran[1])
@@ -262,9 +263,9 @@ class _Simulation:
             method=_method(work for _, work in self.kernels),
             band=max((work.band for _, work in self.kernels), default=0.0),
             cycles=ceil(seconds * clock),
-            latency_s=seconds,
-            launch_s=0.0,
-            times_s=dict.fromkeys(KINDS, seconds),
+            latency_s=seconds + begun_s,
+            launch_s=begun_s,
+            times_s={kind: seconds + (0.0 if kind == "core" else begun_s) for kind in KINDS},
             clock_hz=clock,
             queues=tuple(tuple(uses) for uses in self.uses),
             link_bytes=self._busiest_links(),

@@ -158,6 +158,12 @@ def _collective(
 class GemmAllReduceTiling(OverlapTiling):
     """Row blocks of a product and who drives the collective."""
 
+    collective: str = Field(
+        default="auto",
+        description="who moves the bytes: a driver of the node's file; auto: mc2, CANN's fused kernel, where the file "
+        "has it, else its first",
+    )
+
     # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
     blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
 
@@ -170,6 +176,8 @@ def _gemm_allreduce(
     Raises `TilingError` for more blocks than rows.
     """
     ranks = device.node.device_count.value
+    if tiling.collective == "auto" and "mc2" in device.node.drivers:
+        tiling = tiling.model_copy(update={"collective": "mc2"})
     comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
     blocks = [
         RowBlock(row, rows, (NodeKernel("linear", (linear(rows, problem, precision),)),))

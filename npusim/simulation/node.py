@@ -269,9 +269,10 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
         modes = ", ".join(dict.fromkeys(timing.modes))
+        begun = f"; the driver's call_s {timing.launch_s * US:.1f} us beside them" if timing.launch_s else ""
         notes.append(
             f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
-            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}"
+            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}{begun}"
         )
     if calls and timing.compute_s:
         notes.append(

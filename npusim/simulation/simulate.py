@@ -88,7 +88,7 @@ def run_plan(plan: Plan) -> RunData:
         presets = _beside(plan, bits.numerics, timing, others) if r.presets and bits.numerics else ()
     notes = (
         *_notes(program, plan, bits.numerics, timing),
-        *_without_effect(plan, timing),
+        *_without_effect(plan, program.flops, timing),
         *_other_layers(plan, timing),
     )
     return result_of(plan, program, timing, bits, notes, presets)
@@ -106,10 +106,15 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
     return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
 
 
-def _without_effect(plan: Plan, timing: TimingResult | None) -> Iterator[str]:
-    """Yield a note for each changed number of the device without which the run's own tile takes the same time."""
+def _without_effect(plan: Plan, flops: int, timing: TimingResult | None) -> Iterator[str]:
+    """Yield a note for each changed number of the device without which the run's own tile takes the same time.
+
+    And for the clock, where a run of so many operations of products has another.
+    """
     r = plan.request
     for key, value in (r.overrides or {}).items() if timing else ():
+        if key == "clock_hz" and plan.device.products_clock_hz is not None and flops:
+            yield f"-C {key}={value}: cycles of a run that multiplies are of products_clock_hz; change that one"
         device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
         with suppress(NpusimError):  # the tile is none without this change: the change decides
             _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)

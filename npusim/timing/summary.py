@@ -117,7 +117,7 @@ def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[
             launches[-1] = max(launches[-1], len(phase.blocks))
         else:
             launches.append(len(phase.blocks))
-    return device.launched(seconds, launches)
+    return device.launched(seconds, launches, is_masked="mask" in program.tensors)
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

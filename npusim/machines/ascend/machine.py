@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 #: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
 SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"deal": "balanced"},),
+    ({"splits": "auto"}, {"splits": "auto", "block_kv": 512}),
     (
         {"block_q": 64},
         {"block_q": 256},
@@ -133,8 +134,11 @@ class AscendMachine(Machine):
             fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
         elif is_open and attention_fields(tiling).kernel is None:
             preset = kernel_of(precision) or CANN
-            # CANN's decode is another kernel, of which no order is known.
-            if preset.is_by_name and problem.seq_q >= self.group.fractal:
+            is_decode = problem.seq_q < self.group.fractal
+            is_cut = {"splits", "split_keys"} & tiling.model_fields_set or problem.values_in_keys
+            if preset.is_by_name and is_decode and "splits" in known and not is_cut:
+                fields = dict(cann.decode_fields(problem, self.places))  # of its order nothing is known
+            elif preset.is_by_name and not is_decode:
                 fields = {**CANN.fields, **MEMORY_TILE, "kernel": CANN.name}
                 if "block_kv" in tiling.model_fields_set:  # slices of as many elements
                     fields["vector_rows"] = max(1, cann.SLICE_ELEMENTS // dict(tiling)["block_kv"])

@@ -9,11 +9,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.algorithms import split_rules
 from npusim.formats.reductions import CHAINS
 from npusim.machines.published.kernel import AscendKernel
+from npusim.units import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from npusim.config.problem import Problem
 
 #: Causal blocks are balanced by how many tiles they visit; CATLASS deals them in turn.
 CANN = AscendKernel(
@@ -34,3 +38,13 @@ REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout"
 #: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
 #: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
 MASKED_LAYOUT = "nd"
+
+
+def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
+    """Return what decides CANN's decode from UB to UB: its rule for splits, and as many keys a tile as it hands over.
+
+    Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a part whole, by query heads of a KV head.
+    """
+    most = (8192, 4096, 2048)[min(problem.group_size // 5, 2)]
+    parts = split_rules.cann(split_rules.call_of(problem, 1, 1, cores))
+    return {"kernel": CANN.name, "splits": "cann", "block_kv": min(most, round_up(max(map(max, parts)), 16))}
