@@ -1,4 +1,4 @@
-"""What Triton's autotuner calls: `prune` and `perf_model` of ``prune_configs_by``.
+"""What Triton's autotuner calls: `Pruner` and `perf_model` for ``prune_configs_by``.
 
 Triton 3.6's ``Autotuner.run`` sets ``nargs`` (positional arguments by name) and, for a new key, calls
 ``early_config_prune(configs, nargs, **kwargs)`` with the launch's grid and constexprs, then ``perf_model`` with the
@@ -32,14 +32,30 @@ Call = tuple[Any, ...]
 
 
 class Pruner:
-    """Leaves the ``top`` configurations with the least predicted time, of one class of bits where ``bits`` is "same".
+    """An ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
 
-    Called as Triton calls ``early_config_prune``.  It never raises and never returns an empty list: what npusim cannot
-    predict stays (but where ``bits`` is "same" and others are predicted: its bits are not known), with one warning that
-    says why; what does not fit the device is left out, as Triton would fail on it.
+    Called by Triton it never raises and never returns an empty list: what npusim cannot predict stays (but where
+    ``bits`` is "same" and others are predicted: its bits are not known), with one warning that says why; what does not
+    fit the device is left out, as Triton would fail on it.
+
+    Parameters
+    ----------
+    hw
+        A device of `npusim hw list`; None: the GPU that torch sees.
+    top
+        Configurations with the least predicted time that are left, from 1; a single one is not measured.
+    bits
+        ``any``, or ``same``: those left all give the same bits for finite inputs, proved by structure.
+
+    Raises `SpecError` for other values.
+
+    Examples
+    --------
+    >>> Pruner("h100", top=2, bits="same").top
+    2
     """
 
-    def __init__(self, hw: str | None, top: int, bits: str) -> None:
+    def __init__(self, hw: str | None = None, top: int = 6, bits: str = "any") -> None:
         if top < 1 or bits not in ("any", "same"):
             raise SpecError(f"prune: top={top}, bits={bits!r}; allowed: top from 1, bits any or same")
         self.hw, self.top, self.bits = hw, top, bits
@@ -191,41 +207,19 @@ def _written(name: str, value: Any) -> str:
     return f"tensor({', '.join(map(str, shape))}).to({fmt!r})"
 
 
-def prune(hw: str | None = None, top: int = 6, bits: str = "any") -> Pruner:
-    """Return an ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
-
-    Parameters
-    ----------
-    hw
-        A device of `npusim hw list`; None: the GPU that torch sees.
-    top
-        Configurations that are left, from 1; a single one is not measured.
-    bits
-        ``any``, or ``same``: those left all give the same bits for finite inputs, proved by structure.
-
-    Raises `SpecError` for other values.  Called by Triton it raises nothing (see `Pruner`).
-
-    Examples
-    --------
-    >>> prune("h100", top=2, bits="same").top
-    2
-    """
-    return Pruner(hw, top, bits)
-
-
 def perf_model(hw: str | None = None) -> Callable[..., float]:
     """Return a ``perf_model`` for ``prune_configs_by={"perf_model": ..., "top_k": ...}``: predicted us of the cores.
 
-    ``hw`` as in `prune`.  A configuration that is not predicted has 0.0, so that it is measured.
+    ``hw`` as of `Pruner`.  A configuration that is not predicted has 0.0, so that it is measured.
     """
-    return Pruner(hw, 1, "any").perf_model
+    return Pruner(hw).perf_model
 
 
 class TritonKernels:
     """``npusim.triton``: called, the name of a launch (`npusim.schedules.triton`); beside that an autotuner's hooks."""
 
     __call__ = staticmethod(launch_name)
-    prune = staticmethod(prune)
+    prune = staticmethod(Pruner)
     perf_model = staticmethod(perf_model)
 
 
