@@ -1,4 +1,4 @@
-"""What Triton's autotuner calls: `prune` and `perf_model` of ``prune_configs_by``.
+"""What Triton's autotuner calls: `Pruner` and `perf_model` for ``prune_configs_by``.
 
 Triton 3.6's ``Autotuner.run`` sets ``nargs`` (positional arguments by name) and, for a new key, calls
 ``early_config_prune(configs, nargs, **kwargs)`` with the launch's grid and constexprs, then ``perf_model`` with the
@@ -32,14 +32,30 @@ Call = tuple[Any, ...]
 
 
 class Pruner:
-    """Leaves the ``top`` configurations with the least predicted time, of one class of bits where ``bits`` is "same".
+    """An ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
 
-    Called as Triton calls ``early_config_prune``.  It never raises and never returns an empty list: what npusim cannot
-    predict stays (but where ``bits`` is "same" and others are predicted: its bits are not known), with one warning that
-    says why; what does not fit the device is left out, as Triton would fail on it.
+    Called by Triton it never raises and never returns an empty list: what npusim cannot predict stays (but where
+    ``bits`` is "same" and others are predicted: its bits are not known), with one warning that says why; what does not
+    fit the device is left out, as Triton would fail on it.
+
+    Parameters
+    ----------
+    hw
+        A device of `npusim hw list`; None: the GPU that torch sees.
+    top
+        Configurations with the least predicted time that are left, from 1; a single one is not measured.
+    bits
+        ``any``, or ``same``: those left all give the same bits for finite inputs, proved by structure.
+
+    Raises `SpecError` for other values.
+
+    Examples
+    --------
+    >>> Pruner("h100", top=2, bits="same").top
+    2
     """
 
-    def __init__(self, hw: str | None, top: int, bits: str) -> None:
+    def __init__(self, hw: str | None = None, top: int = 6, bits: str = "any") -> None:
         if top < 1 or bits not in ("any", "same"):
             raise SpecError(f"prune: top={top}, bits={bits!r}; allowed: top from 1, bits any or same")
         self.hw, self.top, self.bits = hw, top, bits
@@ -75,9 +91,10 @@ class Pruner:
         tuner: Any = self._tuner or sys._getframe(2).f_locals.get("self")
         try:
             named = dict(tuner.nargs)
-            config = next(c for c in tuner.configs if all(everything.get(n) == v for n, v in c.all_kwargs().items()))
-            rest = {n: v for n, v in everything.items() if n not in named and n not in config.all_kwargs()}
-            (made,) = self._predicted(tuner, [config], named, rest)
+            given = [c.all_kwargs() for c in tuner.configs]
+            number = next(i for i, g in enumerate(given) if all(everything.get(n) == v for n, v in g.items()))
+            rest = {n: v for n, v in everything.items() if n not in named and n not in given[number]}
+            made = self._predicted(tuner, tuner.configs, named, rest)[number]
         except Exception as error:  # noqa: BLE001 - as above
             self._warn(f"a configuration is not predicted: {one_line(error)}")
             return 0.0
@@ -85,14 +102,11 @@ class Pruner:
 
     def _left(self, tuner: Any, configs: list[Any], named: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
         made = self._predicted(tuner, configs, named, rest)
-        unknown = [i for i, p in enumerate(made) if p.us is None and p.fits]
-        if unknown:
-            self._warn(f"{len(unknown)} of {len(configs)} configurations are not predicted: {made[unknown[0]].reason}")
         best = kept(made, self.bits)[: self.top]
         if self.bits == "any" and len({made[i].key for i in best}) > 1:
             self._warn('configurations that are left differ in bits; bits="same" leaves one class')
         if self.bits == "any" or not best:
-            best += unknown
+            best += [i for i, p in enumerate(made) if p.us is None and p.fits]
         return [configs[i] for i in best] or configs
 
     def _predicted(
@@ -103,13 +117,17 @@ class Pruner:
             kernel = getattr(kernel, "fn", None)
         if kernel is None:
             raise SpecError("whose configurations? bind(kernel) says so")
-        call = (kernel.__name__, *((n, _described(v)) for n, v in {**named, **rest}.items() if n != "grid"))
+        call = (kernel.__name__, *((n, _described(v)) for n, v in {**named, **rest}.items() if not callable(v)))
         key = (*call, *map(str, configs))
         if key not in self._known:
             hw = self.hw or _device_name()
             listed = [_configuration(kernel, c, named, rest, hw) for c in configs]
-            _compile(listed)
-            self._known[key] = predict_all(listed)
+            ready = [c for c in listed if isinstance(c, Configuration)]
+            _compile(ready)
+            made = iter(predict_all(ready))
+            self._known[key] = [next(made) if isinstance(c, Configuration) else Prediction(reason=c) for c in listed]
+            if unknown := [p.reason for p in self._known[key] if p.us is None and p.fits]:
+                self._warn(f"{len(unknown)} of {len(configs)} configurations are not predicted: {unknown[0]}")
         return self._known[key]
 
     def _warn(self, message: str) -> None:
@@ -132,13 +150,18 @@ def _device_name() -> str:
     return max(known, key=len)
 
 
-def _configuration(kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str) -> Configuration:
-    """Return a live call with one configuration as the request of a launch."""
+def _configuration(
+    kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str
+) -> Configuration | str:
+    """Return a live call with one configuration as the request of a launch, or why no text says the call."""
     values = {**named, **rest, **config.all_kwargs()}
     if (count := getattr(config, "num_ctas", 1) or 1) != 1 or getattr(config, "maxnreg", None) is not None:
-        raise SpecError(f"num_ctas={count}, maxnreg={config.maxnreg}: allowed: 1 and none")
+        return f"num_ctas={count}, maxnreg={config.maxnreg}: allowed: 1 and none"
     grid = rest["grid"](values) if callable(rest["grid"]) else rest["grid"]
-    given = {p.name: _written(p.name, values[p.name]) for p in kernel.params if p.name in values}
+    try:
+        given = {p.name: _written(p.name, values[p.name]) for p in kernel.params if p.name in values}
+    except SpecError as error:
+        return one_line(error)
     launch = f"[{', '.join(map(str, grid))}]({', '.join(f'{n}={v}' for n, v in given.items())})"
     tiling = {"warps": config.num_warps, "stages": config.num_stages}
     name = launch_name(kernel, launch)
@@ -184,41 +207,19 @@ def _written(name: str, value: Any) -> str:
     return f"tensor({', '.join(map(str, shape))}).to({fmt!r})"
 
 
-def prune(hw: str | None = None, top: int = 6, bits: str = "any") -> Pruner:
-    """Return an ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
-
-    Parameters
-    ----------
-    hw
-        A device of `npusim hw list`; None: the GPU that torch sees.
-    top
-        Configurations that are left, from 1; a single one is not measured.
-    bits
-        ``any``, or ``same``: those left all give the same bits for finite inputs, proved by structure.
-
-    Raises `SpecError` for other values.  Called by Triton it raises nothing (see `Pruner`).
-
-    Examples
-    --------
-    >>> prune("h100", top=2, bits="same").top
-    2
-    """
-    return Pruner(hw, top, bits)
-
-
 def perf_model(hw: str | None = None) -> Callable[..., float]:
     """Return a ``perf_model`` for ``prune_configs_by={"perf_model": ..., "top_k": ...}``: predicted us of the cores.
 
-    ``hw`` as in `prune`.  A configuration that is not predicted has 0.0, so that it is measured.
+    ``hw`` as of `Pruner`.  A configuration that is not predicted has 0.0, so that it is measured.
     """
-    return Pruner(hw, 1, "any").perf_model
+    return Pruner(hw).perf_model
 
 
 class TritonKernels:
     """``npusim.triton``: called, the name of a launch (`npusim.schedules.triton`); beside that an autotuner's hooks."""
 
     __call__ = staticmethod(launch_name)
-    prune = staticmethod(prune)
+    prune = staticmethod(Pruner)
     perf_model = staticmethod(perf_model)
 
 

@@ -271,6 +271,27 @@ def test_perf_model_ranks_for_top_k() -> None:
     assert len(tuner.prune_configs({"grid": (264,), "warmup": False})) == 2
 
 
+def test_a_configuration_that_is_not_predicted_stays_beside_the_best_of_the_others() -> None:
+    import triton
+
+    tuner, _ = tuner_of("softmax")
+    tuner.configs = [*tuner.configs, triton.Config({"BLOCK": 512}, num_warps=4, num_ctas=2)]
+    pruner = prune("h100", top=1).bind(tuner)
+    named = dict(zip(tuner.arg_names, (Block(512, 500), Block(512, 500), 512, 500), strict=False))
+    with pytest.warns(UserWarning, match="1 of 5 configurations are not predicted: num_ctas=2"):
+        left = pruner(tuner.configs, named, grid=(264,), warmup=False)
+    assert len(left) == 2
+    assert left[1].num_ctas == 2
+    tuner.nargs = named
+    with pytest.warns(UserWarning, match="num_ctas=2"):
+        times = [
+            perf_model("h100").__self__.bind(tuner).perf_model(**named, grid=(264,), **c.all_kwargs())  # type: ignore[attr-defined]
+            for c in tuner.configs[-2:]
+        ]
+    assert times[0] > 0.0
+    assert times[1] == 0.0
+
+
 def test_what_is_not_predicted_stays_and_nothing_is_raised() -> None:
     tuner, _ = tuner_of("gathered")
     pruner = prune("h100", top=1).bind(tuner)
