@@ -84,6 +84,24 @@ def products_in(tree: Tree) -> dict[str, Change]:
     return {words: {"tree": t} for words, t in found.items() if t != plain or words == "exact"}
 
 
+def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
+    """Yield what a search tries of a tree: each rounding of ``modes``, with those of sums of sums where it has them.
+
+    ``more``: each by itself instead, with how products enter such sums and what is flushed.
+    """
+    has_sums = trees.has_sums(trees.bare(tree))
+    if not more:
+        for mode in modes.values():
+            yield from (
+                {**mode, "late": late} for late in dict.fromkeys((mode["rounding"], *["nearest_even"] * has_sums))
+            )
+        return
+    ways = [c for name, c in products_in(tree).items() if name != "rounded, then added"]
+    yield from modes.values()
+    yield from (late | way for late, way in product(LATE.values(), ways) if has_sums)
+    yield from FLUSHED.values()
+
+
 @dataclass(frozen=True)
 class Answer:
     """One question's answer: of how many outputs it explains how many, and which others explain as many."""
@@ -251,17 +269,15 @@ class _Unit:
         some = np.concatenate([where[:: max(1, len(where) // 30)], random[:: max(1, len(random) // 90)]])
         few, best, modes = some[::9], (-1, AdditionTree()), self._modes()
         for tree in trees.families(K):
-            for change in modes:
-                mode = change["rounding"]
-                for late in {mode: None, "nearest_even": None} if trees.has_sums(tree) else (mode,):
-                    unit = AdditionTree(tree, None, late=late, **change)
-                    if self.score(unit, few) >= len(few) // 2 and (score := self.score(unit, some)) > best[0]:
-                        best = score, unit
+            for change in kinds(tree, modes):
+                unit = AdditionTree(tree, None, **change)
+                if self.score(unit, few) >= len(few) // 2 and (score := self.score(unit, some)) > best[0]:
+                    best = score, unit
             if best[0] == len(some):
                 break
         return self.score(best[1], where), best[1]
 
-    def _modes(self) -> list[Change]:
+    def _modes(self) -> dict[str, Change]:
         """Return the roundings that explain 1 + r/8 of the last place best, at each place apart."""
         p, flat = self.p, (tuple(range(K - 1)), K - 1)
         where = p.of("rounding")
@@ -275,7 +291,7 @@ class _Unit:
                 for name, change in ROUNDINGS.items()
             }
             found |= {name: None for name, n in scores.items() if n == max(scores.values())}
-        return [ROUNDINGS[name] for name in found][:6]
+        return {name: ROUNDINGS[name] for name in list(found)[:6]}
 
     # ------------------------------------------------------------ what an addition does
 
@@ -349,11 +365,7 @@ class _Unit:
             return False
         lost = self.everything[~equal]
         some = np.union1d(lost[:: max(1, len(lost) // 100)], self.everything[:: len(equal) // 100])
-        rounded = [*ROUNDINGS.values()]
-        if trees.has_sums(trees.bare(self.unit.tree)):
-            ways = [c for name, c in products_in(self.unit.tree).items() if name != "rounded, then added"]
-            rounded += [late | way for late in LATE.values() for way in ways]
-        rounded += FLUSHED.values()
+        rounded = [*kinds(self.unit.tree, ROUNDINGS, more=True)]
         aligned = [
             {**width, **exponents, "kept": None}
             for width in ({"fraction": None}, *widths(range(8, 34)).values())
