@@ -237,7 +237,7 @@ class GpuKernel(PublishedKernel):
             return tiling
         own, whole, named = self.own(problem, device), self._whole(problem, device), tiling.model_fields_set
         values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
-        both = own.items() | whole.items()  # that of whole keys is its tile, too, where it cuts them
+        both = [*own.items(), *whole.items()]  # that of whole keys is its tile, too, where it cuts them
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
             has = (
