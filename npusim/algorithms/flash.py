@@ -47,6 +47,11 @@ E4M3_MAX = 448.0
 MAX_SCALE = 2.0**126
 
 
+#: Of a finite number in the place of hidden scores in float16 and in wider formats: chosen, far below scores and above
+#: the lowest number, at which a maximum starts.
+HIDDEN_EXPONENT = 14, 100
+
+
 class NamedFormats:
     """Formats of a schedule's intermediates: the attributes that ``intermediates`` lists."""
 
@@ -208,7 +213,7 @@ def hidden(unseen: Unseen | None, fmt: str) -> float:
 
     A power of two, so that its product with any factor is exact, and its distance to a maximum equal to it is 0.
     """
-    return -(2.0 ** (100 if get_format(fmt).exponent_bits >= 8 else 14)) if unseen == "mean" else -math.inf
+    return -(2.0 ** HIDDEN_EXPONENT[fmt != "float16"]) if unseen == "mean" else -math.inf
 
 
 def divisor(l: Value, unseen: Unseen | None) -> Value:

@@ -15,7 +15,7 @@ from npusim.formats.mma_arithmetic import stated_name
 from npusim.formats.mma_tree import ROUNDED, AdditionTree, C, Tree, compute, leaves_of, round_to
 from npusim.probe import trees
 from npusim.probe.files import decoded, encoded
-from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, scale_of
+from npusim.probe.questions import BESIDE_C, LONG_K, QUESTIONS, RANDOM, TRIPLES, K, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,6 +82,24 @@ def products_in(tree: Tree) -> dict[str, Change]:
         "exact but the first of a chain": trees.first_rounded(plain),
     }
     return {words: {"tree": t} for words, t in found.items() if t != plain or words == "exact"}
+
+
+def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
+    """Yield what a search tries of a tree: each rounding of ``modes``, with those of sums of sums where it has them.
+
+    ``more``: each by itself instead, with how products enter such sums and what is flushed.
+    """
+    has_sums = trees.has_sums(trees.bare(tree))
+    if not more:
+        for mode in modes.values():
+            yield from (
+                {**mode, "late": late} for late in dict.fromkeys((mode["rounding"], *["nearest_even"] * has_sums))
+            )
+        return
+    ways = [c for name, c in products_in(tree).items() if name != "rounded, then added"]
+    yield from modes.values()
+    yield from (late | way for late, way in product(LATE.values(), ways) if has_sums)
+    yield from FLUSHED.values()
 
 
 @dataclass(frozen=True)
@@ -251,17 +269,15 @@ class _Unit:
         some = np.concatenate([where[:: max(1, len(where) // 30)], random[:: max(1, len(random) // 90)]])
         few, best, modes = some[::9], (-1, AdditionTree()), self._modes()
         for tree in trees.families(K):
-            for change in modes:
-                mode = change["rounding"]
-                for late in {mode: None, "nearest_even": None} if trees.has_sums(tree) else (mode,):
-                    unit = AdditionTree(tree, None, late=late, **change)
-                    if self.score(unit, few) >= len(few) // 2 and (score := self.score(unit, some)) > best[0]:
-                        best = score, unit
+            for change in kinds(tree, modes):
+                unit = AdditionTree(tree, None, **change)
+                if self.score(unit, few) >= len(few) // 2 and (score := self.score(unit, some)) > best[0]:
+                    best = score, unit
             if best[0] == len(some):
                 break
         return self.score(best[1], where), best[1]
 
-    def _modes(self) -> list[Change]:
+    def _modes(self) -> dict[str, Change]:
         """Return the roundings that explain 1 + r/8 of the last place best, at each place apart."""
         p, flat = self.p, (tuple(range(K - 1)), K - 1)
         where = p.of("rounding")
@@ -275,7 +291,7 @@ class _Unit:
                 for name, change in ROUNDINGS.items()
             }
             found |= {name: None for name, n in scores.items() if n == max(scores.values())}
-        return [ROUNDINGS[name] for name in found][:6]
+        return {name: ROUNDINGS[name] for name in list(found)[:6]}
 
     # ------------------------------------------------------------ what an addition does
 
@@ -332,10 +348,12 @@ class _Unit:
         p, tree, where = self.p, self.unit.tree, self.p.of("width", "width_c")
         if self.unit.fraction is None:
             return where, {"all": {"fraction": None}}
-        together = [at for at, t in enumerate(TRIPLES) if any(set(t) <= set(node) for node in trees.nodes(tree))]
-        where = where[np.isin(p.note[where, 0], together)]
-        if trees.has_sums(tree):
-            where = np.intersect1d(where, p.of("width"))
+        asked = {"width": TRIPLES, **({} if trees.has_sums(tree) else {"width_c": [(C, *pair) for pair in BESIDE_C]})}
+        parts = []
+        for question, terms in asked.items():
+            met = [at for at, t in enumerate(terms) if any(set(t) <= set(node) for node in trees.nodes(tree))]
+            parts.append(p.of(question)[np.isin(p.note[p.of(question), 0], met)])
+        where = np.sort(np.concatenate(parts))
         notes = p.note[where]
         last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
         return where, widths(range(max(1, last - 3), last + 3))
@@ -347,11 +365,7 @@ class _Unit:
             return False
         lost = self.everything[~equal]
         some = np.union1d(lost[:: max(1, len(lost) // 100)], self.everything[:: len(equal) // 100])
-        rounded = [*ROUNDINGS.values()]
-        if trees.has_sums(trees.bare(self.unit.tree)):
-            ways = [c for name, c in products_in(self.unit.tree).items() if name != "rounded, then added"]
-            rounded += [late | way for late in LATE.values() for way in ways]
-        rounded += FLUSHED.values()
+        rounded = [*kinds(self.unit.tree, ROUNDINGS, more=True)]
         aligned = [
             {**width, **exponents, "kept": None}
             for width in ({"fraction": None}, *widths(range(8, 34)).values())
@@ -377,10 +391,11 @@ class _Unit:
 # ---------------------------------------------------------------- a case
 
 
-def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
+def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "") -> Identified:
     """Return what explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
 
-    ``stated`` is the arithmetic that a device's file has today: preferred among registered ones that explain all.
+    ``stated`` is the arithmetic that a device's file has today, ``instruction`` that by which the device multiplies,
+    such as ``wgmma``: preferred among registered ones that explain all, the instruction first.
     """
     d, findings, is_product = _as_asked(p, d)
     if not is_product:
@@ -397,10 +412,12 @@ def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
     _, best = max(tried, key=lambda scored: scored[0])
     if best.acc.name != p.case.formats[2].name:
         findings = (*findings, f"it adds up in {best.acc.name}")
-    return _confirmed(best, p, d, findings, stated)
+    return _confirmed(best, p, d, findings, stated, instruction)
 
 
-def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stated: str) -> Identified:
+def _confirmed(
+    best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stated: str, instruction: str
+) -> Identified:
     """Hold the unit to every probe and to other outputs of the tiles, and registered ones to all outputs."""
     rows, columns = _looked_at(d)
     operands = p.a[rows], p.b[rows // d.shape[1] * d.shape[1] + columns], p.c[rows]
@@ -412,7 +429,10 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
     equal = best.settle_open(lambda unit: same(got(unit), wanted))
     formats = (p.case.formats[0].name, p.case.formats[1].name, best.acc.name)
     registered, stem = _registered(formats, best, p, d), stated.partition(".")[0]
-    chosen = min(registered, key=lambda n: (n != stated, n.partition(".")[0] != stem, len(n)), default=None)
+    own = f"{stem}.{instruction}."
+    chosen = min(
+        registered, key=lambda n: (not n.startswith(own), n != stated, not n.startswith(stem), len(n)), default=None
+    )
     missed = int((~equal).sum())
     if chosen and missed:
         findings = (*findings, f"the answers miss {missed:,} of {len(equal):,} outputs; {chosen} has all")

@@ -38,6 +38,8 @@ def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callab
     """Return what explains a chip's outputs; ``on_case`` is told each case as it begins."""
     choices = [] if device is None else [str(choice.value) for choice in device.arithmetic_choices.values()]
     stated = {_formats(name): name for name in choices}
+    units = {} if device is None else device.matrix_engines
+    instruction = "wgmma" if any(getattr(unit, "wgmma", None) for unit in units.values()) else ""
     products, operations = {}, {}
     for key, (p, d) in outputs.products.items():
         case = ProbeCase.of(key)
@@ -45,7 +47,7 @@ def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callab
             continue
         on_case(key)
         a, b, acc = case.formats
-        one = identify_product(p, d, stated.get((a.name, b.name, acc.name), ""))
+        one = identify_product(p, d, stated.get((a.name, b.name, acc.name), ""), instruction)
         long = outputs.products.get(ProbeCase(case.name, LONG_K).key)
         products[key] = one, goes_on(one, *long) if long and one.unit else None
     for key, (operation, given, result) in outputs.vector.items():

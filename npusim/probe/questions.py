@@ -35,6 +35,8 @@ QUESTIONS = (
 )
 #: Products of one step, of which two are M and -M and the third is small.
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
+#: The same where C is M: -M and the small product, of a step of two products too.
+BESIDE_C = ((1, 2), (1, 4), (0, 1))
 #: Last places of a sum that decide its rounding, in eighths of the last kept.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
 #: Terms of a rounding probe: of a first step, of one of interleaved chains, and of a last step.
@@ -249,11 +251,11 @@ def _width(p: _Builder) -> None:
     for s in range(max(4, hi - 14 if p.is_seen and p.case.out.exponent_bits == 5 else 0), min(60, hi - p.low - 2) + 1):
         for x in (3, -3, 5):  # 1.5, -1.5 and 1.25 times 2**-s
             small = p.term(hi - s - (1 if abs(x) == 3 else 2), x)
+            m, n = p.term(hi)
             for at, (i, j, k) in enumerate(TRIPLES):
-                m, n = p.term(hi)
                 p.add("width", (at, s, x), {i: (m, n), j: (-m, n), k: small})
-                if at < 3:
-                    p.add("width_c", (at, s, x), {j: (-m, n), k: small}, 2.0**hi)
+            for at, (j, k) in enumerate(BESIDE_C):
+                p.add("width_c", (at, s, x), {j: (-m, n), k: small}, 2.0**hi)
         base = hi - 2 if is_half else hi
         m, n = p.term(base - 2, 3, 3)  # 2.25: its exponent is 1, its operands' 0
         if base - s - 1 >= p.low:

@@ -30,7 +30,8 @@ SAGE3 = replace(
 def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
     """Return it with blocks of 32 that have a power of two each: Q and K along the head, V and P along keys.
 
-    And with E4M3 as SageAttention2 has it, P to 448 and K without its mean, but no scales of Q, K and V.
+    And with E4M3 as SageAttention2 has it, P to 448 and K without its mean, but Q and K in E4M3, not INT8, and without
+    scales of Q, K and V; casts saturate as its conversions do (cvt.rn.satfinite: csrc/numeric_conversion.cuh).
     """
     blocks = (replace(base, name=fmt, operands=fmt, operand=fmt) for fmt in ("mxfp8", "mxfp4"))
     return *blocks, replace(base, name="sage_fp8", operands=E4M3, operand=E4M3, smooth="k", p_scale=E4M3_MAX)

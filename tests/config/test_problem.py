@@ -67,9 +67,13 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         ({"kv_heads": 5}, "kv_heads: 5 does not divide 12 query heads; possible: 1 2 3 4 6 12"),
         (
             {"causal": True, "seq_kv": 32},
-            "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; seq_kv must be at least seq_q",
+            "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; seq_kv must be at least seq_q, or "
+            "unseen says what they give: zero, nan, mean",
         ),
-        ({"causal": True, "causal_offset": -1}, "causal_offset: -1 leaves query 0 without a key; must be >= 0"),
+        (
+            {"causal": True, "causal_offset": -1},
+            "causal_offset: -1 leaves query 0 without a key; must be >= 0, or give unseen",
+        ),
         ({"batch": 0}, "batch: 0 must be greater than 0"),
         ({"seq_q": -3}, "seq_q: -3 must be greater than 0"),
         ({"heads": 2.5}, "heads: expected a whole number, got 2.5"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npusim.formats import ARITHMETICS, get_arithmetic
-from npusim.formats.mma_tree import compute, parse_tree, round_to
+from npusim.formats.mma_tree import AdditionTree, C, compute, parse_tree, round_to
 from npusim.probe import trees
 from npusim.probe.decide import Identified, by_registry, goes_on, identify_product, predicted, same
 from npusim.probe.questions import LONG_K, RANDOM, ProbeCase, Probes, _Builder, _random, case_name, probes_of
@@ -121,6 +121,26 @@ def assert_drawn(key: str, count: int, at_least: int) -> None:
     said = [one.findings for _, one, _ in results if one.name is None]
     assert all("unexplained" in findings[-1] for findings in said)
     assert sum(is_equal for *_, is_equal in results) >= at_least
+
+
+@pytest.mark.parametrize(("fraction", "cut"), [(33, "toward_zero"), (18, "nearest_even")])
+def test_a_step_of_two_products_that_aligns_is_identified_by_c(fraction: int, cut: str) -> None:
+    """No third product is in its step: C is M there, -M and the small one are its products."""
+    case, p = ProbeCase.of("f16.f32"), probes("f16.f32")
+    unit = AdditionTree(trees.repeated((C, 0, 1), K), fraction, cut=cut, rounding="toward_zero")
+    one = identify_product(p, tiles(p, lambda *given: predicted(unit, case, given, case.formats[2], "nearest_even")))
+    assert one.explained == one.asked
+    assert one.unit is not None
+    assert (one.unit.fraction, one.unit.cut) == (fraction, cut)
+
+
+@pytest.mark.parametrize(("instruction", "first"), [("wgmma", "hopper.wgmma"), ("", "hopper.mma")])
+def test_of_equal_names_that_of_the_devices_own_instruction_comes_first(instruction: str, first: str) -> None:
+    case, p = ProbeCase.of("f16.f32"), probes("f16.f32")
+    outputs = by_registry("hopper.wgmma.k16.f16.f32", case, p.a, p.b, p.c, 16)
+    one = identify_product(p, outputs, "hopper.mma.k16.f16.f32", instruction)
+    assert one.name == f"{first}.k16.f16.f32"
+    assert {"hopper.mma.k16.f16.f32", "hopper.wgmma.k16.f16.f32"} <= set(one.registered)
 
 
 def test_units_that_no_registry_has_are_identified_whole_or_said_to_be_unexplained() -> None:

@@ -141,7 +141,7 @@ def test_the_910b2_says_that_it_is_a_study_and_takes_no_fp8_inputs() -> None:
 
 
 def test_a_gpu_takes_fp8_or_isolating_float32_inputs_only() -> None:
-    with pytest.raises(TilingError, match="reads E4M3 inputs, not float16"):
+    with pytest.raises(TilingError, match="reads inputs of 8 bits, not float16"):
         run("fp8_attention", hw="h200", problem=Problem(**SIZES))
 
 

@@ -211,7 +211,7 @@ def test_decoding_takes_the_time_of_whole_blocks_however_few_rows_are_live() -> 
         ("h200", {"kernel": "fa3", "block_q": 256}, "block_q: 256; kernel=fa3 has layouts for 64, 128, 192 rows"),
         ("h200", {"kernel": "fa3", "block_kv": 72}, "block_kv: 72; kernel=fa3 has layouts for multiples of 16 up to"),
         ("h200", {"kernel": "fa3", "block_q": 192, "block_kv": 176}, "no layout for 192 x 176 with head_dim 128"),
-        ("h200", {"kernel": "fa2", "block_q": 64}, "block_q: 64; kernel=fa2 has tiles of 128 x 64 with 4 warps"),
+        ("h200", {"kernel": "fa2", "block_q": 32}, "block_q: 32; kernel=fa2 has tiles of 128 x 64 with 4 warps"),
         ("t4", {"kernel": "fa2"}, "fa2 needs asynchronous copies .* t4 has not"),
         ("h200", {"kernel": "cudnn", "block_kv": 64}, "block_kv: 64; kernel=cudnn has tiles of 128 x 128 and"),
         (

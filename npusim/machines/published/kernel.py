@@ -200,10 +200,13 @@ class GpuKernel(PublishedKernel):
 
     def own(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
         """Return the fields that it has for a problem: of its tile, that of cut keys where its rule cuts them."""
-        own = {**_fields_of(self.tile(problem, device)), **self.fields(device)}
+        own = self._whole(problem, device)
         if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
             own |= _fields_of(cut)
         return own
+
+    def _whole(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
+        return {**_fields_of(self.tile(problem, device)), **self.fields(device)}
 
     def decided(self, known: Collection[str]) -> frozenset[str]:
         """Return which of the ``known`` fields it decides: nobody names another value of them."""
@@ -232,11 +235,14 @@ class GpuKernel(PublishedKernel):
             raise TilingError(f"kernel: {self.name} {why}")
         if not self.tiles:
             return tiling
-        own, named = self.own(problem, device), tiling.model_fields_set
+        own, whole, named = self.own(problem, device), self._whole(problem, device), tiling.model_fields_set
         values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
-        if wrong := [f"{name}: {value}" for name, value in values.items() if name not in own or value != own[name]]:
-            warps = f" with {own['warps']} warps" if "warps" in own else ""
-            has = f"kernel={self.name} has tiles of {own['block_q']} x {own['block_kv']}{warps} and decides the rest"
+        both = [*own.items(), *whole.items()]  # that of whole keys is its tile, too, where it cuts them
+        if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
+            warps = f" with {whole['warps']} warps" if "warps" in whole else ""
+            has = (
+                f"kernel={self.name} has tiles of {whole['block_q']} x {whole['block_kv']}{warps} and decides the rest"
+            )
             raise TilingError(f"{', '.join(wrong)}; {has}; leave {'it' if len(wrong) == 1 else 'them'} out")
         try:
             build_tiling(type(tiling), own)
