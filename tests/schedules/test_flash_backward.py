@@ -22,7 +22,7 @@ TILING = {"block_q": 64, "block_kv": 64, "tile_q": 64, "tile_kv": 64}
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a100", "v100")
 GRADIENTS = ("dq", "dk", "dv")
 #: Of devices, and who adds up dQ there.
-ROUTES = [(hw, "apart") for hw in DEVICES] + [(hw, "added") for hw in DEVICES if not hw.startswith("ascend")]
+ROUTES = [(hw, method) for method in ("apart", "added") for hw in DEVICES]
 
 
 def _run(hw: str, gradient: str, method: str = "apart", **more: Any) -> Any:
@@ -130,8 +130,6 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "causal": 2})
     with pytest.raises(SpecError, match="key=20 is no multiple of 16"):
         npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "key": 20})
-    with pytest.raises(TilingError, match="ds is read by dsQ and part"):
-        _run("ascend_910b2", "dq", "added")
     with pytest.raises(TilingError, match="stages: 2 tiles under way need asynchronous copies"):
         _run("v100", "dq", tiling={**TILING, "stages": 2})
     with pytest.raises(NpusimError, match=r"registers: alive 432 \+ tiles in flight 64 .* tile_kv=32"):
