@@ -18,9 +18,25 @@ from npusim.algorithms.blocks import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
-from npusim.algorithms.language import erf, exp, fma, full, log, maximum, per_tile, rsqrt, sqrt, tanh, tiles, where
+from npusim.algorithms.language import (
+    erf,
+    exp,
+    fma,
+    full,
+    initial,
+    inverse,
+    log,
+    maximum,
+    per_tile,
+    rsqrt,
+    sqrt,
+    tanh,
+    tiles,
+    where,
+)
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
+    Ends,
     Instruction,
     Mask,
     Name,
@@ -36,7 +52,7 @@ from npusim.algorithms.phase import (
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
-from npusim.config.problem import CopyProblem, GemmProblem, Problem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, part_of
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Charge, Opcode
@@ -56,6 +72,7 @@ __all__ = [
     "Blocks",
     "Charge",
     "CopyProblem",
+    "Ends",
     "Field",
     "FlashPrecision",
     "FlashTiling",
@@ -64,6 +81,7 @@ __all__ = [
     "GlobalTile",
     "GpuKernel",
     "Instruction",
+    "KernelProblem",
     "KernelUse",
     "Mask",
     "Name",
@@ -99,6 +117,8 @@ __all__ = [
     "for_inputs",
     "full",
     "grid",
+    "initial",
+    "inverse",
     "kernel",
     "kv_runs",
     "layout",

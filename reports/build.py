@@ -47,6 +47,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "pasa_numerics": 160,
         "pcast_numerics": 160,
         "production": 26,
+        "recurrences": 90,
         "served": 67,
         "stress": 120,
         "tiling_mask": 3,

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from npusim.algorithms.phase import BySize, Stacked, TileLoop, tensor_of
+from npusim.algorithms.phase import BySize, Ends, Stacked, TileLoop, tensor_of
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Opcode
 
@@ -104,7 +104,7 @@ def is_visited(phase: Phase, n: str, axis: str) -> bool:
     if n in phase.by_tile:
         return axis == phase.loop_axis
     along = phase.walked if axis == phase.loop_axis else (axis,)
-    axes = *phase.names[n].axes, bound.axis if isinstance(bound, Stacked) else None
+    axes = *phase.names[n].axes, bound.axis if isinstance(bound, Stacked | Ends) else None
     return n not in phase.still and not set(along).isdisjoint(axes)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, get_format, get_scale_rule, stored_format
+from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
 from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
@@ -35,12 +36,17 @@ Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = (
+    "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, inverse, .to(format), .max(), .sum(), "
+    ".cumsum() and @"
+)
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
         Opcode.ROW_MAX: "{}.max()",
         Opcode.ROW_SUM: "{}.sum()",
+        Opcode.CUMSUM: "{}.cumsum()",
+        Opcode.INVERSE: "inverse({})",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
         Opcode.RSQRT: "rsqrt({})",
@@ -169,8 +175,8 @@ def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value
 class Value:
     """A tile (two axes) or a vector of its rows (one), in a format.
 
-    ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.  ``prepared``: what
-    products read in an operand's place, a function of its tile.
+    ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.  ``first``: the
+    operand that a state starts as.  ``prepared``: what products read in an operand's place, a function of its tile.
     """
 
     axes: tuple[str, ...]
@@ -183,6 +189,7 @@ class Value:
     event: Event | None = None
     state: Value | None = None
     onto: Value | None = None
+    first: Value | None = None
     prepared: Callable[[Value], Value] | None = None
 
     def __repr__(self) -> str:
@@ -256,6 +263,19 @@ class Value:
     def sum(self, order: str = "") -> Value:
         """Return the sum of each row, in a named order (the core's own by default)."""
         return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
+
+    def cumsum(self, order: str = "", *, every: int = 0) -> Value:
+        """Return the cumulative sums of each row, in a named order (the core's own by default).
+
+        ``every``: columns after which sums begin anew, so that a row may hold several chunks; 0: not within a row.
+        """
+        if order and order not in SCAN_ORDERS:
+            fail(f"{self}.cumsum({order!r}): no such order; there are {', '.join(SCAN_ORDERS)}")
+        if len(self.axes) < 2:
+            fail(f"{self}.cumsum(): sums go along the columns of a row; bind the vector as one row, '1 {self.axes[0]}'")
+        if every < 0:
+            fail(f"{self}.cumsum(every={every}): columns are 0 or more")
+        return _rows(Opcode.CUMSUM, self.axes, self.fmt, (self,), Attributes(order=order, every=every))
 
     def in_share(self, share: float) -> Value:
         """Return it, done in time in a share of cases alone, 0 to 1; its value is that of all.
@@ -401,9 +421,11 @@ def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
     tile = max(values, key=lambda x: (len(x.axes), x.axes[0] != ONE))
     if len({x.fmt for x in values}) > 1:
         fail(f"{opcode.name} of {a} and {b}: their formats differ; say which is converted, x.to(format)")
-    if any(x.axes not in (tile.axes, tile.axes[:1], (ONE, *tile.axes[1:])) for x in values):
+    columns = [x.axes for x in values if len(x.axes) == 1]
+    axes = (*columns[0], tile.axes[1]) if columns and tile.axes[:1] == (ONE,) != columns[0] else tile.axes
+    if any(x.axes not in (axes, axes[:1], (ONE, *axes[1:]), (ONE,)) for x in values):
         fail(f"{opcode.name} of {a} and {b}: their axes differ")
-    return _rows(opcode, tile.axes, tile.fmt, (a, b))
+    return _rows(opcode, axes, tile.fmt, (a, b))
 
 
 def _rows(
@@ -421,6 +443,18 @@ def full(axes: str, start: float, fmt: str) -> Value:
     trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
     if trace.loop is not None:
         fail(f"full({axes!r}, ...) in a loop over tiles: a state starts before the loop")
+    trace.states.append(state)
+    return state
+
+
+def initial(operand: Value) -> Value:
+    """Return a state that starts as an operand: what a loop binds its variable to is its next value."""
+    trace = TRACE.get()
+    if not isinstance(operand, Value) or operand.kind != "operand":
+        fail(f"initial({operand}): a state starts as an operand, an argument of the kernel; full(...) is of a number")
+    if trace.loop is not None:
+        fail(f"initial({operand}) in a loop over tiles: a state starts before the loop")
+    state = Value(operand.axes, operand.fmt, "state", start=0.0, first=operand)
     trace.states.append(state)
     return state
 
@@ -474,6 +508,20 @@ def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "")
     if wrong := [x for x in tiles_ if x.axes != tile.axes[: len(x.axes)]]:
         fail(f"fma of {wrong[0]} and {tile}: their axes differ")
     return _rows(Opcode.FMA, tile.axes, tile.fmt, (a, b, c), Attributes(variant=form))
+
+
+def inverse(a: Value, order: str = "") -> Value:
+    """Return the inverse of I + what lies below the diagonal of a square tile, in a named order (the core's own else).
+
+    What lies on and above the diagonal is not read.  One vector core, or one warp group, has all of the tile's rows.
+    """
+    if not isinstance(a, Value) or len(a.axes) < 2:
+        fail(f"inverse of {a}: it takes a tile, its rows and columns as many")
+    if order and order not in INVERSE_ORDERS:
+        fail(f"inverse({a.written()}, {order!r}): no such order; there are {', '.join(INVERSE_ORDERS)}")
+    if a.fmt != "float32":
+        fail(f"inverse of {a}: sums of an inverse are float32; convert it, .to('float32')")
+    return _rows(Opcode.INVERSE, a.axes, a.fmt, (a,), Attributes(order=order))
 
 
 def _unary(opcode: Opcode, a: Any, variant: str) -> Value:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from npusim.algorithms.language import ONE, TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
+    Ends,
     Instruction,
     Mask,
     Name,
@@ -34,7 +35,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from npusim.algorithms.phase import WorkTile
 
-Bound = GlobalTensor | BySize | Stacked
+Bound = GlobalTensor | BySize | Stacked | Ends
 
 
 class OperandForm(NamedTuple):
@@ -120,7 +121,7 @@ class Kernel:
         symbols: list[tuple[str, tuple[OperandForm, ...]]] = []
         for n in self.axes:
             x = bound.pop(n, None)
-            if isinstance(x, GlobalTensor | BySize | Stacked):
+            if isinstance(x, Bound):
                 tensors[n] = x
                 first = next(iter(x.tensors.values())) if isinstance(x, BySize) else tensor_of(x)
                 name = "" if isinstance(x, BySize) else first.name
@@ -150,6 +151,9 @@ class Kernel:
             finite_starts=self.finite_starts,
             **tables._asdict(),
         )
+        for n, x in tensors.items():
+            if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
+                self.fail(f"{n}: the last number along {x.axis}, of which neither a block nor a tile has a part")
         return with_finite_starts(phase)
 
     def trace(
@@ -338,6 +342,13 @@ class _Lowering:
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
+            walks, loops = self.trace.walks, self.trace.axes
+            walked = {*loops, *(walks if set(loops) & set(walks) else ())}
+            if v.first is not None and (wrong := [a for a in v.axes if a in walked]):
+                self.kernel.fail(
+                    f"the state {v} starts as {v.first.name}, along whose {wrong[0]} axis a loop goes: a state that "
+                    "starts as an operand has none of a loop's axes"
+                )
             if len(of) == 1:
                 self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
             if not used & of:
@@ -394,7 +405,8 @@ class _Lowering:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
         in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
-        return list(dict.fromkeys((*in_events, *states)))
+        found = list(dict.fromkeys((*in_events, *states)))
+        return [*found, *dict.fromkeys(v.first for v in found if v.first is not None and v.first not in found)]
 
     def _cut(self) -> list[list[Event]]:
         """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
@@ -489,7 +501,7 @@ class _Lowering:
             if n not in names:
                 role: Any = chosen.get(n) or roles.of(v)
                 label = _label(v, labels.get(n, n))
-                names[n] = Name(role, v.axes, v.fmt, v.start, label)
+                names[n] = Name(role, v.axes, v.fmt, v.start, label, "" if v.first is None else v.first.name)
         return names
 
     def _born(self, v: Value) -> int:

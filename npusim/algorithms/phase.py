@@ -40,6 +40,8 @@ class Name:
         Two for a tile, one for a row vector; sizes come from the phase.
     start
         Makes it a state: it lives as long as the block and starts at this value.
+    first
+        The operand that a state starts as, in its format, where that is no number.
     label
         In traces and messages; the name itself by default.
     """
@@ -49,6 +51,7 @@ class Name:
     fmt: str
     start: float | None = None
     label: str = ""
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +296,17 @@ class Stacked:
     tensor: GlobalTensor
 
 
-def tensor_of(bound: GlobalTensor | Stacked) -> GlobalTensor:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The last number along ``axis`` of what a tile, or a block, has of a tensor of one row: a chunk's last sum."""
+
+    axis: str
+    tensor: GlobalTensor
+
+
+def tensor_of(bound: GlobalTensor | Stacked | Ends) -> GlobalTensor:
     """Return the tensor that a name is bound to."""
-    return bound.tensor if isinstance(bound, Stacked) else bound
+    return bound.tensor if isinstance(bound, Stacked | Ends) else bound
 
 
 def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
@@ -347,7 +358,7 @@ class Phase:
     cells: tuple[WorkTile, ...]
     sizes: Mapping[str, int]
     loops: tuple[TileLoop, ...]
-    tensors: Mapping[str, GlobalTensor | BySize | Stacked]
+    tensors: Mapping[str, GlobalTensor | BySize | Stacked | Ends]
     finish: tuple[Stage, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
     per_tile: Callable[[Visit], Mapping[str, float]] = nothing_per_tile
@@ -403,7 +414,9 @@ class Phase:
 
     @cached_property
     def row_grain(self) -> int:
-        """Rows that stay together: those of blocks along rows, which share a scale."""
+        """Rows that stay together: of blocks along rows, which share a scale, and of a square that is inverted."""
+        if whole := [r.dst for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
+            return max(self.sizes[self.names[n].axes[1]] for n in whole)
         casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)
         return max((stored_format(self.names[r.dst].fmt).scale_block for r in casts), default=1)
 

@@ -1,29 +1,37 @@
-"""Linear attention with a decay, chunk by chunk: the states before the chunks, then what each chunk reads of them.
+"""Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then what a chunk reads of them.
 
 S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t: within a chunk as scores with a decay, between chunks as a state.
 Two kernels, as flash-linear-attention has them (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al.
 2023), where the decay is a head's, and gated linear attention (Yang et al. 2024), where a token and a channel of keys
 has one of its own, which a kernel before brings into Q and K.
+
+Where a head's token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one
+row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
+states; Mamba-2 (Dao and Gu 2024) has what each chunk adds to them, and then what is left of that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import NamedFormats
-from npusim.algorithms.language import exp, full, tiles
+from npusim.algorithms.language import ONE, exp, full, initial, inverse, log, rsqrt, tiles
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import Stacked, TileRun, WorkTile
-from npusim.ir.tile import GlobalTensor
+from npusim.ir.tile import GlobalTensor, Role
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase
 
 F32 = "float32"
+#: Added to the square of a row's length before it is divided by.  source: flash-linear-attention, ``l2norm``: eps
+LEAST_LENGTH = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +95,234 @@ def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecis
     return ((a @ v).to(F32) + (inter if out is None else inter * out)).to(p.output)
 
 
-def chunked(
-    sizes: tuple[int, int, int, int, int],
-    chunk: int,
-    block_value: int,
-    p: StatePrecision,
-    tensors: Mapping[str, GlobalTensor],
+# ---------------------------------------------------------------- decays of a head and a token
+
+
+@kernel(results="g", a="1 token")
+def decays(a: Any, chunk: int) -> Any:
+    """Return sums of log decays up to each token of a chunk."""
+    return a.cumsum(every=chunk)
+
+
+@kernel(results="g gd", dt="1 token", by="1")
+def stepped(dt: Any, by: Any, chunk: int) -> Any:
+    """Return sums of log decays dt A, A a number by head, and the same less log dt: what a token adds is times dt."""
+    g = (dt * by).cumsum(every=chunk)
+    return g, g - log(dt)
+
+
+@kernel(results="n", k="row key")
+def normalised(k: Any, p: StatePrecision) -> Any:
+    """Return K with rows of length 1."""
+    wide = k.to(F32)
+    return (wide * rsqrt((wide * wide).sum() + LEAST_LENGTH)).to(p.factor)
+
+
+_KKT = {"ki": "row key", "kj": "token key", "beta": "row", "g": "row", "gt": "1 token", "below": "row token"}
+
+
+def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any) -> Any:
+    return (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
+
+
+@kernel(results="t", walks="row token", still="below", **_KKT)
+def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+    """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
+    a = _kkt(ki, kj, beta, g, gt, below)
+    return inverse(a).to(p.factor)
+
+
+@kernel(results="a", walks="row token", still="below", **_KKT)
+def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+    """Return A of a chunk, for a kernel of its own to invert I + A."""
+    return _kkt(ki, kj, beta, g, gt, below).to(p.factor)
+
+
+@kernel(results="t", a="row token", walks="row token")
+def solved(a: Any, p: StatePrecision) -> Any:
+    """Return (I + A)^-1 of a chunk."""
+    return inverse(a.to(F32)).to(p.factor)
+
+
+@kernel(results="w u", t="row token", k="token key", v="token value", beta="1 token", g="1 token", walks="row token")
+def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
+    """Return W = T (beta e^g K) and U = T (beta V) of a chunk: columns of T are multiplied, not rows of K and V."""
+    scaled = t.to(F32) * beta
+    of_v, of_k = scaled.to(p.factor), (scaled * exp(g)).to(p.factor)
+    return (of_k @ k).to(p.factor), (of_v @ v).to(p.factor)
+
+
+@kernel(results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row")
+def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision) -> Any:
+    """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
+
+    ``end``: g of a chunk's last token; ``first``: S before the first chunk.
+    """
+    s = initial(first)
+    for kj, wj, uj, gj, ej in tiles(k, w, u, g, end):
+        h, kept = s.to(p.factor), s.to(p.factor)
+        x = uj.to(F32) - (wj @ h).to(F32)
+        yield kept, x.to(p.factor)
+        fed = (x * exp(ej - gj)).to(p.factor)
+        s = s * exp(ej) + (kj.T @ fed).to(p.state)
+    return s
+
+
+@kernel(results="s", k="token key", v="token value", g="token", end="1")
+def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
+    """Return what a chunk adds to the state, token by token as far as it has decayed at the chunk's end."""
+    s = full("key value", 0.0, p.state)
+    for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
+        s = s + (kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor)).to(p.state)
+    return s
+
+
+@kernel(results="h last", s="key value", end="1", first="key value")
+def passed(s: Any, end: Any, first: Any, p: StatePrecision) -> Any:
+    """Return the state before each chunk, and behind the last, of what chunks add."""
+    state = initial(first)
+    for sj, ej in tiles(s, end, axis="token"):
+        yield state.to(p.factor)
+        state = state * exp(ej) + sj
+    return state
+
+
+@kernel(
+    results="o",
+    q="row key",
+    k="token key",
+    v="token value",
+    h="key value",
+    below="row token",
+    g="row",
+    gt="1 token",
+    x="row value",
+    skip="1",
+    walks="row token",
+    still="below",
+)
+def gated_outputs(
+    q: Any, k: Any, v: Any, h: Any, below: Any, g: Any, gt: Any, x: Any, skip: Any, p: StatePrecision
+) -> Any:
+    """Return a chunk's results as `outputs`, decays by their sums, ``gt`` those of the tokens that are met.
+
+    ``skip``: how much of its own input ``x`` a result has, a number by head, if any.
+    """
+    weights = ((q @ k.T).to(F32) * exp(below + (g - gt))).to(p.factor)
+    inter = (q @ h).to(F32)
+    o = (weights @ v).to(F32) + inter * exp(g)
+    return (o if skip is None else o + x.to(F32) * skip).to(p.output)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Tokens cut into chunks, the last of which may be ragged, and a state into panels of ``each`` columns.
+
+    ``high``: rows of a panel.
+    """
+
+    batch: int
+    heads: int
+    tokens: int
+    key: int
+    value: int
+    chunk: int
+    each: int
+    high: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], tiling: Any) -> Chunks:
+        """Return chunks of batch, heads, tokens, channels of keys and of values; panels by a tiling's fields."""
+        batch, heads, tokens, key, value = sizes
+        high = min(key, getattr(tiling, "block_key", key))
+        return cls(batch, heads, tokens, key, value, tiling.chunk, tiling.block_value, high)
+
+    @property
+    def count(self) -> int:
+        """Chunks of a sequence."""
+        return ceil_div(self.tokens, self.chunk)
+
+    @cached_property
+    def runs(self) -> tuple[TileRun, ...]:
+        """The walk over chunks."""
+        whole, rest = divmod(self.tokens, self.chunk)
+        ragged = TileRun(whole * self.chunk, rest, 1, rest)
+        return (TileRun(0, self.chunk, whole, self.chunk),) * (whole > 0) + (ragged,) * (rest > 0)
+
+    def spans(self, each: int = 0) -> dict[str, int]:
+        """Return the largest spans, ``each`` columns of values a block, else those of a panel."""
+        width = min(each or self.each, self.value)
+        return {"row": self.chunk, "token": self.chunk, "key": self.key, "value": width, "chunk": 1}
+
+    def panels(self) -> tuple[WorkTile, ...]:
+        """Return a block for each panel of a head's state, which walks the chunks."""
+        return tuple(
+            WorkTile(b, head, (("key", r, rows), ("value", c, n)), self.runs)
+            for b, head in product(range(self.batch), range(self.heads))
+            for (r, rows), (c, n) in product(chunks(self.key, self.high), chunks(self.value, self.each))
+        )
+
+    def blocks(self, each: int = 0, *, is_walked: bool = False) -> tuple[WorkTile, ...]:
+        """Return a block for each chunk and panel; ``is_walked``: of the state, with the chunk as its only tile."""
+        ends = product(range(self.batch), range(self.heads), chunks(self.tokens, self.chunk))
+        panels = list(chunks(self.value, each or self.each))
+        first = [("key", 0, self.key)] if is_walked else []
+        return tuple(
+            WorkTile(
+                b,
+                head,
+                (*(first or (("row", at, n), ("token", at, n))), ("chunk", at // self.chunk, 1), ("value", c, width)),
+                (TileRun(at, n, 1, n),) if is_walked else (),
+            )
+            for b, head, (at, n) in ends
+            for c, width in panels
+        )
+
+    def tensor(self, n: str, rows: int, cols: int, fmt: str, role: Role = "workspace") -> GlobalTensor:
+        """Return a tensor of a matrix a head."""
+        return GlobalTensor(n, self.batch, self.heads, rows, cols, fmt, role)
+
+    def stack(self, n: str, rows: int, cols: int, fmt: str, role: Role = "workspace") -> Stacked:
+        """Return a tensor of a matrix a chunk."""
+        return Stacked("chunk", self.count, GlobalTensor(n, self.batch * self.count, self.heads, rows, cols, fmt, role))
+
+
+def decay_sums(
+    function: Any,
+    of: Chunks,
+    each: int,
+    results: list[GlobalTensor],
     values: Mapping[str, Callable[[], Any]],
+    **read: GlobalTensor,
+) -> Phase:
+    """Return the kernel, `decays` or `stepped`, of sums of log decays, whole chunks of some ``each`` tokens a block."""
+    width = max(of.chunk, each // of.chunk * of.chunk)
+    cells = tuple(
+        WorkTile(b, head, ((ONE, 0, 1), ("token", at, n)))
+        for b, head, (at, n) in product(range(of.batch), range(of.heads), chunks(of.tokens, width))
+    )
+    known = {n: values[n] for n in read}
+    made: Phase = function.phase("decays", cells, {"token": width}, results, values=known, chunk=of.chunk, **read)
+    return made
+
+
+def chunked(
+    of: Chunks, p: StatePrecision, tensors: Mapping[str, GlobalTensor], values: Mapping[str, Callable[[], Any]]
 ) -> list[Phase]:
-    """Return both kernels of (batch, heads, tokens, channels of keys, of values), ``block_value`` columns of S a block.
+    """Return both kernels.
 
     ``tensors``: q, k, v, o; k_h, which goes into S, where that is not k; keep, a vector for each chunk; decay; into and
     out where the decay is a head's.  ``values``: functions of those that are constants, by name.
     """
-    batch, heads, tokens, key, value = sizes
-    count, t = ceil_div(tokens, chunk), tensors
-    whole, rest = divmod(tokens, chunk)
-    runs = (TileRun(0, chunk, whole, chunk),) * (whole > 0) + (TileRun(whole * chunk, rest, 1, rest),) * (rest > 0)
-    rows = ("key", 0, key)
-    cells = tuple(
-        WorkTile(b, head, (rows, ("value", c, n)), runs)
-        for b in range(batch)
-        for head in range(heads)
-        for c, n in chunks(value, block_value)
-    )
-    h = Stacked("chunk", count, GlobalTensor("h", batch * count, heads, key, value, p.factor, "workspace"))
-    spans = {"row": chunk, "token": chunk, "key": key, "value": min(value, block_value)}
+    t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}
-    kept = Stacked("chunk", count, t["keep"])
+    kept = Stacked("chunk", of.count, t["keep"])
     known = {n: f for n, f in values.items() if n in ("keep", "into")}
     fed: dict[str, Any] = {"k": t.get("k_h", t["k"]), "v": t["v"], "into": t.get("into"), "keep": kept}
-    before = states.phase("states", cells, spans, [h], values=known, **fed, **more)
-    of_chunks = tuple(
-        WorkTile(b, head, (("row", at, n), ("token", at, n), ("chunk", at // chunk, 1), ("value", c, width)))
-        for b in range(batch)
-        for head in range(heads)
-        for at, n in chunks(tokens, chunk)
-        for c, width in chunks(value, block_value)
-    )
+    before = states.phase("states", of.panels(), of.spans() | {"key": of.high}, [h], values=known, **fed, **more)
     read: dict[str, Any] = {**{n: t[n] for n in ("q", "k", "v", "decay")}, "out": t.get("out"), "h": h}
     known = {n: f for n, f in values.items() if n in ("decay", "out")}
-    return [before, outputs.phase("outputs", of_chunks, {**spans, "chunk": 1}, [t["o"]], values=known, **read, **more)]
+    return [before, outputs.phase("outputs", of.blocks(), of.spans(), [t["o"]], values=known, **read, **more)]

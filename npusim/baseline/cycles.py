@@ -19,6 +19,7 @@ from npusim.errors import NpusimError
 from npusim.report.compare import reason
 from npusim.report.output import write_whole
 from npusim.report.sheet import Sheet, Unit, breakdown, sheet_of
+from npusim.schedules import takes_sizes
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 
@@ -102,11 +103,12 @@ class Update:
 def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) -> Request:
     """Return what a case asks for of a schedule; paths, a schedule's too, are relative to the case's ``folder``."""
     schedule = candidate.schedule
+    schedule = str(folder / schedule) if re.match(r"[^:]*\.py:", schedule) else schedule
     fields = {
         "hw": _resolved(case.hw, folder),
         "workload": case.workload and _resolved(case.workload, folder),
-        "schedule": str(folder / schedule) if re.match(r"[^:]*\.py:", schedule) else schedule,
-        "problem": case.problem and launch_problem(case.problem, schedule),
+        "schedule": schedule,
+        "problem": case.problem and launch_problem(case.problem, is_plain=takes_sizes(schedule)),
         "tiling": dict(candidate.tiling),
         "precision": candidate.precision,
     }

@@ -156,12 +156,14 @@ _OF_MODEL = MappingProxyType(
 
 class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), RunSizes):  # type: ignore[misc]
     """What a case computes: a workload by name, or what its file would say, with the sizes of attention; sizes of a
-    matrix product (``m n k``), of a copy (``bytes``), or by name of a Triton kernel's launch (``sizes``).
+    matrix product (``m n k``), of a copy (``bytes``), or by name of a schedule of plain tensors (``sizes``).
     """
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
-    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(default=None, description="of a Triton kernel's launch")
+    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(
+        default=None, description="of a schedule of plain tensors"
+    )
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
@@ -464,7 +466,7 @@ class Case(RunSizes):
         default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
     )
     problem: dict[str, PositiveInt] | None = Field(
-        default=None, description="m, n, k of gemm, bytes of copy, or sizes of a Triton kernel's launch"
+        default=None, description="m, n, k of gemm, bytes of copy, or sizes of a schedule of plain tensors"
     )
     dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None = None
     ignore: tuple[Text, ...] = ()

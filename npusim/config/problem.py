@@ -586,18 +586,6 @@ class KernelProblem(Sizes):
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
 
-    def whole_sizes(self, called: str, usual: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the sizes that schedule ``called`` names, in the order of ``usual``, which has those left out.
-
-        A size that is usually 0 says whether: 0 or 1; others are from 1 on.  Raises `SpecError` for other sizes.
-        """
-        for n, x in self.sizes.items():
-            least = min(1, usual.get(n, 0))
-            if n not in usual or not isinstance(x, int) or x < least or (x > 1 and not least):
-                listed = ", ".join(name if size else f"{name} (0 or 1)" for name, size in usual.items())
-                raise SpecError(f"problem: {called} has no size {n}={x}; whole numbers from 1 on for {listed}")
-        return tuple(int({**usual, **self.sizes}[n]) for n in usual)
-
 
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
     """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.
@@ -619,16 +607,19 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
 
 
 def launch_problem(
-    sizes: Mapping[str, Any], schedule: str, dtype: str | None = None
+    sizes: Mapping[str, Any], *, is_plain: bool, dtype: str | None = None
 ) -> GemmProblem | CopyProblem | KernelProblem:
-    """Return the problem of sizes by name: a product's, a copy's, or of the launch of a Triton kernel.
+    """Return the problem of sizes by name: a product's, a copy's, or where ``is_plain`` a schedule's of plain tensors.
 
     Raises `SpecError` for names of none of them.
     """
-    if (problem := kernel_problem(sizes, dtype)) is not None:
+    if not is_plain and (problem := kernel_problem(sizes, dtype)) is not None:
         return problem
-    if "::" not in schedule:
-        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
+    if not is_plain:
+        raise SpecError(
+            f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy); other names are sizes of a "
+            "schedule of plain tensors"
+        )
     return KernelProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
 
 

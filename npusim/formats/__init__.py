@@ -20,12 +20,14 @@ from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
+from npusim.formats.scans import IEEE, cumulative_sum, inverse
 from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh
 
 __all__ = [
     "ARITHMETICS",
     "BLOCK_FORMATS",
     "FORMATS",
+    "IEEE",
     "ROUNDINGS",
     "SCALE_RULES",
     "VARIANTS",
@@ -36,6 +38,7 @@ __all__ = [
     "ScaleRule",
     "add",
     "cast",
+    "cumulative_sum",
     "div",
     "erf",
     "exp",
@@ -45,6 +48,7 @@ __all__ = [
     "get_block_format",
     "get_format",
     "get_scale_rule",
+    "inverse",
     "is_all_finite",
     "log",
     "log2",

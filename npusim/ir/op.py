@@ -46,6 +46,9 @@ class Opcode(Enum):
     ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
+    CUMSUM a: the cumulative sums of each row in the named order, begun anew after ``every`` columns
+    INVERSE a: of each square of a, one below the other, the inverse of I + what lies below its diagonal, in the named
+        order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
     """
 
@@ -67,6 +70,8 @@ class Opcode(Enum):
     ERF = "erf"
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
+    CUMSUM = "cumsum"
+    INVERSE = "inverse"
     SELECT = "select"
 
     #: By identity, not by name: it is a part of many keys.
@@ -80,6 +85,7 @@ class Opcode(Enum):
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE), (1,)),
         **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
@@ -95,10 +101,11 @@ class Attributes:
     accumulate: bool = False
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
-    arithmetic: str = ""  #: registry name of the matrix arithmetic
+    arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     variant: str = ""  #: named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule
     axis: int = -1  #: along which the blocks of a CAST lie: -1 columns, -2 rows
-    order: str = ""  #: order of a row sum
+    order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
+    every: int = 0  #: columns after which cumulative sums begin anew; 0: not within a row
     overflow: str = ""
     rounding: str = ""  #: of a CAST, as `formats.cast` has it
     share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial

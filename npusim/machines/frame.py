@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.algorithms.language import ONE
-from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
+from npusim.algorithms.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.ir.op import Attributes, Opcode
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its block's.
 Placed = tuple[int, "TileRun"]
+
+
+class Along(NamedTuple):
+    """How a core works along a tile: the order of cumulative sums, that of an inverse, arithmetic of its products."""
+
+    scan: str = "sequential"
+    inverse: str = "rows"
+    arithmetic: str = ""
+
+
 #: What is done of one tile of a block.
 Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
@@ -109,6 +119,10 @@ class Frame:
     def height(self, n: str) -> int:
         """Return the rows of the largest tile of a name."""
         return self.phase.sizes[self.phase.names[n].axes[0]]
+
+    def led_by(self, stage: Stage) -> str:
+        """Return the first name that a stage writes whose rows it works through: not the one row that all take."""
+        return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:
         """Return which rows of a name go with some of a tile: those, or the one row that all take."""
@@ -203,8 +217,14 @@ class Frame:
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
-        if n in self.phase.still or n in self.phase.by_tile:  # of a ragged tile its first rows and columns
+        bound = self.phase.tensors[n]
+        if isinstance(bound, Ends):
+            at, size = self.span(block, bound.axis, tile)
+            top = at + size - 1
+        if stack or n in self.phase.still:  # each its own matrix, of which a ragged tile has the first rows and columns
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
+        lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row
+        first = top + row[0] if row else top
         if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
             top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks
@@ -218,15 +238,28 @@ class Frame:
             batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)
         c, cols = col or (0, width)
+        if lies_along:
+            return tensor.tile(batch, head, 0, 1, 0 if is_shared else first, rows)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
-    def tables(self, row_sum: str, rounding: str = "") -> dict[Stage, Table]:
+    def tables(self, row_sum: str, rounding: str = "", along: Along | None = None) -> dict[Stage, Table]:
         """Return the table of each rows stage, in which row sums without an order of their own take ``row_sum``.
 
-        And casts without a rounding of theirs take ``rounding``.
+        And cumulative sums and inverses without one those of ``along``, casts without a rounding of theirs
+        ``rounding``.
         """
         order = {Opcode.ROW_SUM: Attributes(order=row_sum), Opcode.CAST: Attributes(rounding=rounding)}
-        return {s: choose(s.rows, order) for s in self.stages if not s.is_product}
+        along = along or Along()
+        of = {Opcode.CUMSUM: (along.scan, ""), Opcode.INVERSE: (along.inverse, along.arithmetic)}
+
+        def chosen(r: Instruction) -> Instruction:
+            how = r.attributes
+            if how.order or r.opcode not in of:
+                return r
+            name, unit = of[r.opcode]
+            return replace(r, attributes=replace(how, order=name, arithmetic=how.arithmetic or unit))
+
+        return {s: tuple(map(chosen, choose(s.rows, order))) for s in self.stages if not s.is_product}
 
     def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
         """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.

@@ -31,8 +31,10 @@ def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, att
     return row(sources, before, fmt, attributes)
 
 
-def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
-    return sources[0]
+def _copy(sources: Sequence[Array], before: Array, _fmt: str, _attributes: Attributes) -> Array:
+    (source,) = sources
+    is_turned = source.shape[-2:] == before.shape[:-3:-1] and 1 in source.shape[-2:]  # a vector of rows, along a row
+    return source.reshape(*source.shape[:-2], *before.shape[-2:]) if is_turned else source
 
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -94,6 +96,15 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     return formats.reduce_sum(sources[0], fmt, order)[..., None]
 
 
+def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    return formats.cumulative_sum(sources[0], fmt, attributes.order, every=attributes.every)
+
+
+def _inverse(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    unit = attributes.arithmetic or formats.IEEE
+    return formats.inverse(sources[0], fmt, attributes.order, arithmetic=unit)
+
+
 def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     a, b, c = sources
     return formats.fma(-a if attributes.variant == "from" else a, b, -c if attributes.variant == "minus" else c, fmt)
@@ -124,6 +135,8 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.ERF: _named("error function", {"erf": formats.erf}),
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
+        Opcode.CUMSUM: _cumsum,
+        Opcode.INVERSE: _inverse,
         Opcode.SELECT: _select,
     }
 )

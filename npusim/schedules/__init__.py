@@ -18,6 +18,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.messages import choices
 from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import installed
+from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
@@ -26,7 +27,7 @@ from npusim.ttir import is_recorded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "names_sizes", "takes_sizes"]
 
 #: Files of the packaged schedules by name, and the core families of each: a file is imported when one of its own is
 #: asked for.
@@ -52,6 +53,8 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "fa4": ("flash", ("nvidia",)),
         "retention": ("retention", ("ascend", "nvidia")),
         "gla": ("retention", ("ascend", "nvidia")),
+        "gated_delta": ("gated_delta", ("ascend", "nvidia")),
+        "ssd": ("ssd", ("ascend", "nvidia")),
         "flash_backward": ("flash_backward", ("ascend", "nvidia")),
     }
 )
@@ -103,6 +106,16 @@ def schedules_called(name: str) -> dict[str, Schedule]:
 def is_of_models(name: str) -> bool:
     """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
     return any(issubclass(s.problem, ModelProblem) for s in schedules_called(name).values())
+
+
+def takes_sizes(name: str) -> bool:
+    """Return whether a schedule is of plain tensors, whose sizes have names of its own."""
+    return any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
+
+
+def names_sizes(name: str) -> bool:
+    """Return whether a packaged schedule says the names and the usual values of its sizes."""
+    return name in _PACKAGED and any(s.sizes for s in schedules_called(name).values())
 
 
 def default_hw(name: str, usual: str) -> str:

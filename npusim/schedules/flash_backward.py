@@ -21,6 +21,7 @@ from npusim.errors import SpecError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
+from npusim.schedules.retention import sizes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Sizes that a problem leaves out.
 SIZES: Mapping[str, int] = MappingProxyType(
-    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": 0}
+    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": False}
 )
 #: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
 SLICE = 4096
@@ -75,7 +76,7 @@ class GpuBackwardFields(GroupFields, BackwardFields):
 
 def problem_of(problem: KernelProblem) -> Problem:
     """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
-    batch, heads, tokens, key, value, causal = problem.whole_sizes("flash_backward", SIZES)
+    batch, heads, tokens, key, value, causal = sizes_of(problem, SIZES)
     for name, size in (("key", key), ("value", value)):
         if size % FRACTAL:
             raise SpecError(
@@ -143,6 +144,7 @@ SCHEDULES = schedule(
     "flash_backward",
     flash_backward,
     problem=KernelProblem,
+    sizes=SIZES,
     precisions={
         "ascend": [BackwardPrecision("fp32", accumulate="chained")],
         "nvidia": [BackwardPrecision("fp32", exp_variant="exp2.exp2p", accumulate="chained")],

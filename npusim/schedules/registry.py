@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
@@ -77,8 +77,10 @@ class Schedule:
     a workload asks for beyond plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs
     do not refuse it; ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that
     an installed package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
-    differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
-    batch, head)`` of inputs of plain tensors that are computed of the others where a call does not give them.
+    differ in length; ``is_of_decoding``: such a call has one query each.  ``sizes``: those of its problem by name, with
+    what a problem has that leaves them out (True or False: it is 0 or 1), where a launch does not name its own.
+    ``follows``: functions ``(problem, inputs, batch, head)`` of inputs of plain tensors that are computed of the others
+    where a call does not give them.
     """
 
     name: str
@@ -105,7 +107,8 @@ class Schedule:
     takes_lengths: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
-    follows: Mapping[str, Callable[[Any, Any, int, int], Any]] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
@@ -198,11 +201,24 @@ class Schedule:
             raise SpecError(f"{self.name}: {why}")
         if not isinstance(problem, self.problem):
             wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
+            if self.sizes:
+                wanted = f"sizes by name: --problem {','.join(f'{n}={size:d}' for n, size in self.sizes.items())}"
             raise SpecError(f"schedule {self.name} needs {wanted}")
+        if self.sizes and isinstance(problem, KernelProblem):
+            self._check_sizes(problem.sizes)
         if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
         if isinstance(problem, Problem) and problem.lengths and not self.takes_lengths:
             raise SpecError(f"lengths: schedule {self.name} takes sequences of one length (--batch, --seq)")
+
+    def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
+        """Raise `SpecError` for a size that is none of the schedule's, or no whole number; a switch is 0 or 1."""
+        for n, size in sizes.items():
+            usual = self.sizes.get(n)
+            fits = size in (0, 1) if isinstance(usual, bool) else size >= 1
+            if usual is None or not isinstance(size, int) or not fits:
+                known = ", ".join(f"{m} (0 or 1)" if isinstance(x, bool) else m for m, x in self.sizes.items())
+                raise SpecError(f"problem: {self.name} has no size {n}={size}; whole numbers from 1 on for {known}")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
         """Return a builder of a program with few of the tiles of ``problem``: what fits does not depend on it."""
@@ -261,20 +277,20 @@ def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
 def largest_that_fit(build: Build, tiling: Tiling) -> str:
     """Return, for each block size and for slices, its largest value that fits with the others as they are."""
     fitting_fields = []
-    for field in tiling_fields(type(tiling)):
-        if field.name not in SHRINKING and not field.name.startswith("block"):
+    for one in tiling_fields(type(tiling)):
+        if one.name not in SHRINKING and not one.name.startswith("block"):
             continue
-        now, step = effective(tiling, field.name) or 0, field.multiple_of or 1
+        now, step = effective(tiling, one.name) or 0, one.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
 
-        def does_fit(value: int, name: str = field.name) -> bool:
+        def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
         if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
-            fitting_fields.append(f"{field.name}={fitting}")
+            fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
         has_blocks = any(f.name.startswith("block") for f in tiling_fields(type(tiling)))
         return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... says what fits"

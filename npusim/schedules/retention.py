@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.blocks import grid
-from npusim.algorithms.recurrence import F32, StatePrecision, chunked, gated
+from npusim.algorithms.recurrence import F32, Chunks, StatePrecision, chunked, gated
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Phase
     from npusim.schedules.define import Phases
+    from npusim.schedules.registry import Schedule
 
 #: Sizes that a problem leaves out: a layer of 2048 channels, as flash-linear-attention's models have it.
 SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 128})
@@ -52,10 +53,31 @@ class GpuChunkFields(GroupFields, ChunkFields):
     block_value: int = Field(default=64, ge=16, multiple_of=16, description="columns of the state of a block")
 
 
-def sizes_of(problem: KernelProblem, called: str) -> tuple[int, int, int, int, int]:
-    """Return batch, heads, tokens, channels of keys and of values; raise `SpecError` for other sizes."""
-    batch, heads, tokens, key, value = problem.whole_sizes(called, SIZES)
-    return batch, heads, tokens, key, value
+class StateFields(ChunkFields):
+    """The same where a block may have some rows of the state: nothing that it holds is a factor."""
+
+    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
+
+
+class GpuStateFields(GpuChunkFields, StateFields):
+    """The same on a GPU."""
+
+
+class GatedFields(ChunkFields):
+    """The same where a kernel sums log decays: a row of several chunks a vector core."""
+
+    block_sums: int = Field(default=2048, ge=16, multiple_of=16, description="tokens whose sums are a block's")
+
+
+class GpuGatedFields(GpuChunkFields):
+    """The same on a GPU, where a block sums those of a chunk."""
+
+    block_sums: int = Field(default=64, ge=16, multiple_of=16, description="tokens whose sums are a block's")
+
+
+def sizes_of(problem: KernelProblem, sizes: Mapping[str, int] = SIZES) -> tuple[int, ...]:
+    """Return the numbers of a problem, by default batch, heads, tokens, channels of keys and of values."""
+    return tuple(int({**sizes, **problem.sizes}[n]) for n in sizes)
 
 
 def log_decay(heads: int) -> NDArray[np.float64]:
@@ -83,7 +105,14 @@ def _lasts(sums: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
     return sums[:, :, ends].swapaxes(1, 2).reshape(batch * len(ends), heads, key, 1)
 
 
-def _as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
+def below_diagonal(size: int, is_seen: bool) -> Callable[[], Any]:
+    """Return a function of the matrix that is 0 below the diagonal, on it too where ``is_seen``, and -Inf elsewhere."""
+    at = np.arange(size)
+    return as_stored(lambda: np.where(at[:, None] >= at + (not is_seen), 0.0, -np.inf)[None, None])
+
+
+def as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function of the same numbers in float32, as tensors hold them."""
     return lambda: np.ascontiguousarray(function(), np.float32)
 
 
@@ -101,7 +130,7 @@ def _sliced(phases: list[Phase]) -> list[Phase]:
 
 def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
     """Return both kernels; the decay within a chunk is a matrix of each head, which is loaded."""
-    sizes, chunk = sizes_of(problem, "retention"), tiling.chunk
+    sizes, chunk = sizes_of(problem), tiling.chunk
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
     gamma = log_decay(heads)[None, :, None, None]
     tensors = _tensors(sizes, chunk, problem.dtype, p.output)
@@ -110,17 +139,17 @@ def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: 
     since = np.maximum(at[:, None] - at, 0)
     shape = batch * ceil_div(tokens, chunk), heads, key, 1
     values = {
-        "decay": _as_stored(lambda: np.exp(gamma * since) * (at[:, None] >= at)),
-        "out": _as_stored(lambda: np.exp(gamma * (at[:, None] + 1))),
-        "into": _as_stored(lambda: np.exp(gamma * (chunk - 1 - at[:, None]))),
-        "keep": _as_stored(lambda: np.broadcast_to(np.exp(gamma * chunk), shape)),
+        "decay": as_stored(lambda: np.exp(gamma * since) * (at[:, None] >= at)),
+        "out": as_stored(lambda: np.exp(gamma * (at[:, None] + 1))),
+        "into": as_stored(lambda: np.exp(gamma * (chunk - 1 - at[:, None]))),
+        "keep": as_stored(lambda: np.broadcast_to(np.exp(gamma * chunk), shape)),
     }
-    return _sliced(chunked(sizes, chunk, tiling.block_value, p, tensors, values))
+    return _sliced(chunked(Chunks.of(sizes, tiling), p, tensors, values))
 
 
 def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
     """Return the kernel that brings gates into Q and K, and both that follow; sums of a chunk's log gates are given."""
-    sizes, chunk = sizes_of(problem, "gla"), tiling.chunk
+    sizes, chunk = sizes_of(problem), tiling.chunk
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
     tensors = _tensors(sizes, chunk, problem.dtype, p.output)
     like = tensors["q"]
@@ -139,18 +168,15 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) ->
         b=b,
         rest=rest,
         p=p,
-        values={
-            "b": _as_stored(sums),
-            "rest": _as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums()),
-        },
+        values={"b": as_stored(sums), "rest": as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums())},
     )
     tensors |= {"q": made["qe"], "k": made["ke"], "k_h": made["kd"]}
     tensors["decay"] = GlobalTensor("decay", 1, 1, chunk, chunk, F32, "constant")
     values = {
-        "decay": _as_stored(lambda: ((at[:, None] >= at) * 1.0)[None, None]),
-        "keep": _as_stored(lambda: np.exp(_lasts(sums(), chunk))),
+        "decay": as_stored(lambda: ((at[:, None] >= at) * 1.0)[None, None]),
+        "keep": as_stored(lambda: np.exp(_lasts(sums(), chunk))),
     }
-    of_chunks = chunked(sizes, chunk, tiling.block_value, p, tensors, values)
+    of_chunks = chunked(Chunks.of(sizes, tiling), p, tensors, values)
     return [replace(before, slice_elements=GATES_SLICE), *_sliced(of_chunks)]
 
 
@@ -166,51 +192,86 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def _by_head(
-    called: str, gates: Callable[[KernelProblem], Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
+def by_head(
+    function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> NDArray[np.float64]:
-    sizes_of(problem, called)
-    log_gate = gates(problem)
+    """Return what ``function`` of a problem, batch and head makes of Q, K and V, which heads may share."""
+    share = {t.name: output.heads // t.heads for t in output.inputs if t.name in "qkv"}
     heads = [
-        [
-            recurrence(inputs("q", b, h), inputs("k", b, h), inputs("v", b, h), log_gate[b, h])
-            for h in range(output.heads)
-        ]
+        [function(problem, b, h, *(inputs(n, b, h // share[n]) for n in "qkv")) for h in range(output.heads)]
         for b in range(output.batch)
     ]
     return np.array(heads)
 
 
 def _constant_gates(problem: KernelProblem) -> NDArray[np.float64]:
-    batch, heads, tokens, key, _ = sizes_of(problem, "retention")
+    batch, heads, tokens, key, _ = sizes_of(problem)
     return np.broadcast_to(log_decay(heads)[None, :, None, None], (batch, heads, tokens, key))
 
 
 def _drawn_gates(problem: KernelProblem) -> NDArray[np.float64]:
-    *sizes, _ = sizes_of(problem, "gla")
-    return log_gates(problem.seed, *sizes)
+    batch, heads, tokens, key, _ = sizes_of(problem)
+    return log_gates(problem.seed, batch, heads, tokens, key)
 
 
-def _reference(called: str, gates: Callable[[KernelProblem], Any]) -> Any:
-    made = partial(_by_head, called, gates)
-    setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
+def _as_compiled(called: str, phases: Callable[..., Any], problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+    """Return kernels on warps as a compiler deals them out, where a machine has groups of them: published are Triton's.
+
+    ``solve_warps``: of a kernel that inverts, if the tiling has them.
+    """
+    listed: list[Phase] = phases(problem, tiling, p, machine)
+    if not machine.has_groups:
+        return listed
+    made: list[Any] = []
+    for phase in listed:
+        own = tiling
+        if phase.row_grain > 1 and (warps := getattr(tiling, "solve_warps", 0)):
+            own = tiling.model_copy(update={"warps": warps})
+        fields, note = machine.compiled(called, machine.ordered(phase, own), own)
+        made.append((replace(phase, notes=(*phase.notes, f"{phase.name}: {note}")), fields))
     return made
 
 
-SCHEDULES = tuple(
-    s
-    for called, function, gates, summary in (
-        ("retention", retention, _constant_gates, "linear attention with a decay of each head, chunk by chunk"),
-        ("gla", gla, _drawn_gates, "gated linear attention, a gate of each token and channel, chunk by chunk"),
-    )
-    for s in schedule(
+def declared(
+    called: str,
+    phases: Callable[..., Any],
+    reference: Callable[..., Any],
+    summary: str,
+    sizes: Mapping[str, int] = SIZES,
+    fields: tuple[type[Tiling], type[Tiling]] = (StateFields, GpuStateFields),
+) -> tuple[Schedule, ...]:
+    """Return the schedule of a recurrence for both families; ``reference``: as for `by_head`; ``fields``: of each."""
+    made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
+    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
+    setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
+    return schedule(
         called,
-        function,
+        kernels,
         problem=KernelProblem,
+        sizes=sizes,
         precisions=[StatePrecision("stored")],
         families=["ascend", "nvidia"],
-        tiling={"ascend": ChunkFields, "nvidia": GpuChunkFields},
-        reference=_reference(called, gates),
+        tiling=dict(zip(("ascend", "nvidia"), fields, strict=True)),
+        reference=made,
         summary=summary,
     )
+
+
+def _of(gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> Any:
+    return recurrence(q, k, v, gates(problem)[b, h])
+
+
+SCHEDULES = (
+    *declared(
+        "retention",
+        retention,
+        partial(_of, _constant_gates),
+        "linear attention with a decay of each head, chunk by chunk",
+    ),
+    *declared(
+        "gla",
+        gla,
+        partial(_of, _drawn_gates),
+        "gated linear attention, a gate of each token and channel, chunk by chunk",
+    ),
 )

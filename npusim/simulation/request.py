@@ -360,7 +360,8 @@ class Request:
         if self.problem is not None and not (isinstance(self.problem, Mapping) or hasattr(self.problem, "model_dump")):
             raise SpecError(f"problem: expected a problem, or a mapping of its sizes, got {self.problem!r}")
         self._fold_launch()
-        if ("::" in self.schedule and "tensor(" in self.schedule) or is_recorded(self.schedule):
+        is_launch = ("::" in self.schedule and "tensor(" in self.schedule) or is_recorded(self.schedule)
+        if is_launch or (not hasattr(self.problem, "model_dump") and self._names_sizes()):
             from npusim.config.problem import KernelProblem
 
             object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
@@ -368,6 +369,11 @@ class Request:
             from npusim.config.problem import problem_of
 
             object.__setattr__(self, "problem", problem_of(self.problem))
+
+    def _names_sizes(self) -> bool:
+        from npusim.schedules import names_sizes
+
+        return names_sizes(self.schedule)
 
     def _fold_launch(self) -> None:
         """Make the options of a launch part of the schedule's name, ``kernel.py::name[grid](arguments)``."""

@@ -132,6 +132,8 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             if row.opcode is Opcode.MATMUL:
                 left, right = (set(phase.names[n].axes) for n in row.srcs)
                 axes |= (left & right) - set(phase.names[row.dst].axes) - _chained(phase, arithmetic)
+            elif row.opcode in (Opcode.CUMSUM, Opcode.INVERSE):  # where a tile ends, sums do
+                axes |= set(phase.names[row.dst].axes)
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
                 axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)
     return axes

@@ -21,6 +21,7 @@ from npusim.explore.executors import Lost, executor
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
+from npusim.schedules import takes_sizes
 from npusim.schedules.define import machine_of
 from npusim.simulation.plan import plan_of, target_of
 from npusim.simulation.request import LAUNCH, Request
@@ -418,7 +419,7 @@ class Predictor:
             return {"workload": self.beside(w.name), **w.of_name()}
         if w.kind == "attention":
             return {"workload": w.written(), "seq_q": w.seq_q}
-        return {"problem": launch_problem(w.named_sizes(), case.schedule, w.dtype)}
+        return {"problem": launch_problem(w.named_sizes(), is_plain=takes_sizes(case.schedule), dtype=w.dtype)}
 
 
 def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:

@@ -260,7 +260,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
-        "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, .to(format), .max(), .sum() and @",
+        "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, inverse, .to(format), .max(), "
+        ".sum(), .cumsum() and @",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,

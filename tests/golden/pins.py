@@ -68,9 +68,19 @@ FEWER: dict[str, tuple[str, ...]] = {
     "t4": ("causal", "bfloat16"),
 }
 APART = {
-    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv", "retention", "gla", "flash_backward"),
+    "ascend_950": (
+        "flash",
+        "pasa",
+        "fp8_attention",
+        "split_kv",
+        "retention",
+        "gla",
+        "gated_delta",
+        "ssd",
+        "flash_backward",
+    ),
     "ascend_950_28": ("flash",),
-    "a10": ("flash", "pasa", "retention", "gla", "flash_backward"),
+    "a10": ("flash", "pasa", "retention", "gla", "gated_delta", "ssd", "flash_backward"),
     "t4": ("flash", "fp8_attention"),
 }
 #: Shapes of schedules of plain tensors: tokens, heads and widths are those of Q and V.

@@ -333,6 +333,10 @@ def some_step(opcode: Opcode) -> Step:
             return Step(opcode, tile("aic.L0C", 16, 16, "float32"), (a, b))
         case Opcode.ROW_MAX | Opcode.ROW_SUM:
             return Step(opcode, column, (x,))
+        case Opcode.CUMSUM:
+            return Step(opcode, x, (x,), Attributes(order="sequential", every=16))
+        case Opcode.INVERSE:
+            return Step(opcode, ub(64, 64), (ub(64, 64),), Attributes(order="rows"))
         case Opcode.SELECT:
             return Step(opcode, x, (ub(16, 64, "int8"), x, 0.0))
         case Opcode.CAST:

@@ -158,7 +158,7 @@ class AscendPhase:
                 yield from p.open(block, tile)
         states = [n for n, first in self.parts.of_states.items() if part in (None, first)]
         for v in self.vectors:
-            yield from v.start({n: v.mine(self.frame.shape(n, block, WHOLE)[0]) for n in states})
+            yield from v.start({n: v.mine(self.frame.shape(n, block, WHOLE)[0]) for n in states}, block)
 
     def _close(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[Item]:
         for s, p in self.products.items():
@@ -189,7 +189,7 @@ class AscendPhase:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                mine = v.mine(self.frame.shape(s.written[0], block, tile)[0])
+                mine = v.mine(self.frame.shape(self.frame.led_by(s), block, tile)[0])
                 yield from (v.work if is_work else v.items)(self.rows[s], block, tile, mine)
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
@@ -232,7 +232,7 @@ class AscendPhase:
             mine = v.mine(self._height(block))
             for part in v.slices(mine, height) if mine else ():
                 one = RowSlice(part.row, part.rows, 0, part.rows)
-                yield from v.start(dict.fromkeys(states, one))
+                yield from v.start(dict.fromkeys(states, one), block)
                 for loop in loops:
                     for tile in self.frame.tiles(block) if loop.axis else (WHOLE,):
                         for s in loop.stages:

@@ -430,6 +430,22 @@ def _reduction(step: Step, spec: VectorEngine) -> Instructions:
     return passes or [("copy", 1)]
 
 
+def _along(step: Step, spec: VectorEngine) -> Instructions:
+    """Return the instructions of passes along a tile: of an inverse's each a multiply-add with a spread column."""
+    registers.check_along(step, "this vector unit")
+    size, passes = get_format(step.dst.fmt).size_bytes, registers.along_tile(step)
+    turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []  # there and back
+    listed: Instructions = []
+    for _, rows, cols in passes:
+        if cols == 1:
+            listed.append(("binary", ceil_div(rows * size, spec.repeat_bytes.value)))
+            continue
+        count = rows * ceil_div(cols * size, spec.repeat_bytes.value)
+        blocks = spec.repeat_bytes.value // spec.block_bytes.value
+        listed += [("broadcast", ceil_div(rows, blocks)), ("binary", count)]
+    return [*turns, *listed] or [("copy", 1)]
+
+
 #: Instructions of the vector unit behind each primitive operation, by name in the device file.
 VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = MappingProxyType(
     {
@@ -448,5 +464,6 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,
+        **dict.fromkeys(registers.ALONG, _along),
     }
 )

@@ -62,8 +62,26 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
         Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
     }
 )
+#: What is done along a tile pass after pass, and the order in which vector units do it.
+ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "sequential", Opcode.INVERSE: "rows"})
 #: How a register of a mask that lies row by row is read along a column.
 GATHER = "gather"
+
+
+def along_tile(step: Step) -> list[tuple[str, int, int]]:
+    """Return the passes of an operation along a tile, each an instruction with rows and columns of what it writes.
+
+    Cumulative sums go row after row of the transposed tile, what begins anew beside one another (Ascend C API
+    reference, ``CumSum``); an inverse takes a row times a column of numbers from all rows below, row after row.
+    """
+    rows, cols = step.dst.rows, step.dst.cols
+    if step.opcode is Opcode.INVERSE:
+        squares = [*[cols] * (rows // cols), rows % cols]
+        return [("multiply_add", n - 1 - j, cols) for n in squares for j in range(n - 1)]
+    each = min(step.attributes.every or cols, cols)
+    return [("add", rows * ceil_div(cols, each), 1)] * (each - 1)
+
+
 #: Instruction that reduces one register to one value.
 WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
 #: Pairs that one instruction does: of the first the second reads its first source.
@@ -136,6 +154,14 @@ def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str,
     return ceil(sum(terms.values())), tuple(terms.items())
 
 
+def check_along(step: Step, key: str) -> None:
+    """Raise `UnknownOpcodeError` for an order along a tile that vector units do not have."""
+    if (order := step.attributes.order) != ALONG[step.opcode]:
+        raise UnknownOpcodeError(
+            f"{step.opcode.name} in order {order!r} has no cost on {key}; it goes by {ALONG[step.opcode]}"
+        )
+
+
 def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
     """Return what steps leave, pairs that are one instruction joined."""
     latest: dict[Hashable, RegisterValue] = {}
@@ -145,6 +171,16 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         return spelled if (spelled := f"{name}_{fmt}") in spec.ops else name
 
     for step in steps:
+        if step.opcode in ALONG:
+            check_along(step, key)
+            at: RegisterValue | Hashable = latest.get(place(step.srcs[0]), place(step.srcs[0]))  # type: ignore[arg-type]
+            size = stored_format(step.dst.fmt).size_bytes
+            for pass_name, rows, cols in along_tile(step):
+                at = RegisterValue(named(pass_name, step.dst.fmt), (at,), rows, cols, size, chains=code.chains)
+                values.append(at)
+            if isinstance(at, RegisterValue):
+                at.is_kept, latest[place(step.dst)] = step.name in code.leaves, at
+            continue
         name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
         if name is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.language import ONE
-from npusim.algorithms.phase import bind
+from npusim.algorithms.phase import WHOLE, bind
+from npusim.errors import TilingError
 from npusim.ir.op import Opcode, Pace, Step
 from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
@@ -61,13 +62,13 @@ def rows_stage(
 ) -> RowsStage:
     """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
     grain = frame.phase.row_grain
-    share = group.largest_share(frame.height(stage.written[0]), grain)
+    share = group.largest_share(frame.height(frame.led_by(stage)), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
-    is_of_rows = frame.phase.is_recurrent or frame.axes(stage.written[0])[0] == frame.row_axis
+    is_of_rows = frame.phase.is_recurrent or frame.axes(frame.led_by(stage))[0] == frame.row_axis
     elements = tiling.elements if is_of_rows else SLICE_ELEMENTS
     height = min(share, max(1, elements // max(frame.width(n) for n in names) // grain) * grain)
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
@@ -140,23 +141,22 @@ class VectorShare:
             for n, depth in lasting.items()
         }
         self._place_kept(stages, tiling)
+        #: Of states that start as an operand: the slot that its slices come through, and their rows.
+        self.firsts = {n: self._place_first(n, stages) for n, what in frame.phase.names.items() if what.first}
 
     def share(self, n: str) -> int:
         """Return the rows of a name's largest tile that this core works on."""
         return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
 
     def _single(self, stages: Sequence[RowsStage]) -> set[str]:
-        """Return inputs with one slot, beside products: vectors, of which there is little, and what has no second flag.
-
-        Where a state is a factor, tiles follow one another, and all have one.
-        """
+        """Return inputs with one slot, beside products: vectors, which are small, and what has no second flag."""
         frame, flags = self.frame, self.group.device.flags
         inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
         tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
         twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
         masks = {n for s in stages for n in s.masks if frame.is_loaded(n)}
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
-        return {n for n in inputs if frame.phase.is_recurrent or n not in twice[: max(0, spare)]}
+        return {n for n in inputs if n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage) -> None:
         """Place the rings through which a stage's inputs come and its outputs go."""
@@ -203,6 +203,16 @@ class VectorShare:
             height,
         )
 
+    def _place_first(self, n: str, stages: Sequence[RowsStage]) -> tuple[Ring, int]:
+        if n in self.spilled:
+            raise TilingError(
+                f"{self.frame.phase.name}: {self.frame.label(n)} starts as {self.frame.phase.names[n].first}, but does "
+                "not fit UB whole; take fewer columns of it a block"
+            )
+        height = min(self.share(n), *(s.height for s in stages))
+        size = self.frame.row_bytes(n, height)
+        return self.group.ring(self.core.ub, f"{n} first", size, 1, self.core.load, self.core.vector), height
+
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
@@ -246,7 +256,7 @@ class VectorShare:
     def _ring(self, n: str, side: str = "") -> str:
         if self.is_alone:
             return f"{self.frame.prefix}{self.frame.label(n)}" + (f" {side}" if side else "")
-        return n if self.frame.places[n] == "out" else self.frame.label(n)
+        return self.frame.prefix + (n if self.frame.places[n] == "out" else self.frame.label(n))
 
     # ---------------------------------------------------------------- slices
 
@@ -260,16 +270,20 @@ class VectorShare:
         share = mine.rows
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
-    def start(self, states: Mapping[str, RowSlice | None]) -> Iterator[TileOp]:
+    def start(self, states: Mapping[str, RowSlice | None], block: WorkTile) -> Iterator[TileOp]:
         """Yield the fill of states with what they start from, each with this core's share of its rows."""
         names = self.frame.phase.names
         fills = [
             Step(Opcode.FILL, self._state(n, mine.rows), (start,))
             for n, mine in states.items()
-            if mine is not None and (start := names[n].start) is not None and n not in self.spilled
+            if mine is not None and (start := names[n].start) is not None and n not in (*self.spilled, *self.firsts)
         ]
         if fills:
             yield compute("state.start", self.core.vector, fills)
+        for n, (ring, height) in self.firsts.items():
+            mine = states.get(n)
+            for part in self.slices(mine, height) if mine else ():
+                yield from self._first(n, ring, block, part, self._state(n, part.share))
         for n, at in self.spilled.items():
             mine, start = states.get(n), names[n].start
             assert start is not None
@@ -278,7 +292,16 @@ class VectorShare:
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)
 
-    def _state(self, n: str, rows: int) -> Operand:
+    def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Tile | RingTile) -> Iterator[TileOp]:
+        """Yield the load of some rows of what a state starts as, and the copy to its place."""
+        first = self.frame.phase.names[n].first
+        cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
+        yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
+        mine, loaded = state.part(part.at, part.rows, 0, cut.cols), ring.front(cut.rows, cut.cols, cut.fmt)
+        step = Step(Opcode.COPY, mine, (loaded,))
+        yield compute(f"{self.frame.label(n)}.start", self.core.vector, (step,))
+
+    def _state(self, n: str, rows: int) -> Tile | RingTile:
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
@@ -440,7 +463,7 @@ class VectorShare:
             elif root in self.carried:
                 whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
-                bound[n] = whole.part(at, part.rows)
+                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)))
             elif root in self.lasting:
                 bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:

@@ -123,7 +123,7 @@ class Slots:
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
         depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth
-        rows = self.group.largest_share(self.frame.height(n))
+        rows = self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
         return self._ring(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
 
     def _ring(
@@ -132,7 +132,7 @@ class Slots:
         """Place a ring of slots between AIC and AIVs, with counter flags."""
         return self.group.allocator.ring(
             space,
-            f"{prefix}{self.frame.label(n)} slots",
+            f"{self.frame.prefix}{prefix}{self.frame.label(n)} slots",
             self.frame.row_bytes(n, rows),
             depth,
             producers=producers,

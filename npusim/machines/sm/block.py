@@ -63,7 +63,8 @@ class ResidentBlock:
         self.turns = WarpTurns(number, frame, core, tiling, way, self.warps) if way is not None else None
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in frame.stages if s.is_product}
         _check_transposed(frame, core, self.how)
-        self.tables = frame.tables(core.row_sum)
+        _check_whole(frame, tiling)
+        self.tables = frame.tables(core.row_sum, along=core.along)
         readers = self.turns.mma if self.turns else self.warps
         self.places = BlockPlaces(number, frame, core, tiling, self.how, self.warps, readers)
         #: All queues of the block.
@@ -121,7 +122,7 @@ class ResidentBlock:
         """Yield stages of all groups, group by group, each on its share of the rows."""
         for group in range(self.tiling.groups):
             for s in run:
-                share = self._share(s.written[0], block, tile, group)
+                share = self._share(self.frame.led_by(s), block, tile, group)
                 ops = (self._product if s.is_product else self._rows)(s, block, tile, group, share)
                 if self.turns and s.is_product:
                     ops = self.turns.product(s, group, ops)
@@ -135,7 +136,8 @@ class ResidentBlock:
 
     def _start(self, block: WorkTile) -> Iterator[TileOp]:
         names = self.frame.phase.names
-        starts = {n: w.start for n, w in names.items() if w.start is not None}
+        starts = {n: w.start for n, w in names.items() if w.start is not None and not w.first}
+        firsts = {n: w.first for n, w in names.items() if w.first}
         like = self.frame.phase.finish[0] if self.frame.phase.finish else self.frame.stages[0]
         for group, (_, rows) in enumerate(self._shares(block.rows)):
             counts = [(n, start, self._share(n, block, WHOLE, group)[1]) for n, start in starts.items()]
@@ -148,6 +150,12 @@ class ResidentBlock:
             if held or fills:
                 op = self._op("start", like, group, FMA, tuple(fills), held)
                 yield replace(op, group=self.works.start(like)) if self.works else op
+            for n, first in firsts.items():
+                source = self.frame.cut(first, block, WHOLE, self._share(n, block, WHOLE, group))
+                state = self.places.part(group, n, source.rows, source.cols)
+                if source.rows:
+                    step = Step(Opcode.COPY, state, (source,))
+                    yield self._op(f"{self.frame.label(first)}.load", like, group, LDG, (step,))
 
     def _finish(self, block: WorkTile) -> Iterator[TileOp]:
         stages = self.frame.phase.finish
@@ -156,7 +164,7 @@ class ResidentBlock:
             operations = [
                 op
                 for s in stages
-                for op in self._rows(s, block, WHOLE, group, self._share(s.written[0], block, WHOLE, group))
+                for op in self._rows(s, block, WHOLE, group, self._share(self.frame.led_by(s), block, WHOLE, group))
             ]
             if not operations and held:
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
@@ -252,7 +260,8 @@ class ResidentBlock:
 
     def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
-        slot = ring.fill(source.rows, source.cols, source.fmt, stride=self.places.pitch(n, ring.space))
+        shape = (source.rows * source.cols, 1) if len(self.frame.axes(n)) == 1 else (source.rows, source.cols)
+        slot = ring.fill(*shape, source.fmt, stride=self.places.pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
@@ -393,6 +402,16 @@ class ResidentBlock:
 @lru_cache
 def _in_lanes(attributes: Attributes, plan: WarpPlan) -> Attributes:
     return replace(attributes, warp=plan)
+
+
+def _check_whole(frame: Frame, tiling: SmTiling) -> None:
+    """Raise `TilingError` for an inverse of a tile whose rows several warp groups share."""
+    whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE]
+    if whole and tiling.groups > 1:
+        raise TilingError(
+            f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows "
+            f"{tiling.groups} warp groups share, but one has all of them; take fewer warps"
+        )
 
 
 def _check_transposed(frame: Frame, core: SmCore, how: Mapping[Stage, Attributes]) -> None:

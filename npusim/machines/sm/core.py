@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
 from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
+from npusim.formats.scans import of_float32
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Charge, Opcode
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
+from npusim.machines.frame import Along
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import GpuKernel
 from npusim.units import format_bytes, round_up
@@ -188,6 +190,8 @@ class SmCore:
         self.allocator = Allocator(spaces)
         #: Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it.
         self.row_sum = "sequential" if device.row_sum is None else device.row_sum.value
+        unit = device.matrix_engine(SM).arithmetic["float16"].value
+        self.along = Along("warps", "blocks", of_float32(unit))
 
     def arithmetic(self, operand: str, kept: str) -> str:
         """Return the registry name of products of ``operand``, in the accumulators ``kept`` asks for."""

@@ -16,11 +16,13 @@ from npusim.config.engine import GroupMatrixEngine, LanePipe, SharedMemoryPipe, 
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.scans import BLOCK
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
+from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     ALU,
     FMA,
@@ -269,10 +271,10 @@ class GroupModel:
         pieces = ceil_div(step.depth * size, MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or work.across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
-        warps = ceil_div(work.warps, self.subcores)
+        warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * spec.pipe_cycles.value * warps, loads * work.warps * WARP_BYTES / self.memory_bytes
-        lone = max(busy, memory, loads * spec.load_cycles.value)
+        lone = max(products * spec.pipe_cycles.value * max(1.0, warps), memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
@@ -317,7 +319,8 @@ class GroupModel:
         warps, s = self._warps(work), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
-        lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * warps, count.issued * warps, 1.0)
+        alone = max(1.0, warps)  # a warp by itself has a whole sub-core
+        lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * alone, count.issued * alone, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
             slots, at = s.instruction_slots_factor.value, "sharing.specialised"
@@ -340,8 +343,9 @@ class GroupModel:
         )
 
     def _warps(self, work: GroupWork) -> float:
-        """Return the warps of a sub-core; of fewer than sub-cores rows take as much of each on average."""
-        return work.warps / self.subcores if work.is_even else ceil_div(work.warps, self.subcores)
+        """Return the warps of a sub-core; of fewer than sub-cores each has as many on average, whoever has which."""
+        is_shared = work.is_even or work.warps < self.subcores
+        return work.warps / self.subcores if is_shared else ceil_div(work.warps, self.subcores)
 
     def _coded(self, code: CodeWork, work: GroupWork, tally: Tally) -> Share:
         """Account for a block of rows by its machine code, instructions on sub-cores that warps are dealt out to."""
@@ -378,6 +382,8 @@ class GroupModel:
             pass
         elif step.opcode is Opcode.CAST:
             self._cast(step.dst.fmt, source.fmt if not isinstance(source, float) else "", values, count)
+        elif step.opcode in ALONG:
+            self._along(step, values, count)
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
@@ -435,6 +441,20 @@ class GroupModel:
             count.latency += self.shared.shuffle_latency_cycles.value
         else:
             self._issue("cast", values / 2 if sizes[0] < sizes[1] else values, "", count)
+
+    def _along(self, step: Step, values: float, count: Count) -> None:
+        """Count what goes along a tile in steps that wait for one another; every warp does all of an inverse."""
+        spec = self.tensor.mma
+        for passes in along_passes(step, values, self.key):
+            for name, each in passes.instructions.items():
+                self._issue(name, passes.times * each, step.dst.fmt, count)
+            count.issued += passes.times * passes.shuffles
+            count.shared += passes.times * passes.shuffles * self.shared.shuffle_cycles.value
+            count.latency += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
+            if passes.products:  # of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
+                each_product = 2 * BLOCK * BLOCK / (spec.m_elements.value * spec.n_elements.value)
+                count.issued += passes.times * passes.products * each_product
+                count.latency += passes.times * 2 * spec.latency_cycles.value
 
     def _reduce(self, name: str, rows: float, fmt: str, work: GroupWork, count: Count) -> None:
         """Count the way of a row's parts from lane to lane, and from warp to warp where several share a row."""

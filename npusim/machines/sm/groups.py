@@ -275,8 +275,9 @@ def _resident(
 ) -> tuple[SmTiling, Occupancy]:
     """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
-    if fields.warps % issue.subcores_count.value and any(s.is_product for s in phase.stages):
-        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {issue.subcores_count.value}")
+    subcores = issue.subcores_count.value
+    if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
+        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer")
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:

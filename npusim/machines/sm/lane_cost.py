@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
+from npusim.formats.scans import BLOCK
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
@@ -27,6 +28,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
+from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import FMA, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of, special
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
@@ -162,6 +164,9 @@ class LaneModel:
         name = step.opcode.name.lower()
         pipe = MUFU if step.opcode in SPECIAL else FMA
         source = step.srcs[0]
+        if step.opcode in ALONG:
+            self._along(step, plan, tally)
+            return
         if step.opcode not in REDUCTIONS or isinstance(source, float):
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             fmt = formats.pop() if len(formats) == 1 else ""
@@ -186,6 +191,17 @@ class LaneModel:
         for _ in range(rounds):
             self._shuffle(rows, plan, tally)
             self._lane_op(pipe, name, rows, source.fmt, plan, tally)
+
+    def _along(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
+        values = lane_values(plan, step.dst.rows, step.dst.cols)
+        for passes in along_passes(step, values, self.key):
+            for name, each in passes.instructions.items():
+                self._lane_op(FMA, name, ceil(passes.times * each), step.dst.fmt, plan, tally)
+            self._shuffle(ceil(passes.times * passes.shuffles), plan, tally)
+            tally.cycles += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
+            # No tensor core multiplies float32: multiply-adds, spread over a warp's lanes.
+            products = passes.times * passes.products * BLOCK**3 // WARP_LANES
+            self._lane_op(FMA, "fma", products, step.dst.fmt, plan, tally)
 
     def _lane_op(self, pipe: str, name: str, values: int, fmt: str, plan: WarpPlan, tally: Tally) -> None:
         if not values:

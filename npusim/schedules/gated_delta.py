@@ -1,0 +1,144 @@
+"""The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, kernels as flash-linear-attention has them.
+
+S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log
+decays, A and (I + A)^-1 (one kernel on GPUs, two on Ascend, as PTO has them), W and U, the states before the chunks,
+results.  Sizes are those of ``--problem``, missing ones
+`SIZES`; ``unit=0`` leaves K as it is.  Errors are against the recurrence, token after token in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from npusim.algorithms import recurrence
+from npusim.algorithms.blocks import grid
+from npusim.algorithms.phase import Ends
+from npusim.algorithms.recurrence import F32, Chunks, StatePrecision
+from npusim.config.problem import KernelProblem
+from npusim.config.tiling import Field, power_of_two
+from npusim.ir.tile import GlobalTensor
+from npusim.schedules import retention
+from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from npusim.schedules.define import Phases
+
+
+class GpuDeltaFields(GpuGatedFields):
+    """The same with the warps of the kernel that inverts, each of which does all of a block of 16."""
+
+    solve_warps: Annotated[int, power_of_two()] = Field(
+        default=1, ge=1, le=4, description="of the kernel of (I + A)^-1: one does as much as four"
+    )
+
+
+#: Sizes that a problem leaves out; ``unit``: whether rows of K are brought to length 1.
+SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "unit": True})
+
+
+@cache
+def log_decays(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
+    """Return drawn log decays, (batch, heads, tokens), as `retention.log_gates` draws them."""
+    return retention.log_gates(seed, batch, heads, tokens, 1)[..., 0]
+
+
+@cache
+def strengths(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
+    """Return drawn beta, (batch, heads, tokens): the sigmoid of normal entries."""
+    drawn = np.random.default_rng([seed, *b"beta"]).standard_normal((batch, heads, tokens))
+    return 1 / (1 + np.exp(-drawn))
+
+
+def first_state(batch: int, heads: int, key: int, value: int) -> NDArray[np.float64]:
+    """Return the state before the first token, 0."""
+    return np.zeros((batch, heads, key, value))
+
+
+def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
+    """Return functions of what is drawn beside Q, K and V: log decays and beta, and of the state before them."""
+    batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
+    drawn = problem.seed, batch, heads, tokens
+    return {
+        "a": as_stored(lambda: log_decays(*drawn)[:, :, None]),
+        "beta": as_stored(lambda: strengths(*drawn)[:, :, None]),
+        "first": as_stored(lambda: first_state(batch, heads, key, value)),
+    }
+
+
+def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
+    """Return the kernels; a block has all columns of W and U, or ``block_value`` of the state and of results."""
+    (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
+    of = Chunks.of(sizes, tiling)
+    wide, one = of.spans(of.value), partial(of.tensor, rows=1, cols=of.tokens, fmt=F32)
+    tokens = {n: of.tensor(n, of.tokens, c, fmt, "input") for n, c in (("q", of.key), ("k", of.key), ("v", of.value))}
+    g, beta, k = one("g"), one("beta", role="input"), tokens["k"]
+    made = {n: of.tensor(n, of.tokens, c, p.factor) for n, c in (("w", of.key), ("u", of.value), ("x", of.value))}
+    t, h = of.stack("t", of.chunk, of.chunk, p.factor), of.stack("h", of.key, of.value, p.factor)
+    state = partial(of.tensor, rows=of.key, cols=of.value, fmt=F32)
+    o = of.tensor("o", of.tokens, of.value, p.output, "output")
+    drawn, below = inputs_of(problem), GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
+    phases = []
+    if unit:
+        k = of.tensor("n", of.tokens, of.key, p.factor)
+        rows = min(of.tokens, max(1, GATES_SLICE // of.key) * machine.row_cores)
+        sized = {"row": rows, "key": of.key}
+        phases.append(recurrence.normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
+    a = one("a", role="input")
+    phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], drawn, a=a))
+    blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
+
+    def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
+        known = {n: f for n, f in drawn.items() if n in bound}
+        if "below" in bound:  # what a token meets: what comes before it, and for results itself
+            mask = bound["below"].name
+            known[mask] = retention.below_diagonal(of.chunk, mask == "seen")
+        phases.append(kernel.phase(called, cells, spans, results, values=known, **bound, **more))
+
+    met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
+    if machine.row_cores > 1:  # cores that share the rows of a product, of which one alone inverts
+        whole = of.stack("A", of.chunk, of.chunk, p.factor)
+        phase(recurrence.kkt, "kkt", blocks, wide, [whole], **met)
+        phase(recurrence.solved, "solve", blocks, wide, [t], a=whole)
+    else:
+        phase(recurrence.kkt_inverse, "kkt", blocks, wide, [t], **met)
+    phase(recurrence.wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=k, v=tokens["v"], beta=beta, g=g)
+    last, first = state("last", role="output"), state("first", role="input")
+    walk = {"k": k, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g), "first": first}
+    phase(recurrence.delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
+    seen = replace(below, name="seen")
+    read = {"q": tokens["q"], "k": k, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g}
+    phase(recurrence.gated_outputs, "outputs", of.blocks(), of.spans(), [o], **read)
+    return [replace(each, slice_elements=each.slice_elements or SLICE) for each in phases]
+
+
+def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> NDArray[np.float64]:
+    """Return o, (tokens, channels of values), of a head, token after token in float64."""
+    drawn = {n: np.asarray(function(), np.float64) for n, function in inputs_of(problem).items()}
+    a, beta = np.exp(drawn["a"][b, h, 0]), drawn["beta"][b, h, 0]
+    if dict(zip(SIZES, sizes_of(problem, SIZES), strict=True))["unit"]:
+        k = k / np.sqrt((k * k).sum(1, keepdims=True) + recurrence.LEAST_LENGTH)
+    state, rows = drawn["first"][b, h], []
+    for at in range(len(q)):
+        state = a[at] * state
+        state = state + beta[at] * np.outer(k[at], v[at] - k[at] @ state)
+        rows.append(q[at] @ state)
+    return np.array(rows)
+
+
+SCHEDULES = retention.declared(
+    "gated_delta",
+    gated_delta,
+    recurrence_of,
+    "the gated delta rule in its WY form, chunk by chunk",
+    SIZES,
+    (GatedFields, GpuDeltaFields),
+)
