@@ -47,7 +47,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "pasa_numerics": 160,
         "pcast_numerics": 160,
         "production": 26,
-        "recurrences": 90,
+        "recurrences": 160,
         "served": 67,
         "stress": 120,
         "tiling_mask": 3,

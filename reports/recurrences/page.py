@@ -15,6 +15,7 @@ from npusim.errors import TilingError
 from npusim.schedules import find_schedule
 from npusim.timing.auto import simulate
 from reports.parts.document import Section, gather, percent, save_page, table
+from reports.recurrences import backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ class Choice(NamedTuple):
 
 def write(folder: Path) -> list[Path]:
     """Write ``recurrences.md`` and its data to ``folder``."""
-    return save_page(folder, "recurrences", gather("recurrences", [_on_h100(), _on_910b2()]))
+    return save_page(folder, "recurrences", gather("recurrences", [_on_h100(), _on_910b2(), backward.on_h100()]))
 
 
 def _rows(file: str) -> list[dict[str, str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,9 @@ import pytest
 import npusim
 from npusim.algorithms.blocks import query_cells
 from npusim.algorithms.tiling_mask import Turned, mask_of
+from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem, Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules import find_schedule
 from npusim.schedules.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
@@ -167,6 +172,25 @@ def test_blocks_of_keys_visit_the_queries_that_see_them(more: dict[str, Any]) ->
                     part = values[cut.row : cut.row + cut.rows, cut.col : cut.col + cut.cols]
                     assert np.array_equal(part.T, seen[rows, keys])
     assert not (seen & ~visited).any()
+
+
+def test_registers_are_those_that_a_compiler_takes() -> None:
+    """Of tiles that Triton compiles for an H100 without spills (reports/recurrences); its own estimate is no input."""
+    path = Path(__file__).parents[2] / "reports" / "recurrences" / "backward.csv"
+    with path.open(encoding="utf-8", newline="") as read:
+        rows = [r for r in csv.DictReader(read) if r["spilled"] == "0"]
+    device, apart = load_device("h100"), list[int]()
+    for row in rows:
+        width, causal = int(row["shape"].rpartition("x")[2]), int(row["causal"])
+        problem = KernelProblem(heads=16, tokens=4096, key=width, value=width, causal=causal)
+        tile = {"block_q": row["rows"], "block_kv": row["keys"], "tile_q": row["rows"], "tile_kv": row["keys"]}
+        schedule = find_schedule("flash_backward", "nvidia")
+        tiling = build_tiling(schedule.tiling, {**tile, "warps": row["warps"], "stages": row["stages"]})
+        notes = schedule.program(problem, tiling, device, schedule.precision(None)).notes
+        found = [int(n) for note in notes for n in re.findall(r"(\d+) registers a thread", note)]
+        apart.append(abs(found[row["kernel"].endswith("dkdv")] - int(row["registers"])))
+    assert len(apart) > 60
+    assert float(np.median(apart)) < 12
 
 
 #: Microseconds of FlashAttention-2's kernel of dQ, dK and dV in torch 2.11 on an H100, by heads, tokens and head size,
