@@ -52,7 +52,7 @@ from npusim.algorithms.phase import (
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
-from npusim.config.problem import CopyProblem, GemmProblem, Problem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, part_of
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Charge, Opcode
@@ -81,6 +81,7 @@ __all__ = [
     "GlobalTile",
     "GpuKernel",
     "Instruction",
+    "KernelProblem",
     "KernelUse",
     "Mask",
     "Name",

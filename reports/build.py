@@ -48,6 +48,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "pcast_numerics": 160,
         "production": 26,
         "record": 1,
+        "recurrences": 160,
         "served": 67,
         "stress": 120,
         "tiling_mask": 3,

@@ -118,21 +118,31 @@ def normalised(k: Any, p: StatePrecision) -> Any:
     return (wide * rsqrt((wide * wide).sum() + LEAST_LENGTH)).to(p.factor)
 
 
-_KKT = {"ki": "row key", "kj": "token key", "beta": "row", "g": "row", "gt": "1 token", "below": "row token"}
+_of_a_chunk = kernel(
+    results="t",
+    ki="row key",
+    kj="token key",
+    beta="row",
+    g="row",
+    gt="1 token",
+    below="row token",
+    walks="row token",
+    still="below",
+)
 
 
 def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any) -> Any:
     return (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
 
 
-@kernel(results="t", walks="row token", still="below", **_KKT)
+@_of_a_chunk
 def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
     a = _kkt(ki, kj, beta, g, gt, below)
     return inverse(a).to(p.factor)
 
 
-@kernel(results="a", walks="row token", still="below", **_KKT)
+@_of_a_chunk
 def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
     """Return A of a chunk, for a kernel of its own to invert I + A."""
     return _kkt(ki, kj, beta, g, gt, below).to(p.factor)

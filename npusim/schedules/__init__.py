@@ -53,9 +53,9 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "fa4": ("flash", ("nvidia",)),
         "retention": ("retention", ("ascend", "nvidia")),
         "gla": ("retention", ("ascend", "nvidia")),
-        "flash_backward": ("flash_backward", ("ascend", "nvidia")),
         "gated_delta": ("gated_delta", ("ascend", "nvidia")),
         "ssd": ("ssd", ("ascend", "nvidia")),
+        "flash_backward": ("flash_backward", ("ascend", "nvidia")),
     }
 )
 

@@ -108,8 +108,8 @@ class Schedule:
     takes_unseen: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
-    follows: Mapping[str, Callable[[Any, Any, int, int], Any]] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:

@@ -192,7 +192,9 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
     return np.array(rows)
 
 
-def by_head(function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any) -> NDArray[np.float64]:
+def by_head(
+    function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
+) -> NDArray[np.float64]:
     """Return what ``function`` of a problem, batch and head makes of Q, K and V, which heads may share."""
     share = {t.name: output.heads // t.heads for t in output.inputs if t.name in "qkv"}
     heads = [

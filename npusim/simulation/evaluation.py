@@ -50,7 +50,7 @@ def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
     """Return the inputs: those given, or those of the recipe."""
     if isinstance(problem, KernelOutput):
         seed = cast("KernelProblem", plan.problem).seed
-        follows = {n: partial(of, plan.problem) for n, of in (plan.schedule.follows or {}).items()}
+        follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items()}
         return plan.sources.setdefault(problem, kernel_source(problem.inputs, seed, plan.tensors, follows))
     if problem in plan.sources:
         return plan.sources[problem]

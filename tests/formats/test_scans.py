@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from npusim.errors import FormatError
-from npusim.formats import cumulative_sum, inverse, matmul
+from npusim.formats import cast, cumulative_sum, inverse, matmul
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS, of_float32
 
 F32 = "float32"
@@ -127,3 +128,32 @@ def test_others_are_refused(function: Any, x: Array, order: str, message: str) -
 def test_blocks_of_another_format_are_refused() -> None:
     with pytest.raises(FormatError, match="'blocks' of float16: its products are of float32"):
         inverse(np.zeros((4, 4), np.float16), "float16", "blocks")
+
+
+# ---------------------------------------------------------------- an H100's outputs
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Array]:
+    """An H100's (Triton 3.6): ``tl.cumsum`` of a lane an element, and solve_tril's without gates."""
+    with np.load(Path(__file__).parent.parent / "golden" / "recurrences_h100_cut.npz") as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("n", [32, 64, 128])
+def test_cumulative_sums_have_the_bits_of_an_h100(n: int, recorded: dict[str, Array]) -> None:
+    assert np.array_equal(cumulative_sum(recorded[f"x_{n}"], F32, "warps"), recorded[f"sums_{n}"])
+
+
+def test_an_inverse_has_the_bits_of_an_h100(recorded: dict[str, Array]) -> None:
+    """All of blocks on the diagonal; below them one row of 256, whose product before may differ, does not."""
+    k = cast(recorded["k"].astype(np.float32), "bfloat16").reshape(4, 64, 64)
+    beta = recorded["beta"].reshape(4, 64, 1)
+    a = matmul(k, np.ascontiguousarray(k.swapaxes(-1, -2)), arithmetic="hopper.mma.k16.bf16.f32")
+    found = inverse((a * beta).astype(np.float32), F32, "blocks", arithmetic="hopper.mma.k8.tf32.f32")
+    expected = recorded["inverse"].reshape(4, 64, 64)
+    lower, blocks = np.tri(64, dtype=bool), np.kron(np.eye(4, dtype=bool), np.ones((16, 16), bool))
+    same = found == expected
+    assert same[:, lower & blocks].all()
+    assert same[:, lower & ~blocks].mean() > 0.994
+    assert np.allclose(found[:, lower], expected[:, lower], rtol=0, atol=1e-4)

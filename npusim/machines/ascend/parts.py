@@ -132,8 +132,10 @@ class Parts:
                     f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, "
                     "past which vectors of rows alone are kept; make it there, from what the product leaves or a state"
                 )
-            is_read_twice = place in ("down", "carried") and len(parts) > 1 and self.ahead
-            if (place == "up" and len(readers) > 1) or is_read_twice:
+            is_read_twice = place in ("up", "down", "carried") and len(parts) > 1 and self.ahead
+            is_read_by_both = place == "up" and len({s.is_product for s in readers}) > 1
+            is_recurrent = place == "up" and len(readers) > 1 and frame.phase.is_recurrent
+            if is_read_by_both or is_recurrent or is_read_twice:
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "

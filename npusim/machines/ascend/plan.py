@@ -196,7 +196,8 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return how a product runs where the tiling does not say.
 
-    N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  Contraction
+    N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  M along it (dS^T K, of keys
+    a block has): A piece by piece, B held.  Contraction
     along the loop's axis (P V): both piece by piece.  A loop in which a state is a factor: both whole.  No loop: both
     whole where L1 holds them (M K), else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds
     in ping-pong (a GEMM).
@@ -208,6 +209,8 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     if phase.is_recurrent:
         left, right = (PING_PONG if x in _streamed(phase, group) else 1 for x in row.srcs)
         return ProductPlan(m, n, k, "whole", "whole", left_depth=left, right_depth=right)
+    if m_axis == phase.loop_axis and not frame.is_visited(row.srcs[1]):
+        return ProductPlan(m, n, k, "piece", "held", right_depth=1)
     if n_axis == phase.loop_axis:
         return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
     if k_axis == phase.loop_axis:

@@ -83,6 +83,10 @@ class CubeProduct:
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
         #: The operand of which a later product reads the same tile.
         self.ahead = ""
+        products = [s for s in frame.stages if s.is_product]
+        readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
+        #: Of what rows make, whether it is the first and the last product that reads it.
+        self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
             self.plan = replace(self.plan, left_depth=PING_PONG)
@@ -349,8 +353,9 @@ class CubeProduct:
         """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
         frame = self.frame
         if frame.places[n] == "up":
-            height, width = frame.shape(n, block, tile)[0], frame.width(n)
-            slot = self.cross[n][0].front(height, width, frame.fmt(n), first=held[0], last=held[1])
+            height, width, (takes, gives) = frame.shape(n, block, tile)[0], frame.width(n), self.turns[n]
+            ends = {"first": held[0] and takes, "last": held[1] and gives}
+            slot = self.cross[n][0].front(height, width, frame.fmt(n), **ends)
             source: Operand = slot.part(*(row or (0, height)), *(col or (0, frame.cols(n, block, tile))))
         else:
             source = frame.cut(n, block, tile, row, col)
@@ -390,7 +395,8 @@ class CubeProduct:
     def _slot(self, n: str, rows: int, cols: int, *, first: bool, last: bool) -> RingTile:
         """Return what lies of an operand in L1."""
         if n in self.lifted:
-            slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
+            ends = {"first": first and self.turns[n][0], "last": last and self.turns[n][1]}
+            slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), **ends)
             return slot.part(0, rows, 0, cols)
         ring, whole = self.rings[n], self.frame.views.get(n, n)
         look = ring.peek if n == self.ahead else ring.front
