@@ -63,7 +63,8 @@ def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"), [("sequence", "seq"), ("tilling", "tiling"), ("precison", "precision"), ("workloads", "workload")]
+    ("wrong", "near"),
+    [("sequence", "seq"), ("tilling", "tiling"), ("precison", "precision"), ("workloads", "workload")],
 )
 def test_an_unknown_keyword_is_answered_with_a_near_one(wrong: str, near: str) -> None:
     call: Any = npusim.run

@@ -16,6 +16,7 @@ from tests.cli.transcripts import anew, blocks, shown
 
 COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
 TOPICS = (
+    "agents",
     "ci",
     "cluster",
     "compare",
