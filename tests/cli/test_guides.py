@@ -83,7 +83,7 @@ def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypat
 
 
 def test_the_workflow_of_the_guide_runs_in_a_users_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are run as a runner runs them, in a clone of a repository with the guide's files; npusim is installed."""
+    """Its steps run as on a runner, in a clone of a repository with the guide's files; npusim is installed."""
     from ruamel.yaml import YAML
 
     user, clone = tmp_path / "user", tmp_path / "clone"
