@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import npusim
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "probe/*.txt", "formats/*.npz", "py.typed")
@@ -69,3 +72,16 @@ def test_source_archive_has_what_builds_tests_and_explains_it(tmp_path: Path) ->
         "reports/build.py",
     } <= names
     assert not [n for n in names if "__pycache__" in n or n.startswith(("runs/", ".git/"))]
+
+
+def test_one_version_is_in_the_package_its_metadata_citation_and_changelog() -> None:
+    texts = {
+        name: (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md")
+    }
+    number = re.escape(npusim.__version__)
+    assert re.search(rf'(?m)^version = "{number}"$', texts["pyproject.toml"])
+    assert re.search(rf"(?m)^version: {number}$", texts["CITATION.cff"])
+    first = re.search(r"(?m)^## (.*)$", texts["CHANGELOG.md"])
+    assert first
+    assert re.fullmatch(rf"{number}, (unreleased|\d{{4}}-\d\d-\d\d)", first[1])
+    assert len(texts["CHANGELOG.md"]) < 6000, "one page: what a user needs of a version"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from npusim.cli import options as o
-from npusim.cli.console import in_percent, progress, show_either, show_markdown, write
+from npusim.cli.console import in_percent, progress, show_either, show_json, show_markdown, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 from npusim.report.charts import altair
+from npusim.report.text import document
 from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def report(
             shown="report.html in the folder of the run, in the folder of a table, or in the current folder",
         ),
     ] = None,
+    json: o.Json = False,
 ) -> None:
     """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.
 
@@ -154,4 +156,7 @@ def report(
     paths = [kept_run(word) or Path(word) for word in runs]
     with progress("drawing"):
         page = saved_page(paths)
-    write(page_file(paths) if out is None else out, page)
+    file = page_file(paths) if out is None else out
+    write(file, page)
+    if json:
+        show_json(document("report", file=str(file), runs=[str(path) for path in paths]))

@@ -37,12 +37,15 @@ def guides() -> dict[str, str]:
 
 
 @app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
-def show_guide(topic: Topic = None) -> None:
+def show_guide(topic: Topic = None, json: o.Json = False) -> None:
     """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
     known = guides()
+    titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
+    if topic is None and json:
+        show_json(document("help", guides=titles))
+        return
     if topic is None:
         width = max(map(len, known))
-        titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
         lines = [f"  npusim help {name:<{width}}   {title}" for name, title in titles.items()]
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
@@ -50,7 +53,11 @@ def show_guide(topic: Topic = None) -> None:
         from npusim.config.messages import choices
 
         raise SpecError(f"help {topic}: no such guide{choices(topic, tuple(known))}")
-    typer.echo(_MARK.sub("", known[topic]), nl=False)
+    text = _MARK.sub("", known[topic])
+    if json:
+        show_json(document("help", topic=topic, title=titles[topic], text=text))
+    else:
+        typer.echo(text, nl=False)
 
 
 @new.callback()

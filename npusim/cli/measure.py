@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show_either, write
+from npusim.cli.console import progress, say, show_either, show_json, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
+from npusim.report.text import document
 from npusim.simulation.request import refuse
 
 app = Verbs()
@@ -41,6 +42,7 @@ def import_profile(
         "measured.yaml"
     ),
     template: Annotated[bool, o.option("--template", "Print a commented mapping file to begin with.")] = False,
+    json: o.Json = False,
 ) -> None:
     """Write a profiler's kernel times as measurements, which npusim validate and calibrate take.
 
@@ -48,7 +50,10 @@ def import_profile(
     are counted and named, none is lost in silence. Without --map, the kernels are named.
     """
     if template:
-        refuse({"PROFILER": profiler, "PATH": path, "--map": mapping}, "--template prints a file; leave these out")
+        refuse(
+            {"PROFILER": profiler, "PATH": path, "--map": mapping, "--json": json or None},
+            "--template prints a file; leave these out",
+        )
         typer.echo((files("npusim.cli") / "new_mapping.yaml").read_text(encoding="utf-8"), nl=False)
         return
     if profiler is None or path is None:
@@ -62,6 +67,13 @@ def import_profile(
     write(out, profile.text, f": {profile.cases} cases of {profile.mapped} launches")
     if missed := profile.unmapped:
         say(f"unmapped: {listed(missed)}")
+    if json:
+        counts = {"cases": profile.cases, "mapped": profile.mapped}
+        show_json(
+            document(
+                "import", file=str(out), **counts, unmapped=sorted({name for launch in missed for name in launch.names})
+            )
+        )
 
 
 @app.verb(
@@ -153,6 +165,7 @@ def export_rows(
         Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
     ] = None,
     force: Annotated[bool, o.option("--force", "Replace a file that is no such table.")] = False,
+    json: o.Json = False,
 ) -> None:
     """Write predicted latencies of a grid of shapes as a table that serving simulators read.
 
@@ -172,3 +185,5 @@ def export_rows(
     write(file, text)
     for fault in (*faults[:_SHOWN], *([f"{len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else [])):
         say(f"no row: {fault}")
+    if json:
+        show_json(document("export", file=str(file), rows=text.count("\n") - 1, faults=list(faults)))

@@ -568,6 +568,20 @@ def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
 
 
+#: What a file says of the values that were accepted, above them.
+_WRITTEN = (
+    "Written by\nnpusim check --update --reason TEXT, with version and reason; a value edited by hand is refused."
+)
+_EXPLAINED: Mapping[str, str] = MappingProxyType(
+    {
+        "cycles": "cycles: the cores' time without the launch; busy_cycles: of each pipe, over all core groups;\n"
+        f"units: what each unit of the core group that ends last spends its cycles on. {_WRITTEN}",
+        "winner": "winner: the fastest candidate; margin: how much longer the next one takes, as a share;\n"
+        f"choices: the best point of each candidate, its time and its margin over the next point. {_WRITTEN}",
+    }
+)
+
+
 def accepted_text(
     path: Path, case: Case, expected: ExpectedCycles | ExpectedDecision, version: str, reason: str
 ) -> str:
@@ -580,7 +594,11 @@ def accepted_text(
     yaml.width = 1 << 20  # a key that is broken over lines is none
     text = io.StringIO()
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
-    content: Any = yaml.load(read_text(path))
+    source = read_text(path)
+    content: Any = yaml.load(source)
+    said = _EXPLAINED["winner" if isinstance(expected, ExpectedDecision) else "cycles"]
+    if said.partition("\n")[0] not in source:
+        content.yaml_set_comment_before_after_key("expect", before=said)
     content["expect"] = _plain(expected.model_copy(update={"accepted": accepted}).model_dump(mode="json"))
     yaml.dump(content, text)
     return text.getvalue()

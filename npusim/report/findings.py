@@ -291,15 +291,13 @@ RESIDUALS = Columns(
 def validation_document(report: TimesReport) -> dict[str, object]:
     """Return the report as JSON: cases and summary."""
     figures = ("median_abs_error", "worst_abs_error", "untouched_abs_error", "within_band", "left_out")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "cases": RESIDUALS.records(report.residuals),
-        "summary": {
-            **{name: getattr(report, name) for name in figures},
-            "not_predicted": list(report.faults),
-            "groups": {name: asdict(rank) for name, rank in report.groups.items()},
-        },
+    summary = {
+        **{name: getattr(report, name) for name in figures},
+        "not_predicted": list(report.faults),
+        "groups": {name: asdict(rank) for name, rank in report.groups.items()},
     }
+    cases = RESIDUALS.records(report.residuals)
+    return document("validate", version=SCHEMA_VERSION, cases=cases, summary=summary)
 
 
 #: Recordings by name, with how many outputs are equal.

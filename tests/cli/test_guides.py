@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from tests.cli.transcripts import anew, blocks, shown
 
 COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
 TOPICS = (
+    "agents",
     "ci",
     "cluster",
     "compare",
@@ -65,7 +69,7 @@ def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypat
     for block in blocks(guides()[topic]):
         if block["file"]:
             path = Path(block["file"])
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block["text"])
         for line, lines in shown(block["text"]):
             command = COMMAND.match(line)
@@ -77,3 +81,43 @@ def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypat
             assert not lines or anew(lines, done.stdout) == lines
             ran += 1
     assert ran
+
+
+def test_the_workflow_of_the_guide_runs_in_a_users_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps run as on a runner, in a clone of a repository with the guide's files; npusim is installed."""
+    from ruamel.yaml import YAML
+
+    user, clone = tmp_path / "user", tmp_path / "clone"
+    for block in blocks(guides()["ci"]):
+        if block["file"]:
+            path = user / block["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block["text"])
+    (user / "baselines" / "mine.yaml").unlink()  # of a schedule that the guide has npusim write
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.chdir(user)
+    for folder in ("baselines/", "decisions/"):
+        assert CliRunner().invoke(app, ["check", folder, "--update", "--reason", "first"]).exit_code == 0
+    assert "# cycles: the cores' time" in (user / "baselines" / "flash.yaml").read_text()
+    assert "# winner: the fastest candidate" in (user / "decisions" / "tile.yaml").read_text()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "baselines"], ["clone", "-q", ".", str(clone)]):
+        subprocess.run([*git, *words], check=True, cwd=user)
+    workflow = YAML(typ="safe").load((clone / ".github" / "workflows" / "cycles.yml").read_text())
+    steps = workflow["jobs"]["check"]["steps"]
+    cached = next(step["with"]["path"] for step in steps if "cache" in step.get("uses", ""))
+    assert workflow["env"]["NPUSIM_CACHE"] == f"${{{{ github.workspace }}}}/{cached}"
+    installed, *runs = [step["run"] for step in steps if "run" in step]
+    assert installed == 'python -m pip install "$NPUSIM"'
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "npusim").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m npusim "$@"\n')
+    (bin_folder / "npusim").chmod(0o755)
+    environment = {**os.environ, "CI": "true", "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    for command in runs:
+        done = subprocess.run(
+            ["bash", "-e", "-c", command], cwd=clone, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (clone / "cycles.xml").is_file()

@@ -1,0 +1,164 @@
+"""The drawing of what is simulated: kernel, tile program, a core group's buffers and paths, bits and cycles."""
+
+from __future__ import annotations
+
+from html import escape
+
+from npusim.config.load import load_device
+from npusim.units import format_bytes
+
+__all__ = ["drawing"]
+
+WIDTH, HEIGHT = 980, 600
+#: The ground is drawn too, so that the picture can be read on a white page and on a dark one.
+STYLE = """
+:root { --ground: #ffffff; --card: #f3f5f8; --ink: #16191d; --soft: #4d5560; --line: #aab2bd; --bits: #0b62a4;
+  --time: #b35a00; --unit: #e4eef8; --buffer: #fdf1dd; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14181d; --card: #1f252d; --ink: #f0f2f4; --soft: #b9c0ca;
+  --line: #66707c; --bits: #7cbcff; --time: #f2b45a; --unit: #1d3347; --buffer: #3a2f1c; } }
+text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--ink); }
+.title { font-size: 15px; font-weight: 600; } .soft { fill: var(--soft); font-size: 12px; }
+.bits { fill: var(--bits); font-weight: 600; } .time { fill: var(--time); font-weight: 600; }
+.ground { fill: var(--ground); } .card { fill: var(--card); stroke: var(--line); }
+.unit { fill: var(--unit); stroke: var(--bits); } .buffer { fill: var(--buffer); stroke: var(--time); }
+.group { fill: none; stroke: var(--line); stroke-dasharray: 5 4; }
+.path { stroke: var(--ink); stroke-width: 1.6; fill: none; marker-end: url(#tip); }
+"""
+
+
+def drawing(device_name: str) -> str:
+    """Return the drawing as SVG text; capacities and counts are those of an Ascend device's file."""
+    device = load_device(device_name)
+    cube, vector = device.cores["aic"], device.cores["aiv"]
+    size = {
+        name: format_bytes(int(buffer.capacity_bytes.value))
+        for core in (cube, vector)
+        for name, buffer in core.buffers.items()
+    }
+    parts = [
+        *_description(),
+        *_memories(),
+        *_cube(size),
+        *_vector(size, int(vector.per_group_count.value)),
+        *_results(),
+    ]
+    group = f"one of {int(device.group_count.value)} core groups ({device_name})"
+    parts.append(_text(302, 178, group, "soft"))
+    tip = (
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" style="fill:var(--ink)"/></marker></defs>'
+    )
+    label = "What npusim simulates: a kernel becomes a tile program, which gives bits and cycles on a device"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+    ground = f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}" rx="10"/>'
+    return "\n".join([head, f"<style>{STYLE}</style>", tip, ground, *parts, "</svg>"]) + "\n"
+
+
+def _description() -> list[str]:
+    kernel = "a plain function on tiles, or Triton:", "s = q @ k.T;  p = exp(s - m)", "o = o * alpha + p @ v"
+    program = (
+        "operations on tiles, in queues;",
+        "rings of buffer slots between queues;",
+        "a check proves that no wait is missing",
+    )
+    device = (
+        "rates, latencies, capacities, and",
+        "the arithmetic of each unit; every",
+        "number has a basis and a source",
+    )
+    return [
+        _card(20, 18, 270, 104, "Kernel", *kernel),
+        _path("M290 70H352"),
+        _card(356, 18, 290, 104, "Tile program", *program),
+        _path("M690 70H650"),
+        _card(694, 18, 266, 104, "Device file", *device),
+        _path("M501 122V156"),
+    ]
+
+
+def _memories() -> list[str]:
+    return [
+        '<rect class="card" x="20" y="160" width="940" height="262" rx="8"/>',
+        _box(36, 192, 66, 214, "HBM", "buffer"),
+        _box(150, 192, 66, 214, "L2", "buffer"),
+        _path("M102 299H146", both=True),
+        _text(106, 291, "link", "soft"),
+        '<rect class="group" x="290" y="186" width="656" height="226" rx="8"/>',
+    ]
+
+
+def _cube(size: dict[str, str]) -> list[str]:
+    return [
+        _text(302, 206, "cube core", "title"),
+        _path("M216 236H352"),
+        _text(222, 228, "MTE2: Q K V", "soft"),
+        _box(356, 214, 92, 46, f"L1\n{size['L1']}", "buffer"),
+        _path("M448 237H512"),
+        _text(460, 229, "MTE1", "soft"),
+        _box(516, 214, 104, 46, f"L0A, L0B\n{size['L0A']} each", "buffer"),
+        _path("M620 237H662"),
+        _box(666, 214, 96, 46, "CUBE\nQ K^T, P V", "unit"),
+        _path("M762 237H804"),
+        _box(808, 214, 118, 46, f"L0C\n{size['L0C']}", "buffer"),
+        _path("M867 260V290H220"),
+        _text(560, 284, "FIXP: S and P V leave through L2", "soft"),
+    ]
+
+
+def _vector(size: dict[str, str], count: int) -> list[str]:
+    return [
+        _text(302, 318, f"{count} vector cores", "title"),
+        _path("M216 346H512"),
+        _text(300, 338, "MTE2: S, P V", "soft"),
+        _box(516, 324, 104, 46, f"UB\n{size['UB']}", "buffer"),
+        _path("M620 347H706", both=True),
+        _box(710, 324, 160, 46, "VECTOR\nmax, exp, sum, rescale", "unit"),
+        _path("M568 370V394H220"),
+        _text(300, 388, "MTE3: P to the cube core, O to memory", "soft"),
+    ]
+
+
+def _results() -> list[str]:
+    bits = (
+        "each operation computes its tile in the unit's arithmetic:",
+        "formats, order of sums, rounding, exponential.",
+        "Output bits, error against float64, first NaN and its step.",
+    )
+    cycles = (
+        "each operation occupies its unit for a time, and waits",
+        "for data, for a free slot, or for its share of a link.",
+        "Latency, each unit's time by cause, the limit, a timeline.",
+    )
+    return [
+        _path("M255 422V452"),
+        _path("M725 422V452"),
+        _card(20, 456, 460, 122, "", *bits),
+        _text(36, 480, "Bits", "bits"),
+        _card(500, 456, 460, 122, "", *cycles),
+        _text(516, 480, "Cycles", "time"),
+    ]
+
+
+def _card(x: int, y: int, width: int, height: int, title: str, *lines: str) -> str:
+    parts = [f'<rect class="card" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>']
+    parts += [_text(x + 16, y + 26, title, "title")] if title else []
+    parts += [_text(x + 16, y + 50 + 21 * number, line) for number, line in enumerate(lines)]
+    return "\n".join(parts)
+
+
+def _box(x: int, y: int, width: int, height: int, text: str, kind: str) -> str:
+    lines = text.split("\n")
+    middle, first = x + width // 2, y + height // 2 + 5 - 9 * (len(lines) - 1)
+    texts = [_text(middle, first + 18 * n, line, "soft" if n else "", "middle") for n, line in enumerate(lines)]
+    return "\n".join([f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="5"/>', *texts])
+
+
+def _text(x: int, y: int, text: str, kind: str = "", anchor: str = "") -> str:
+    named = {"class": kind, "text-anchor": anchor}
+    more = "".join(f' {name}="{value}"' for name, value in named.items() if value)
+    return f'<text x="{x}" y="{y}"{more}>{escape(text, quote=False)}</text>'
+
+
+def _path(along: str, *, both: bool = False) -> str:
+    start = ' marker-start="url(#tip)"' if both else ""
+    return f'<path class="path" d="{along}"{start}/>'
