@@ -273,6 +273,17 @@ def test_node_schedules_take_their_part_of_a_workload_and_refuse_other_problems(
         run_node("tiling_allreduce", "ascend_910b2_x8", CopyProblem(bytes=8))
 
 
+def test_a_product_with_its_allreduce_is_canns_fused_kernel_where_the_node_has_it(run_node: Run) -> None:
+    layer = LayerProblem.around(Problem(heads=2, seq_q=512, head_dim=64), hidden=1024, ranks=8)
+    own, copies = (run_node("gemm_allreduce", "ascend_910b2_x8", layer, **t) for t in ({}, {"collective": "sdma"}))
+    begun = own.device.node.driver("mc2").call_s.value
+    assert own.timing.cycles == copies.timing.cycles
+    assert own.timing.latency_s - copies.timing.latency_s == pytest.approx(begun)
+    assert any("call_s 352.0 us" in note for note in own.notes)
+    assert not any("call_s" in note for note in copies.notes)
+    assert "mc2" not in str(run_node("allreduce", "ascend_910b2_x8").timing.modes)
+
+
 def test_siblings_refuse_a_layer_for_fewer_devices_than_they_run_on(run_node: Run) -> None:
     layer = LayerProblem.around(Problem(heads=2, seq_q=128, head_dim=64), hidden=256, ranks=4)
     for name in ("allreduce", "gemm_allreduce"):

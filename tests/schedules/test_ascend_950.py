@@ -167,3 +167,15 @@ def test_grouped_decode_moves_little_but_keys_and_values() -> None:
     result = run("split_kv", hw=HW, problem=problem, numerics=False, trace_groups=())
     assert result.timing is not None
     assert result.timing.link_bytes["l2"] < 1.05 * compulsory
+
+
+def test_a_task_that_loads_a_mask_takes_more_however_it_is_timed() -> None:
+    saved = {}
+    for causal in (True, False):
+        problem = Problem(heads=2, seq_q=128, head_dim=64, causal=causal)
+        changes = ({}, {"launch.masked_s": "0"})
+        more, less = (run("flash", hw=HW, problem=problem, numerics=False, overrides=c).timing for c in changes)
+        assert more.cycles == less.cycles
+        saved[causal] = {kind: round(1e6 * (us - less.times_s[kind]), 3) for kind, us in more.times_s.items()}
+    assert saved[True] == {"core": 0.0, "kernel": 3.1, "back_to_back": 0.0, "call": 3.1}  # the host issues for 16.5 us
+    assert not any(saved[False].values())

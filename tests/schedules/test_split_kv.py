@@ -28,6 +28,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.schedules.define import machine_of
 from npusim.schedules.presets import PRECISIONS
 from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
@@ -509,3 +510,18 @@ def test_splits_beyond_the_tiles_are_empty_and_change_no_bit(merge: str) -> None
     )
     assert np.array_equal(seven.output, many.output)
     assert any(n.startswith("splits: 13 of 7 tiles of 16 keys leave 6 empty") for n in many.notes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "seq", "keys"), [(32, 32768, 8192), (64, 32768, 4096), (128, 32768, 2048), (8, 500, 512)]
+)
+def test_decode_on_a_910b2_is_canns_where_nobody_says_otherwise(heads: int, seq: int, keys: int) -> None:
+    problem = Problem(heads=heads, kv_heads=8, seq_q=1, seq_kv=seq, head_dim=64)
+    schedule, device = find_schedule("split_kv", "ascend"), load_device("ascend_910b2")
+
+    def of(**fields: int) -> Any:
+        tiling = build_tiling(schedule.tiling, fields)
+        return machine_of(device).declared(tiling, problem, schedule.precisions["fa2_fp32"])
+
+    assert (of().kernel, of().splits, of().block_kv) == ("cann", "cann", keys)
+    assert of(splits=2).kernel is None and of(block_kv=64).block_kv == 64

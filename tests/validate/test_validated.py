@@ -140,6 +140,10 @@ def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured
     few = [case(0.01), *(case(n / 10, "flash") for n in range(1, 9)), case(3.0, "layer")]
     assert band(few, "gemm", {"m": 64}, is_estimated=False).others_used == 8
     assert band(few, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
+    own = [*few, *(case(n / 100) for n in range(2, 7))]  # six: their largest, unless a constant was fitted on all
+    assert (band(own, "gemm", {"m": 64}, is_estimated=False).most_error, own[0].error) == (0.06, 0.01)
+    fitted = [c._replace(is_fitted=c.schedule == "gemm") for c in own]
+    assert band(fitted, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
     told = [c._replace(estimated_error=2 * c.error) for c in cases]
     assert band(told, "gemm", {}, is_estimated=True).most_error == 0.18
 
@@ -171,6 +175,9 @@ def test_the_class_of_a_tile() -> None:
     assert tile_of(build_tiling(tilings, {"block_q": 128, "stages": 2})) == "up to 128 rows; stages"
     assert tile_of(build_tiling(tilings, {"stages": "library"})) == tile_of(None) == ""
     assert tile_of(build_tiling(find_schedule("flash", "ascend").tiling, {})) == ""
+    product = find_schedule("gemm", "ascend").tiling
+    assert tile_of(build_tiling(product, {"block_n": 16})) == "tiles of up to 16 columns"
+    assert tile_of(build_tiling(product, {})) == "tiles of more than 16 columns"
 
 
 def test_where_no_case_is_alike_errors_are_errors() -> None:
