@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.engine import LanePipe, SharedMemoryPipe
 from npusim.ir.op import Charge, CodeWork
-from npusim.machines.sm.core import LSU, MUFU, RETIRE, SM, engine_of, warp_issue
+from npusim.machines.sm.core import LSU, MUFU, RETIRE, counts_turnover, engine_of, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def with_code(
     is_persistent = programs < len(phase.cells)
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
     turnover, of_each = f"{RETIRE}.block_cycles", returned / max(len(phase.cells), device.group_count.value)
-    has_turnover = RETIRE in device.core(SM).engines
+    has_turnover = counts_turnover(device)
     if not body or phase.loop_axis or any(s.is_product for s in phase.stages):
         early = Charge(turnover, of_each, due="block")
         return replace(tiling, charges=(*tiling.charges, early)) if returned and has_turnover else tiling

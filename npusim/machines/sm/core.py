@@ -223,6 +223,11 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     return engine
 
 
+def counts_turnover(device: DeviceSpec) -> bool:
+    """Return whether a device's file says how fast blocks that end give place to others."""
+    return RETIRE in device.core(SM).engines
+
+
 def has_warps(device: DeviceSpec) -> bool:
     """Return whether a device's file describes warps, and how groups of them work beside one another."""
     return SM in device.cores and isinstance(device.cores[SM].engines.get(WARPS), WarpIssue)
