@@ -243,7 +243,7 @@ class TileProgram:
     device like the one it was built for.  ``l2``: what L2 holds when it starts.  ``consumers``: warp groups
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
     ``has_own_rows``: blocks read rows that no other block reads.  ``has_turnover``: blocks of a launch that is priced
-    by its compiled code, or of which some end at once, retire no faster than the device lets them.
+    by its compiled code retire no faster than the device lets them.
     ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
     """
 

@@ -393,3 +393,25 @@ def neighbours(X, Y, n, B: tl.constexpr):
     c = tl.program_id(0) * B + tl.arange(0, B)
     after = tl.load(X + c + 1, mask=c + 1 < n, other=0.0)
     tl.store(Y + c, tl.load(X + c, mask=c < n) + after, mask=c < n)
+
+
+@triton.jit
+def some_loaded(X, Y, N, B: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= tl.load(N):
+        return
+    c = at * B + tl.arange(0, B)
+    tl.store(Y + c, tl.load(X + c) * 2)
+
+
+@triton.jit
+def some_products(A, B, C, count, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= count:
+        return
+    rm, rn, rk = at * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + rm[:, None] * K + (k + rk)[None])
+        acc = tl.dot(a, tl.load(B + (k + rk)[:, None] * BN + rn[None]), acc)
+    tl.store(C + rm[:, None] * BN + rn[None], acc.to(tl.float16))

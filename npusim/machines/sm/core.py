@@ -132,11 +132,6 @@ class SmTiling:
     code: CodeWork | None = None
     occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
-    @property
-    def has_turnover(self) -> bool:
-        """Whether blocks are charged for those that end."""
-        return any(charge.key.startswith(f"{RETIRE}.") for charge in self.charges)
-
     def due(self, *when: Due) -> tuple[Charge, ...]:
         """Return what is paid ``when``."""
         return tuple([c for c in self.charges if c.due in when])

@@ -325,7 +325,7 @@ class SmMachine(Machine):
             "consumers": max((work.consumers for work in works if work is not None), default=0),
             "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "has_own_rows": all(t.code is not None for _, t in listed),
-            "has_turnover": any(t.code is not None or t.has_turnover for _, t in listed),
+            "has_turnover": any(t.code is not None for _, t in listed),
             "occupied": {n: max(t.occupied.get(n, (0, 0)) for _, t in listed) for _, t in listed for n in t.occupied},
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
