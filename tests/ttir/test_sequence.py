@@ -169,6 +169,41 @@ def test_blocks_that_overlap_a_constant_apart_are_refused() -> None:
         npusim.run(call, numerics=False)
 
 
+def attended(launch: Callable[..., object], hw: str) -> tuple[Any, Any, Any]:
+    """Return the run of an attention of 128 rows and keys, its scores in float64, and V."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((128, 32)).astype(np.float16) for _ in "qkv")
+    (call,) = calls_of(lambda: launch(q, k, v, np.zeros_like(q)))
+    return npusim.run(call, hw=hw, rows="all"), q.astype(np.float64) @ k.astype(np.float64).T, v.astype(np.float64)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_two_masks_of_scores_are_one_and_one_of_weights_beside_them_is_refused(hw: str) -> None:
+    from ttir import recorded_kernels as k
+
+    how = {"S": 128, "D": 32, "BM": 32, "BN": 32}
+    result, scores, v = attended(lambda *of: k.masked_weights[(4,)](*of, **how, BOTH=True), hw)
+    row, key = np.arange(128)[:, None], np.arange(128)[None]
+    scores[(row < key - 40) | (row - key >= 100)] = -np.inf
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    wanted = weights @ v / weights.sum(1, keepdims=True)
+    assert np.abs(np.reshape(result.output, (128, 32)) - wanted).max() < 2e-3
+    with pytest.raises(ProgramError, match="two masks in a loop"):
+        attended(lambda *of: k.masked_weights[(4,)](*of, **how, BOTH=False), hw)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_what_is_stored_and_loaded_at_once_stays_with_a_program(hw: str) -> None:
+    from ttir import recorded_kernels as k
+
+    scratch = np.zeros(128, np.float32)
+    result, scores, v = attended(lambda *of: k.with_scratch[(4,)](*of, scratch, 128, D=32, BM=32, BN=32), hw)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    assert np.abs(np.reshape(result.output, (128, 32)) - weights @ v / weights.sum(1, keepdims=True)).max() < 2e-3
+    assert "T" not in result.program.tensors
+    assert any("stores and loads again at once" in note for note in result.notes)
+
+
 # ---------------------------------------------------------------- an H100's bits
 
 
