@@ -310,7 +310,7 @@ class LaunchGrid:
                 raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
-        if tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)

@@ -131,7 +131,8 @@ def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], 
             taken = far if name == "LDG" and not has_come else waits.get(name, others)
             if result < SCOREBOARDS:
                 ready[result] = max(ready[result], now + taken)
-                first |= {result} if name == "LDG" else set()  # others may set the same scoreboard beside it
+                if name == "LDG":  # others may set the same scoreboard beside it
+                    first.add(result)
             if operands < SCOREBOARDS:
                 ready[operands] = max(ready[operands], now + others)
             now += max(1, stall)

@@ -274,10 +274,8 @@ class GroupModel:
         busy, memory = products * spec.pipe_cycles.value, loads * work.warps * WARP_BYTES / self.memory_bytes
         lone = max(busy * warps, memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
-        of_all = (
-            busy * work.warps / self.subcores
-        )  # fewer warps than sub-cores leave the tensor cores of some to others
-        return of_all, memory, lone, float(spec.latency_cycles.value), issued * warps
+        # Fewer warps than sub-cores leave the tensor cores of some to others.
+        return busy * work.warps / self.subcores, memory, lone, float(spec.latency_cycles.value), issued * warps
 
     def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
