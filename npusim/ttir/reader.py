@@ -51,7 +51,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
     operations, scratch = with_scratch_kept(function.operations)
     function = function._replace(operations=rolled(operations))
-    alike = function._replace(operations=with_scale_before_maximum(operations))
+    alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
         (function, {"fuses": False}),
