@@ -115,22 +115,12 @@ def run(
         "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
-        changed = {name: value for name, value in request.changed().items() if name != "hw"}
-        refuse(
-            {**changed, **written, "--full": full or None},
-            "--fields only lists the fields for the cores of --hw; leave these options out",
-        )
+        changed = {n: x for n, x in request.changed().items() if n != "hw"} | written | {"--full": full or None}
+        refuse(changed, "--fields only lists the fields for the cores of --hw; leave these options out")
         request = replace(request, overrides=None)
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
-    from npusim.ttir.calls import numbered
-
-    if names := numbered(request.schedule):
-        refuse(
-            {**written, "--sensitivity": sensitivity or None, "--like": like, "--full": full or None},
-            f"launches in sequence are listed alone; name one, {names[0]}, or leave these out",
-        )
-        _run_sequence(names, request, as_json=json)
+    if _is_run_in_sequence(request, {**written, "--full": full or None, "--like": like}, as_json=json):
         return
     from npusim.report.output import RUNS, check_writable, save_run
     from npusim.simulation.naming import digest_of, folder_of
@@ -162,16 +152,24 @@ def run(
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
 
 
-def _run_sequence(names: list[str], request: Request, *, as_json: bool) -> None:
-    """Run the launches of a file of calls one after another, and list them."""
+def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: bool) -> bool:
+    """Run the launches of a file of several calls one after another, and list them; return whether it is such a file.
+
+    ``options`` are of a single run, and refused.
+    """
+    from npusim.ttir.calls import numbered
+
+    if not (names := numbered(request.schedule)):
+        return False
     from npusim.report.inputs import sequence_document, sequence_table
     from npusim.simulation.sequence import in_sequence
 
+    refuse(options, f"launches in sequence are listed alone; name one, {names[0]}, or leave these out")
     with said_late(f"running {len(names)} launches of {request.schedule}, one after another"):
         runs = in_sequence(names, request)
-    show_either(
-        as_json, lambda: sequence_document(request.schedule, runs), lambda: sequence_table(request.schedule, runs)
-    )
+    named = request.schedule, runs
+    show_either(as_json, lambda: sequence_document(*named), lambda: sequence_table(*named))
+    return True
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":

@@ -276,8 +276,7 @@ class TileProgram:
     ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
     device like the one it was built for.  ``l2``: what L2 holds when it starts.  ``consumers``: warp groups
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
-    ``has_own_rows``: blocks read rows that no other block reads.  ``has_turnover``: blocks of a launch that is priced
-    by its compiled code, or of which some end at once, retire no faster than the device lets them.
+    ``has_own_rows``: blocks read rows that no other block reads.
     ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
     ``occupancy``: blocks of the last phase that says so which a core holds at a time.
     """
@@ -297,7 +296,6 @@ class TileProgram:
     consumers: int = 0
     clears: int = 0
     has_own_rows: bool = False
-    has_turnover: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None
     #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.

@@ -235,10 +235,12 @@ class Frame:
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             layer = 0
             if stack:
-                is_by_tile = n in self.phase.by_tile
-                layer = (block.span(stack.axis) or (0, 1))[0] if is_by_tile else self.span(block, stack.axis, tile)[0]
-                layer = layer + tile.index if is_by_tile else layer
-            batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
+                if n in self.phase.by_tile:
+                    layer = (block.span(stack.axis) or (0, 1))[0] + tile.index
+                else:
+                    layer = self.span(block, stack.axis, tile)[0]
+            count = stack.count if stack else 1
+            batch = (block.batch * count if tensor.batch > count else 0) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         if lies_along:

@@ -29,7 +29,7 @@ from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
-from npusim.machines.sm.core import APPROXIMATE_ROOT, RETIRE, SM, GroupFields, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -387,7 +387,7 @@ def phase_read(
         is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
         if is_approximate and _capability(device) != MEASURED_ROOTS:
             phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-        if blocks.reader.returned and not (machine.has_groups and RETIRE in device.core(SM).engines):
+        if blocks.reader.returned and not (machine.has_groups and counts_turnover(device)):
             phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
         if machine.has_groups:
             phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)

@@ -193,11 +193,12 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
     cores = dict.fromkeys(
         queue.core for queue in program.queues if isinstance(device.engine(queue.core, queue.engine), WarpIssue)
     )
+    is_compiled = any(not queue.is_awaited for queue in program.queues)
     return tuple(
         f"{core}.{name}"
         for core in cores
         for name, engine in device.core(core).engines.items()
-        if not isinstance(engine, WarpIssue) and (program.has_turnover or not isinstance(engine, TurnoverPipe))
+        if not isinstance(engine, WarpIssue) and (is_compiled or not isinstance(engine, TurnoverPipe))
     )
 
 

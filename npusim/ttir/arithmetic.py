@@ -446,9 +446,14 @@ class Arithmetic(Draft):
             return
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
             raise op.fail("scores are read after they are masked: read what tl.where returns")
-        a = self._named(op, a)
-        self._walk.masks += rules
-        self._emit(f"{a.text} = where(mask, {a.text}, {b.text})", op.line)
+        a, walk, known = self._named(op, a), self._walk, self._walk.masks
+        masking = f"{a.text} = where(mask, {a.text}, {b.text})"
+        if not known or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
+            walk.masks += rules
+        elif not _are_same(known, rules):
+            raise op.fail("two masks in a loop, of different values: one mask of rows and columns is there for all")
+        walk.masked += [a.text] if a.text not in walk.masked else []
+        self._emit(masking, op.line)
         self._set(op, replace(a, factors=None))
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
@@ -466,6 +471,14 @@ class Arithmetic(Draft):
 def _extreme(how: str, a: str, b: str) -> str:
     """Return the larger or smaller of two values as the kernel of tiles writes it."""
     return f"maximum({a}, {b})" if how == "maximum" else f"(-maximum(-{a}, -{b}))"
+
+
+def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:
+    """Return whether comparisons are the same, one by one."""
+    return len(rules) == len(others) and all(
+        (r, x.steps, x.base.shape) == (s, y.steps, y.base.shape) and np.array_equal(x.base, y.base)
+        for (r, x), (s, y) in zip(rules, others, strict=True)
+    )
 
 
 def _times(shape: tuple[int, ...]) -> str:

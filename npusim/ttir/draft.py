@@ -70,7 +70,8 @@ class Load:
 class Walk:
     """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
 
-    ``at``: statements of the kernel before it; ``loads``, ``states``: what it walks, and what begins with it.
+    ``at``: statements of the kernel before it; ``loads``, ``states``: what it walks, and what begins with it;
+    ``masked``: values that the comparisons mask.
     ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
     """
 
@@ -80,6 +81,7 @@ class Walk:
     states: list[str] = field(default_factory=list)
     lines: list[tuple[str, Line]] = field(default_factory=list)
     masks: list[tuple[str, Affine]] = field(default_factory=list)
+    masked: list[str] = field(default_factory=list)
     is_sum: bool = False
 
     @property

@@ -310,7 +310,7 @@ class LaunchGrid:
                 raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
-        if tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
@@ -373,6 +373,10 @@ class LaunchGrid:
         if not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
+        if not is_tile and np.any(
+            np.minimum(other.left[0], other.pointer.shape[0]) > self.rows if other.left else False
+        ):
+            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
         if is_tile:
             own = (self.batch, self.head, self.split, self.row, self.col)
             is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))

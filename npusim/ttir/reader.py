@@ -20,7 +20,7 @@ from npusim.ttir.arithmetic import BINARY, UNARY
 from npusim.ttir.draft import Choices, Stored, Walk, plain_name
 from npusim.ttir.layout import Access, View
 from npusim.ttir.memory import Memory, are_alike
-from npusim.ttir.rolled import rolled, with_scale_before_maximum
+from npusim.ttir.rolled import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.ttir.text import FORMATS, Function, Op, refusing, shape_of
 from npusim.ttir.values import Affine, Floats, Integers, Known, Number, answers, lesser
 
@@ -49,7 +49,7 @@ class UnlikeLoopsError(ProgramError):
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    operations = function.operations
+    operations, scratch = with_scratch_kept(function.operations)
     function = function._replace(operations=rolled(operations))
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
@@ -71,6 +71,9 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     if "fuses" in how and choices.fuses:
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
         reader.notes.append(f"{function.name}: {why}")
+    if scratch:
+        why = "what a program stores and loads again at once stays with it, is no result, and takes no time"
+        reader.notes.append(f"{scratch[0].line}: {why}")
     if function.operations is not operations:
         reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
     return reader

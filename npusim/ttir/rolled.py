@@ -7,7 +7,7 @@ do: a block of all is one tile after another, and sums go from the first to the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -135,3 +135,55 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
 
 
 _MAXIMA = ("arith.maxnumf", "arith.maximumf")
+
+
+def with_scratch_kept(operations: list[Op]) -> tuple[list[Op], list[Op]]:
+    """Return a kernel's operations without what each program stores and loads again at once, and the stores left out.
+
+    A load of the same pointers under the same mask gives what the store before it wrote; a tensor that is accessed so
+    alone needs neither.
+    """
+    every = list(_inner(operations))
+    made = {r: o for o in every for r in o.results}
+    kept: dict[str, str] = {}
+    pairs, stores = list[Op](), list[Op]()
+    for block in (operations, *(b for o in every for b in (o.body, o.otherwise))):
+        last: Op | None = None
+        for op in block:
+            if op.name == "tt.store":
+                last = op
+            elif op.name == "tt.load" and last and op.operands == [*last.operands[:1], *last.operands[2:]]:
+                kept[op.results[0]] = last.operands[1]
+                pairs += [op, last]
+                stores += [last] if last not in stores else []
+
+    def root(name: str) -> str:
+        while name in made and made[name].operands:
+            name = made[name].operands[0]
+        return name
+
+    others = {root(o.operands[0]) for o in every if o.name in ("tt.load", "tt.store") and o not in pairs}
+    stores = [o for o in stores if root(o.operands[0]) not in others]
+    gone = [o for o in pairs if any(o.operands[0] == s.operands[0] for s in stores)]
+
+    def renamed(name: str) -> str:
+        while name in kept:
+            name = kept[name]
+        return name
+
+    def without(block: list[Op]) -> list[Op]:
+        return [
+            replace(o, operands=[renamed(n) for n in o.operands], body=without(o.body), otherwise=without(o.otherwise))
+            for o in block
+            if o not in gone
+        ]
+
+    kept = {o.results[0]: kept[o.results[0]] for o in gone if o.results}
+    return (without(operations), stores) if stores else (operations, [])
+
+
+def _inner(operations: Sequence[Op]) -> Iterator[Op]:
+    for op in operations:
+        yield op
+        yield from _inner(op.body)
+        yield from _inner(op.otherwise)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -39,8 +41,7 @@ def launches() -> Iterator[tuple[str, str, Callable[[], object]]]:
     """Yield tutorial, sizes and launch of each form."""
     if str(KERNELS) not in sys.path:
         sys.path.insert(0, str(KERNELS))
-    from ttir import recorded_kernels as k
-
+    k = import_module("ttir.recorded_kernels")
     n, rows, columns, m = 1 << 22, 4096, 1024, 2048
     x, y = _empty(n, fmt="float32"), _empty(rows, columns, fmt="float32")
     yield "01", f"{n:,} elements", lambda: k.add.fn[(n // 1024,)](x, x.copy(), x.copy(), n, B=1024)
@@ -59,12 +60,9 @@ def launches() -> Iterator[tuple[str, str, Callable[[], object]]]:
     q = [_empty(1, heads, length, d) for _ in "qkvo"]
     sums = _empty(heads, length, fmt="float32")
     words = {"scale": d**-0.5, "Z": 1, "H": heads, "S": length, "D": d, "BM": 128, "BN": 64, "num_warps": 4}
-    for causal in (False, True):
-        yield (
-            "06 causal" if causal else "06",
-            f"{heads} heads of {d}, {length} tokens",
-            lambda causal=causal: k.attention[(length // 128, heads)](*q, sums, **words, CAUSAL=causal),
-        )
+    for name, causal in (("06", False), ("06 causal", True)):
+        launch = partial(k.attention[(length // 128, heads)], *q, sums, **words, CAUSAL=causal)
+        yield name, f"{heads} heads of {d}, {length} tokens", launch
     yield (
         "09",
         f"{m} x {m} x {m}, persistent",

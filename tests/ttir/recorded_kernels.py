@@ -393,3 +393,68 @@ def neighbours(X, Y, n, B: tl.constexpr):
     c = tl.program_id(0) * B + tl.arange(0, B)
     after = tl.load(X + c + 1, mask=c + 1 < n, other=0.0)
     tl.store(Y + c, tl.load(X + c, mask=c < n) + after, mask=c < n)
+
+
+@triton.jit
+def some_loaded(X, Y, N, B: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= tl.load(N):
+        return
+    c = at * B + tl.arange(0, B)
+    tl.store(Y + c, tl.load(X + c) * 2)
+
+
+@triton.jit
+def some_products(A, B, C, count, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    at = tl.program_id(0)
+    if at >= count:
+        return
+    rm, rn, rk = at * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + rm[:, None] * K + (k + rk)[None])
+        acc = tl.dot(a, tl.load(B + (k + rk)[:, None] * BN + rn[None]), acc)
+    tl.store(C + rm[:, None] * BN + rn[None], acc.to(tl.float16))
+
+
+@triton.jit
+def masked_weights(Q, K, V, O, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BOTH: tl.constexpr):
+    """Attention whose weights have a mask of their own, or whose scores have two."""
+    rm, rn, rd = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + rd[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        key = j + rn
+        s = tl.dot(q, tl.load(K + key[None, :] * D + rd[:, None]))
+        s = tl.where(rm[:, None] >= key[None, :] - 40, s, -float("inf"))
+        if BOTH:
+            s = tl.where(rm[:, None] - key[None, :] < 100, s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - new[:, None])
+        if not BOTH:
+            p = tl.where(rm[:, None] - key[None, :] < 20, p, 0.0)
+        alpha = tl.exp(m - new)
+        acc = acc * alpha[:, None] + tl.dot(p.to(tl.float16), tl.load(V + key[:, None] * D + rd[None, :]))
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + rm[:, None] * D + rd[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def with_scratch(Q, K, V, O, T, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Attention that stores a factor and loads it again at once, as early kernels do for its layout."""
+    rm, rn, rd = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + rd[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        s = tl.dot(q, tl.load(K + (j + rn)[None, :] * D + rd[:, None]))
+        new = tl.maximum(m, tl.max(s, 1))
+        p, alpha = tl.exp(s - new[:, None]), tl.exp(m - new)
+        tl.store(T + rm, alpha)
+        alpha = tl.load(T + rm)
+        acc = acc * alpha[:, None] + tl.dot(p.to(tl.float16), tl.load(V + (j + rn)[:, None] * D + rd[None, :]))
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + rm[:, None] * D + rd[None, :], (acc / l[:, None]).to(tl.float16))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.engine import LanePipe, SharedMemoryPipe
 from npusim.ir.op import Charge, CodeWork
-from npusim.machines.sm.core import LSU, MUFU, RETIRE, SM, engine_of, warp_issue
+from npusim.machines.sm.core import LSU, MUFU, RETIRE, counts_turnover, engine_of, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -127,10 +127,12 @@ def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], 
             awaited = {i for i in range(SCOREBOARDS) if mask >> i & 1}
             now = max([now, *(ready[i] for i in awaited)])
             has_come |= bool(awaited & first)
+            first -= awaited
             taken = far if name == "LDG" and not has_come else waits.get(name, others)
             if result < SCOREBOARDS:
                 ready[result] = max(ready[result], now + taken)
-                (first.add if name == "LDG" else first.discard)(result)
+                if name == "LDG":  # others may set the same scoreboard beside it
+                    first.add(result)
             if operands < SCOREBOARDS:
                 ready[operands] = max(ready[operands], now + others)
             now += max(1, stall)
@@ -142,23 +144,22 @@ def with_code(
 ) -> SmTiling:
     """Return the tiling of a compiled phase, of whose blocks as many are under way as the launch has ``programs``.
 
-    ``returned``: programs besides that end at once: each takes the turnover of a block, which other blocks wait for in
-    equal parts.  Rows without products and without a loop over tiles have the work of their code, stores of which a
-    queue of its own waits, and a row at a time.
+    ``returned``: programs besides that end at once: of rows each takes the turnover of a block, beside products none,
+    as an H100 has it (reports/silicon/early.json).  Rows without products and without a loop over tiles have the work
+    of their code, stores of which a queue of its own waits, and a row at a time.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
-    turnover, of_each = f"{RETIRE}.block_cycles", returned / max(len(phase.cells), device.group_count.value)
-    has_turnover = RETIRE in device.core(SM).engines
     if not body or phase.loop_axis or any(s.is_product for s in phase.stages):
-        early = Charge(turnover, of_each, due="block")
-        return replace(tiling, charges=(*tiling.charges, early)) if returned and has_turnover else tiling
+        return tiling
     sharing, memory = warp_issue(device).sharing, engine_of(device, LSU, SharedMemoryPipe)
     special, access = engine_of(device, MUFU, LanePipe).latency_cycles.value, memory.latency_cycles.value
     waits = (("SHFL", float(memory.shuffle_latency_cycles.value)), ("MUFU", float(special)))
     work = code_work(body, waits, float(access), float(sharing.lookup_cycles.value))
-    ends = (Charge(turnover, 1 + of_each, due="end"),) if has_turnover and not is_persistent else ()
+    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
+    ends = (Charge(f"{RETIRE}.block_cycles", of_each, due="end"),)
+    has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: no other charge for its start.
-    return replace(tiling, code=work, loaded_tiles=loaded, charges=ends)
+    return replace(tiling, code=work, loaded_tiles=loaded, charges=ends if has_turnover else ())

@@ -135,11 +135,6 @@ class SmTiling:
     code: CodeWork | None = None
     occupancy: Occupancy | None = field(default=None, compare=False)
 
-    @property
-    def has_turnover(self) -> bool:
-        """Whether blocks are charged for those that end."""
-        return any(charge.key.startswith(f"{RETIRE}.") for charge in self.charges)
-
     def due(self, *when: Due) -> tuple[Charge, ...]:
         """Return what is paid ``when``."""
         return tuple([c for c in self.charges if c.due in when])
@@ -226,6 +221,11 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     if not isinstance(engine, kind):
         raise ProgramError(f"{device.name}: {SM}.{name} is no {kind.__name__}")
     return engine
+
+
+def counts_turnover(device: DeviceSpec) -> bool:
+    """Return whether a device's file says how fast blocks that end give place to others."""
+    return RETIRE in device.core(SM).engines
 
 
 def has_warps(device: DeviceSpec) -> bool:

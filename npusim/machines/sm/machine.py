@@ -353,7 +353,6 @@ class SmMachine(Machine):
             "consumers": max((work.consumers for work in works if work is not None), default=0),
             "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "has_own_rows": all(t.code is not None for _, t in listed),
-            "has_turnover": any(t.has_turnover for _, t in listed),
             "occupied": {n: max(of.get(n, (0, 0)) for of in occupied) for of in occupied for n in of},
             "occupancy": rooms[-1] if rooms else None,
         }
