@@ -60,7 +60,18 @@ def flow(phase: Phase) -> dict[str, Place]:
             places[n] = "state" if is_kept else "carried"
         else:
             places[n] = "work"
+    _check_views(phase, places)
     return places
+
+
+def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
+    """Raise `ProgramError` for a view that is written, or that is read where its tensor is: blocks may run at once."""
+    bound = {n: tensor_of(t) for n, t in phase.tensors.items() if not isinstance(t, BySize)}
+    written = {t.name for n, t in bound.items() if places[n] == "out"}
+    for n, t in bound.items():
+        if t.of is not None and (places[n] == "out" or t.of.name in written):
+            why = "is written" if places[n] == "out" else f"is read while the phase writes {t.of.name}"
+            raise ProgramError(f"{phase.name}: {n}, a view of {t.of.name}, {why}; do it in a phase of its own")
 
 
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:

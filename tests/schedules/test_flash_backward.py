@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.algorithms.blocks import query_cells
+from npusim.algorithms.blocks import grid, query_cells
+from npusim.algorithms.flow import flow
+from npusim.algorithms.lowering import kernel
 from npusim.algorithms.tiling_mask import Turned, mask_of
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
+from npusim.ir.tile import GlobalTensor
 from npusim.schedules import find_schedule
 from npusim.schedules.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
 
@@ -143,6 +146,21 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         npusim.run(
             "flash_backward", hw="ascend_910b2", problem={"tokens": 512}, tiling={"tile_kv": 128}, numerics=False
         )
+
+
+def test_a_view_is_neither_written_nor_read_where_its_tensor_is() -> None:
+    @kernel(results="b", a="row one")
+    def both(a: Any) -> Any:
+        return a + 1.0
+
+    rows = GlobalTensor("rows", 1, 1, 16, 1, "float32", "workspace")
+    view = GlobalTensor("view", 1, 1, 16, 1, "float32", "workspace", of=rows)
+    spans, cells = {"row": 16, "one": 1}, grid(rows, ("row", 16))
+    given = GlobalTensor("a", 1, 1, 16, 1, "float32", "input")
+    with pytest.raises(ProgramError, match="both: b, a view of rows, is written"):
+        flow(both.phase("both", cells, spans, [view], a=given))
+    with pytest.raises(ProgramError, match="both: a, a view of rows, is read while the phase writes rows"):
+        flow(both.phase("both", cells, spans, [rows], a=view))
 
 
 def test_it_is_listed_for_both_families() -> None:
