@@ -271,11 +271,10 @@ class GroupModel:
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = ceil_div(work.warps, self.subcores)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
-        busy, memory = products * spec.pipe_cycles.value, loads * work.warps * WARP_BYTES / self.memory_bytes
-        lone = max(busy * warps, memory, loads * spec.load_cycles.value)
+        busy, memory = products * spec.pipe_cycles.value * warps, loads * work.warps * WARP_BYTES / self.memory_bytes
+        lone = max(busy, memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
-        # Fewer warps than sub-cores leave the tensor cores of some to others.
-        return busy * work.warps / self.subcores, memory, lone, float(spec.latency_cycles.value), issued * warps
+        return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
     def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
