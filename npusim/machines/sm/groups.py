@@ -277,10 +277,9 @@ def _resident(
 ) -> tuple[SmTiling, Occupancy]:
     """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
-    subcores, has_products = issue.subcores_count.value, any(s.is_product for s in phase.stages)
-    if has_products and fields.warps % subcores and (fields.warps > subcores or work.generation == "wgmma"):
-        fewer = "" if work.generation == "wgmma" else ", or fewer"
-        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}{fewer}")
+    subcores = issue.subcores_count.value
+    if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
+        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer")
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:
