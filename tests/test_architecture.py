@@ -24,8 +24,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors", "sanitize", "cache", "frames"),
-    ("formats", "layout"),
+    ("units", "errors", "sanitize", "cache"),
+    ("formats", "frames", "layout"),
     ("config",),
     ("ir",),
     ("numerics", "timing"),
