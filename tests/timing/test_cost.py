@@ -474,3 +474,14 @@ def test_a_cost_found_once_is_that_of_every_step_alike(name: str, device: Device
             assert (found.occupancy_cycles, found.terms) == (cycles, terms)
             seen += 1
     assert seen
+
+
+def test_sums_that_begin_anew_cost_by_the_columns_of_a_part(device: DeviceSpec) -> None:
+    """Both in one program: what tells their costs apart is no shape."""
+    x, costs = ub(1, 256), model(device)
+    found = []
+    for every in (32, 128):
+        how = Attributes(order="sequential", every=every)
+        op = TileOp("sums", "aiv.VECTOR", "VECTOR", (Step(Opcode.CUMSUM, x, (x,), how),))
+        found.append(costs.of_op(op).occupancy_cycles)
+    assert found[0] < found[1] / 2

@@ -306,7 +306,7 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
     looked_at: list[Hashable] = []
     places: dict[int, int] = {}
     for step in steps:
-        looked_at += (step.opcode, step.attributes.order, step.attributes.comparisons)
+        looked_at += (step.opcode, step.attributes.order, step.attributes.every, step.attributes.comparisons)
         for operand in (step.dst, *step.srcs):
             if isinstance(operand, (Tile, RingTile)):
                 at, cols = _place(operand), operand.cols
