@@ -118,6 +118,7 @@ class TritonPrecision:
         return {}
 
 
+TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
 UNCOUNTED_RETURNS = "the time of programs that return early is not counted: nothing says how long one takes there"
 _ON_GPUS = ("compiled", "unfused")
 #: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
@@ -393,6 +394,10 @@ def phase_read(
             phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
             programs, returned = math.prod(grid), blocks.reader.returned
             return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
+        if device.family == "ascend" and "depth" not in tiling.model_fields_set and not blocks.piece:
+            turns = machine.in_turns(name, phase, tiling)
+            if turns is not None:
+                return [*before, (replace(phase, notes=(*phase.notes, TURNS)), turns)]
         if not blocks.piece or not device.is_timed:
             return [*before, phase]
         fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)

@@ -458,3 +458,21 @@ def with_scratch(Q, K, V, O, T, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.con
         l = l * alpha + tl.sum(p, 1)
         m = new
     tl.store(O + rm[:, None] * D + rd[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def carried_logarithm(Q, K, V, O, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Attention whose running logarithm of sums is read before its second product and changed after it."""
+    rm, rn, rd = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + rd[None, :])
+    m, lse = tl.full([BM], -float("inf"), tl.float32), tl.full([BM], -float("inf"), tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        s = tl.dot(q, tl.load(K + (j + rn)[None, :] * D + rd[:, None]))
+        new = tl.maximum(tl.max(s, 1), lse)
+        p = tl.exp(s - new[:, None])
+        acc = acc * tl.exp(m - new)[:, None]
+        acc += tl.dot(p.to(tl.float16), tl.load(V + (j + rn)[:, None] * D + rd[None, :]))
+        lse = new + tl.log(tl.exp(lse - new) + tl.sum(p, 1))
+        m = new
+    tl.store(O + rm[:, None] * D + rd[None, :], (acc * tl.exp(m - lse)[:, None]).to(tl.float16))

@@ -204,6 +204,16 @@ def test_what_is_stored_and_loaded_at_once_stays_with_a_program(hw: str) -> None
     assert any("stores and loads again at once" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_state_on_both_sides_of_a_product_runs_tile_after_tile_on_ascend(hw: str) -> None:
+    from ttir import recorded_kernels as k
+
+    result, scores, v = attended(lambda *of: k.carried_logarithm[(4,)](*of, 128, D=32, BM=32, BN=32), hw)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    assert np.abs(np.reshape(result.output, (128, 32)) - weights @ v / weights.sum(1, keepdims=True)).max() < 2e-3
+    assert any(note.startswith("depth=0: ") for note in result.notes) == (hw == "ascend_910b2")
+
+
 # ---------------------------------------------------------------- an H100's bits
 
 

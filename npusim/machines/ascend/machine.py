@@ -14,6 +14,7 @@ from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
+from npusim.machines.ascend.parts import Parts
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import (
     AscendTiling,
@@ -234,6 +235,19 @@ class AscendMachine(Machine):
             return fields, note
         plan = piece_plan(Frame(phase), products[0], self.group, piece)
         return replace(fields, plans={products[0].name: plan}), note
+
+    def in_turns(self, called: str, phase: Phase, tiling: Any) -> AscendTiling | None:
+        """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
+        ahead, _ = self.fields_for(called, phase, tiling)
+        found = None
+        for fields in (ahead, replace(ahead, ahead=0)):
+            try:
+                Parts(Frame(phase), fields).check()
+            except TilingError:
+                continue
+            found = fields
+            break
+        return None if found is ahead else found
 
     def column(self, fmt: str) -> int:
         """Return the elements of 32 bytes, C0 of the vendor's layouts."""
