@@ -270,7 +270,9 @@ class SmMachine(Machine):
                 )
             if any(s.is_product for s in phase.stages):
                 return plain_lanes(phase), ""
-            return self._lanes or plain_tiling(self.device), ""
+            columns = {what.axes[1] for what in phase.names.values() if len(what.axes) > 1}
+            is_alike = self._lanes is not None and columns <= self._lanes.lanes.keys()  # what it merges came before it
+            return (self._lanes if is_alike and self._lanes else plain_tiling(self.device)), ""
         chosen, self._lanes, room = fitted(
             tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
         )
