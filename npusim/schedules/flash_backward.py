@@ -153,5 +153,5 @@ SCHEDULES = schedule(
     tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
     reference=gradient,
     follows={"lse": log_sums, "forward": forward},
-    summary="FlashAttention's backward pass: dQ, then dK and dV, nothing added by several blocks",
+    summary="FlashAttention's backward pass: dQ, dK and dV",
 )

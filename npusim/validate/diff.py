@@ -246,7 +246,7 @@ class HeldOutput:
 
 
 def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
-    return int((bits_of(a) == bits_of(b)).sum()) if a.dtype == b.dtype else 0
+    return int((bits_of(a) == bits_of(b)).sum()) if (a.dtype, a.shape) == (b.dtype, b.shape) else 0
 
 
 def _output(output: str | Path | NDArray[Any], problem: Problem | KernelOutput, fmt: str) -> NDArray[Any]:

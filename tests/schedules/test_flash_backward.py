@@ -22,6 +22,8 @@ from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules import find_schedule
 from npusim.schedules.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
+from npusim.simulation.request import Request
+from npusim.validate.diff import diff
 
 #: Ragged blocks of queries and keys, several heads, values of another width than keys.
 PROBLEM = {"heads": 2, "tokens": 200, "key": 64, "value": 32, "causal": 1}
@@ -146,6 +148,17 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         npusim.run(
             "flash_backward", hw="ascend_910b2", problem={"tokens": 512}, tiling={"tile_kv": 128}, numerics=False
         )
+
+
+def test_an_output_is_held_against_gradients() -> None:
+    problem = {"heads": 1, "tokens": 128, "key": 64, "value": 32}
+    given = {n: x.astype(np.float16) for n, x in _drawn(problem, np.random.default_rng(3)).items()}
+    more: dict[str, Any] = {"hw": "h200", "problem": problem, "tensors": given}
+    added = npusim.run("flash_backward", rows="all", tiling={"method": "added"}, **more).numerics.output
+    assert diff(added, Request("flash_backward", tiling={"method": "added"}, **more)).first is None
+    found = diff(added, Request("flash_backward", **more))  # gradients of other widths are tried, too
+    assert 0.9 < found.matched / found.total < 1
+    assert found.explained
 
 
 def test_a_view_is_neither_written_nor_read_where_its_tensor_is() -> None:
