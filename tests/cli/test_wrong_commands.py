@@ -160,7 +160,7 @@ WRONG = (
     ("run flash --tensors f32.npz", "no arithmetic is stated for float32: the matrix"),
     ("run flash --tensors short.safetensors", "short.safetensors: not a readable tensor file, or"),
     ("run flash --tensors keys.npz", "keys.npz: keys q, k, v or one <prefix>.q, .k, .v"),
-    ("run flash --tensors ok.npz --seq 64", "seq: sizes come from the tensors given; leave"),
+    ("run flash --tensors ok.npz --seq 64", "seq: the tensors have the sizes; leave"),
     ("run flash --tensors ok.npz --tensor-prefix other", "ok.npz: no key 'other.q'; it has k, q, v"),
     ("run flash --tensors ok.npz --layout nchw", "Invalid value for '--layout'"),
     ("run flash --tensors ok.npz --layout bsh", "ok.npz: q has shape (1, 1, 64, 16); layout bsh"),
@@ -273,7 +273,7 @@ WRONG = (
     ("run flash --seq 256 --timeline 5", "--timeline 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --timeline 9:3", "--timeline 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --timeline 900:950", "--timeline 900:950 us: the timeline ends at"),
-    ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are ci, cluster, compare, device,"),
+    ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are agents, ci, cluster, compare, device,"),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare needs two runs or more"),
@@ -386,7 +386,7 @@ WRONG = (
     ("new schedule flash", "'flash' is a schedule of npusim's own; choose another name"),
     ("new schedule 2nd", "'2nd' is no name for a schedule"),
     ("new kernel mine", "No such command 'kernel'"),
-    ("run mine.py:MINE", "mine.py: no such file; a schedule of one's own is FILE.py:NAME"),
+    ("run mine.py:MINE", "mine.py: no such file; a schedule of your own is FILE.py:NAME"),
     ("run no.such.module:MINE", "module no.such.module: ModuleNotFoundError"),
 )
 

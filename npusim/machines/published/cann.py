@@ -43,7 +43,8 @@ MASKED_LAYOUT = "nd"
 def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
     """Return what decides CANN's decode from UB to UB: its rule for splits, and as many keys a tile as it hands over.
 
-    Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a part whole, by query heads of a KV head.
+    Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a whole part of up to 8192, 4096 or 2048
+    keys, by query heads of a KV head, in multiples of 16 keys.
     """
     most = (8192, 4096, 2048)[min(problem.group_size // 5, 2)]
     parts = split_rules.cann(split_rules.call_of(problem, 1, 1, cores))
