@@ -65,9 +65,9 @@ class FlashPrecision(NamedFormats):
     ``input`` stands for the format of Q, K and V.
 
     operands
-        Q, K and V as products read them, where a kernel before brings them to another format than they have.
+        Q, K and V as products read them, if an earlier kernel converts them to another format.
     values
-        V, where the second product reads it in another format than ``operands``; ``operand`` is that of P beside it.
+        V, if the second product reads it in another format than ``operands``; ``operand`` is the format of P.
     scores
         S as the matrix unit's output path stores it.
     softmax
@@ -83,26 +83,26 @@ class FlashPrecision(NamedFormats):
     output
         The result.
     exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
-        Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
-        added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
-        exponential takes scores times log2 e.
+        Named choices: the exponential, the order of the row sum, the rounding of casts, the number of roundings of a
+        multiplication followed only by an addition, the place where P V accumulates, and the matrix arithmetic (empty:
+        the device's own).  A power-of-two exponential reads scores times log2 e.
     exponent
-        How s c - m c rounds before its exponential: ``once``, by a multiply-add, ``twice``, product and difference, of
-        maxima of unscaled scores both; or ``scaled``: scores times c first, maxima of those.  Empty: as the kernel does
-        that the tiling names (FlashAttention-2 and -3 once), else scaled.
+        Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, product and difference,
+        both with maxima of unscaled scores; or ``scaled``: maxima of scores times c.  Empty: as in the kernel that the
+        tiling names (FlashAttention-2 and -3: once), else scaled.
     scale_rule, p_rule
-        How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
+        Rule for the scales of operands in block formats, and of P; empty: the format's rule, and for P the operands'.
     smooth
-        Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
+        Operands whose column means over all rows are subtracted first: ``k``, which does not change the softmax.
     p_scale
-        What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
+        Factor of P before its cast, applied within the exponent: the row sum has the same factor.
     scale_in
-        Where the problem's factor goes: ``scores``, after the product, or ``queries``: a kernel before multiplies Q by
-        it, all three in the inputs' format.
+        Where the problem's factor is applied: ``scores``, after the product, or ``queries``: an earlier kernel
+        multiplies Q by the factor, with Q, factor and product in the inputs' format.
     sink
-        Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
+        Where the sink, a learned score of no key, is added to the row sum, in one block or in the merge of splits.
     kernel
-        Published kernel that has these formats on Ascend, run where the tiling names none; empty: CANN's.
+        Published kernel that has these formats on Ascend and runs if the tiling names none; empty: CANN's.
     """
 
     name: str
