@@ -244,10 +244,10 @@ def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value
 def online_softmax(
     s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0, unit: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
-    """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
+    """Return the new row maximum and row sum, the factor that rescales earlier sums, and P as the product reads it.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.  With a ``unit`` other
-    than 1 scores are multiplied by it right before the exponential.
+    ``narrow(e)`` rounds P for the product, after the row sum is computed; both have the ``factor``.  With a ``unit``
+    other than 1, scores are multiplied by ``unit`` right before the exponential.
     """
     m_new = maximum(m, s.max())
     # Of scores that are scaled already nothing is named anew: where a name lies decides conflicts of banks.
@@ -285,12 +285,12 @@ def attend(
     unit: float = 1.0,
     unseen: Unseen | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
+    """Return O before the division, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    Scores times ``scale``, and so the row maxima, are in ``unit``, by which they are multiplied right before the
-    exponential.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
-    maximum takes it in at each tile, which changes it at the first, where what is there so far, the factor, is rescaled
-    from it.  ``unseen``: what a row gives whose scores are all hidden (`hidden`).
+    Scores times ``scale``, and so the row maxima, are in ``unit``, a factor applied right before the
+    exponential.  O and the sums have the ``factor`` of P.  A ``sink`` counts as a score before the first tile: every
+    tile's maximum includes it, which has an effect at the first tile, where the initial sum, ``factor``, is rescaled
+    from the sink.  ``unseen``: the result of a row whose scores are all hidden (`hidden`).
     """
     is_chained = p.accumulate == "chained"
     # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.
