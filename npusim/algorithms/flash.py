@@ -1,7 +1,7 @@
 """FlashAttention-2 on one tile (Dao 2023, Algorithm 1), for any allocation of formats, and with P in E4M3 (P-Cast).
 
-``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit goes on
-adding to O itself, which is rescaled before; O then has the format in which products are kept.
+``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit accumulates
+onto O itself, which is rescaled first; O then has the format in which products are stored.
 
 In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum taken before the cast.
 ``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum carries it and it cancels in the end.

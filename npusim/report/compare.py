@@ -156,12 +156,12 @@ class Comparison:
 
 
 def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
-    """Compare two runs or more with the first: why one takes longer, what moved, what of the bits.
+    """Compare two or more runs with the first: why the latencies differ, which inputs differ, how the bits differ.
 
     A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
     vendor's profiler.
 
-    Raises `SpecError` if there are fewer than two, or a file is none of these.
+    Raises `SpecError` if there are fewer than two runs, or if a file is none of these.
     """
     if len(runs) < 2:
         raise SpecError(f"compare needs two runs or more, not {len(runs)}")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
 
-#: What warp groups that specialise do one after the other.
+#: Operations that specialised warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: What functions of a kernel return, by the field; charges are checked where they are paid.
+#: Return types of a kernel's functions, by the field; charges are checked where they are paid.
 RETURNS: Mapping[str, type] = MappingProxyType(
     {
         **dict.fromkeys(("variants", "fields"), Mapping),
