@@ -118,7 +118,7 @@ class Machine:
 
     def column(self, _fmt: str) -> int:
         """Return the number of contiguous elements of a row in memory in fractals (NZ)."""
-        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")
+        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. Ascend devices have fractals")
 
     def product(
         self,

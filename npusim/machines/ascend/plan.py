@@ -284,8 +284,8 @@ class GemmFields(Tiling):
     slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
     nd2nz: Literal["mte2", "vector"] | None = Field(
         default=None,
-        description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
-        "off 256 bytes; default: vector where rows are off, as CANN's MatMulV3",
+        description="unit that converts row-major operands to fractals: MTE2 on the way to L1, or vector cores before, "
+        "for rows not aligned to 256 bytes; default: vector for unaligned rows, as CANN's MatMulV3",
     )
     swizzle: int = Field(
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
@@ -395,7 +395,7 @@ class KernelFields(RegisterFields):
     together: int | None = Field(
         default=None,
         ge=1,
-        description="tiles that cores hand one another at a time; default: the kernel's",
+        description="tiles that cores hand over at a time; default: the kernel's",
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(
