@@ -203,10 +203,10 @@ class CallFields(SpecModel):
         (), "queries of each, its last ones: prefill and decode mixed"
     )
     bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
-    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
-    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they are contiguous")
+    cache: CacheFormat | None = _where_stated(None, "storage format of K and V, with float32 scales")
     cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
-    unseen: Unseen | None = _where_stated(None, "what a query that sees no key gives; absent: there is none such")
+    unseen: Unseen | None = _where_stated(None, "output of a query that sees no key; absent: no query of this kind")
 
 
 class Problem(Sizes, CallFields):
