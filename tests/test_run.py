@@ -210,7 +210,7 @@ def test_a_file_that_does_not_exist_is_refused_with_the_packaged_ones() -> None:
 
 
 def test_sizes_beside_tensors_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"seq, batch: sizes come from the tensors given"):
+    with pytest.raises(SpecError, match=r"seq, batch: the tensors have the sizes"):
         npusim.run("flash", tensors=given(), seq=20, batch=1)
 
 
