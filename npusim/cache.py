@@ -61,7 +61,7 @@ def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> N
         else:
             return
     if faults and not is_silent:
-        say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
+        say_once(f"compiled kernels cannot be stored in {faults[0]}; set {VARIABLE} to a folder that can be written")
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def private_folder() -> Path | None:
         )
         return None
     else:
-        say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
+        say_once(f"no cache folder can be written; compiled kernels are stored in {private}")
     return private
 
 

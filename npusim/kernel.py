@@ -1,8 +1,8 @@
-"""The public surface for schedules of one's own, and the one that the packaged ones are written with.
+"""The public interface for user-defined schedules; the packaged schedules are written with it too.
 
-An algorithm is a plain function on tiles (:func:`kernel`); :func:`attention` makes a schedule of one that takes q, k, v
-and a mask, :func:`schedule` of any phases.  ``npusim run my_file.py:NAME`` takes what they return; the README has a
-worked example.
+An algorithm is a plain function on tiles (:func:`kernel`); :func:`attention` builds a schedule from a kernel of q, k, v
+and a mask, :func:`schedule` from any phases.  ``npusim run my_file.py:NAME`` runs the returned schedules;
+``npusim help schedule`` has a worked example.
 """
 
 from __future__ import annotations

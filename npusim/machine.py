@@ -1,8 +1,8 @@
-"""The public surface for core families of one's own: what a machine needs beside `npusim.kernel`.
+"""The public interface for user-defined core families, in addition to `npusim.kernel`.
 
 A machine is a `Machine` with ``build(name, phases, flops, notes)`` that returns a `TileProgram`. An installed package
-brings it as an entry point of the group ``npusim.machines``, its device file says ``family: NAME``; schedules that are
-for all families run on it as they are. README.md beside this file has the recipe.
+provides it as an entry point of the group ``npusim.machines``, and its device file has ``family: NAME``; schedules for
+all families run on it unchanged. README.md in this folder has the recipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users call: `run`, and a result that shows and saves itself."""
+"""The entry points `run` and `run_calls`, and a result that shows and saves itself."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from npusim.simulation.simulate import run_request
 
 
 class RunResult(run_result.RunData):
-    """The result of a run (fields: `npusim.simulation.result.RunData`) with what shows, keeps and questions it."""
+    """The result of a run (fields: `npusim.simulation.result.RunData`) with methods that show, save and analyse it."""
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
         """Return how the latency moves with each assumed or fitted constant, the strongest first."""
         return sensitivity(self)
 
     def pipes(self) -> Mapping[str, Sequence[object]]:
-        """Return busy cycles and ratios of every core, as columns with a profiler's names, for any frame."""
+        """Return busy cycles and ratios of every core, as columns with a profiler's names, for any data frame."""
         return pipe_columns(record_of(self))
 
     def to_pandas(self) -> Any:
-        """Return `pipes` as a `pandas.DataFrame`, a row a core; raise `NpusimError` where pandas is not installed."""
+        """Return `pipes` as a `pandas.DataFrame`, one row per core; raise `NpusimError` if pandas is not installed."""
         columns = self.pipes()
         return frame(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
     def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
-        """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
+        """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return the folder.
 
-        By default ``runs/<folder>``: schedule, inputs, shape, device, a digest of what else was asked.  The same run
-        is replaced there, another one only by ``force``, anything else never.  ``save_output`` adds the output tensor.
-        Raises `OutputError` if it cannot be written.
+        The default is ``runs/NAME``; NAME has the schedule, inputs, shape, device and a digest of the other options.
+        The folder of the same run is overwritten, the folder of another run only with ``force``, any other folder
+        never.  ``save_output`` adds the output tensor.  Raises `OutputError` if the folder cannot be written.
         """
         return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
-        """Write the timeline, or a window of it (us), as Chrome's trace events, for Perfetto too."""
+        """Write the timeline, or a window of it (us), as Chrome trace events, which Perfetto reads too."""
         return save_trace(self, Path(path), window)
 
     def _repr_html_(self) -> str:
@@ -76,112 +76,112 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     ----------
     schedule
         Name: ``flash``, ``pasa``, ``two_level``, ``standard``, ``gemm``, ...; ``npusim run`` lists them.  Or a recorded
-        call (`npusim.record`); several are run by `npusim.run_calls`.
+        call (`npusim.record`); `npusim.run_calls` runs several.
     hw, workload
-        Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for,
-        ``workload`` None: ``pangu_38b``, or what the tensors given are.
+        Names of packaged files, paths, or the loaded objects; ``hw`` None: the schedule's default device,
+        ``workload`` None: ``pangu_38b``, or the workload of the given tensors.
     problem
         The problem (`Problem`, `GemmProblem`, `CopyProblem`) or a mapping of its sizes, in place of a workload.
     seq
-        Queries and keys: ``8192``, or text ``"8k"``, as every size.
+        Number of queries and of keys: ``8192``, or text ``"8k"``; every size accepts both.
     tiling
-        Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
-        ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
-        says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
+        Fields of the schedule's tiling by name.  Fields of an attention's tile and order that are absent or ``"auto"``
+        get the fastest of a few values that the device's cores offer (`npusim.simulation.tile`); a note names the
+        values.  Default sizes that do not fit are halved.  A `Tiling` is used unchanged.
     precision
-        Name of one of the schedule's presets, its fields changed if wanted:
+        Name of one of the schedule's presets, optionally with changed fields:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
     tensors
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
-        ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
-        it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
-        ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale a tensor.
+        ``<prefix>.q ...``; on a node also the output projection ``w_o`` (heads x head size, hidden), else drawn.
+        Default: drawn from the workload's recipe with ``seed``.  With
+        ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale per tensor.
     rows
-        Query rows whose bits are computed (their whole Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer in
-        the last block) or indices: numbers, or ``"0,128,4000-4095"``.
+        Query rows whose bits are computed (with their whole Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer
+        in the last block) or indices: numbers, or ``"0,128,4000-4095"``.
     numerics
         Whether bits are computed.
     overrides
-        ``{dotted key of the device file: value}``, a number, or text as ``-C`` gives it.
+        ``{dotted key of the device file: value}``; a value is a number, or text as after ``-C``.
 
     Other Parameters
     ----------------
     seq_q, seq_kv, batch, tensor_parallel, causal, dtype
-        Replace what the workload says: queries or keys alone, sequences, devices
-        that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
-        them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
+        Replace the workload's values: the number of queries or keys alone, the number of sequences, the number of
+        devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set the sizes
+        and ``dtype`` rounds them; a ``workload`` named as well must have the same sizes.
     window, sinks, prefix, chunk, documents
-        Which keys a query sees (`Problem`): the last ``window``, itself included, and the first ``sinks`` beside it,
-        the first ``prefix``, those of its own chunk or document; in place of what the workload says.
+        Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's own
+        included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its own chunk or document.
     unseen
-        What a query that sees no key gives: ``"zero"``, ``"nan"``, or the ``"mean"`` of all V; None: it is refused.
+        Output of a query that sees no key: ``"zero"``, ``"nan"``, or the ``"mean"`` of all V; None: the run refuses it.
     kind
-        Which layers, where a model has several kinds: ``"global"``, or ``"local"`` with a window or chunk; None: those
-        with most to see, and a note says what the others take.
+        Kind of layer, if a model has several: ``"global"``, or ``"local"`` with a window or chunk; None: the kind that
+        sees the most keys, and a note reports the time of the other kinds.
     softcap, alibi, bias
-        What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
-        added; a tensor is, ``"shared"`` by heads or one of each ``"head"``.
+        Changes to scores: a score s becomes ``softcap tanh(s / softcap)``; ALiBi adds a head's slope times the
+        distance; a bias tensor is added, ``"shared"`` by all heads or one per ``"head"``.
     lengths, query_lengths, page
-        Keys of each sequence, where they differ; queries of each, the last of it (1: a decoding step beside prompts);
-        of how many keys the pages are in which K and V lie.
+        Keys of each sequence, if they differ; queries of each sequence, its last ones (1: a decoding step in a batch
+        with prompts); keys per page of a paged K and V.
     cache, cache_scale
-        The format that K and V are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a ``"token"`` and head, a
-        ``"head"``, or so many tokens; or one a ``"channel"`` of a head.
+        Storage format of K and V, ``"int8"`` or ``"float8_e4m3fn"``, with one scale per ``"token"`` and head, per
+        ``"head"``, per number of tokens, or per ``"channel"`` of a head.
     phase
-        ``"decode"``: one query a sequence, over all ``seq`` keys.
+        ``"decode"``: one query per sequence, over all ``seq`` keys.
     ignore
-        What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
-        a run refuses a workload that needs what is not modelled, unless it is named here.
+        Features of the workload's attention to leave out: ``window``, ``softcap``, ... (`Workload.left_out`);
+        a run refuses a workload with a feature that npusim does not model, unless it is named here.
     args, grid, constexpr, num_warps, num_stages
-        The launch of a Triton kernel, ``schedule="kernel.py::name"``, where its name does not say it: `npusim.triton`.
+        The launch of a Triton kernel, ``schedule="kernel.py::name"``, if its name does not state it: `npusim.triton`.
     arithmetic
         Registry name of the matrix arithmetic, in place of the device's own.
     tensor_prefix
-        What stands before the keys of ``tensors``: needed where a file holds several.
+        Prefix of the keys of ``tensors``: needed if a file holds several sets.
     layout
         Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
-        ``tnd``; all but the first have heads within a token in memory too.
+        ``tnd``; in all but ``bnsd``, heads are within a token in memory too.
     heads
         Heads whose bits are computed: ``"all"``, ``"sample"`` or indices, as ``rows``.
     padding
-        ``"nan"``: what K and V hold of keys that no query sees; a note says which outputs it reaches.
+        ``"nan"``: K and V hold NaN for keys that no query sees; a note names the outputs that the NaN reaches.
     seed
-        Of the tensors that the workload's recipe draws.
+        Seed of the tensors drawn from the workload's recipe.
     l2
-        What L2 holds when the kernel starts, if not what the file of the device says: ``"clean"``, nothing of use;
-        ``"dirty"``, lines of something else still to be written back, as benchmarks leave them that fill a buffer
-        before each call; ``"warm"``, the inputs, which have to fit it; ``"steady"``,
-        what launches like it left, so that each moves what it reads and writes.
+        State of L2 when the kernel starts, in place of the device file's: ``"clean"``, no data of the kernel;
+        ``"dirty"``, other data's lines that must be written back, as after a benchmark that fills a buffer
+        before each call; ``"warm"``, the inputs, which must fit in L2; ``"steady"``, the lines that earlier launches
+        of the same kernel left, so that each launch moves the bytes that it reads and writes.
     eager
-        Of ``standard``: every operator a kernel, as frameworks run it.
+        For ``standard``: each operator is a kernel of its own, as frameworks run it.
     method
-        How time is computed; names are those of ``npusim.timing.METHODS``.
+        Timing method, a name in ``npusim.timing.METHODS``.
     trace_groups
-        Core groups whose operations are kept for the timeline: numbers, or ``"last"``, the one that ends last.
+        Core groups whose operations the timeline records: numbers, or ``"last"``, the group that ends last.
     timeline
-        Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
-        beginning only, up to there.
+        Part of the timeline that a trace shows, start and end in us; a run of millions of operations records only
+        its beginning, up to this end.
     diagnose
-        Whether bits come with ranges, resonance, underflow and saturation (``numerics.diagnosis``).
+        Whether the bits are diagnosed for ranges, resonance, underflow and saturation (``numerics.diagnosis``).
     presets
-        Whether the schedule's other presets are run on the same rows, for their error and time.
+        Whether the schedule's other presets run on the same rows too, for their error and time.
     limit_s
-        Seconds of computing beyond which the run is refused, by an estimate (`npusim.simulation.plan.estimate`).
+        Limit of the estimated computing time in seconds; a longer run is refused (`npusim.simulation.plan.estimate`).
     progress
-        Called now and then with the share of the bits, or of method ``des``, that is done: 0 to 1.
+        Function called at intervals with the finished share of the bits, or of method ``des``: 0 to 1.
 
     Returns
     -------
     RunResult
         ``cycles``, ``latency_us``, ``output`` (batch, heads, seq_q, value_head_dim; rows that were not
-        computed are NaN), ``numerics``, ``timing``.  A NaN or Inf of the output is counted and its first
-        origin named, not raised.
+        computed are NaN), ``numerics``, ``timing``.  NaN and Inf in the output raise no error: they are counted, and
+        the first origin is named.
 
     Raises
     ------
     NpusimError
-        Of the kind that is wrong, with the value, what is allowed and where: `SpecError` (names, files,
-        sizes, an argument that nothing of this run reads), `TilingError` (fields that do not fit),
+        The subclass names the cause, the message the value, the allowed values and the place: `SpecError` (names,
+        files, sizes, an argument that this run does not read), `TilingError` (fields that do not fit),
         `TensorError` (inputs).
 
     Examples
@@ -198,13 +198,13 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
 
 @takes_options(RunOptions)
 def run_calls(calls: Sequence[object], **options: Unpack[RunOptions]) -> tuple[RunResult, ...]:
-    """Predict bits and cycles of recorded launches, one after another; return a result of each.
+    """Predict bits and cycles of recorded launches, one after another; return one result per launch.
 
-    ``calls``: those of `npusim.record`, or their names, ``calls.npz::k``; ``options`` as of `npusim.run`.  Who writes
-    what is derived of the storages of tensors: a launch reads what those before it have stored there, in whatever
-    shape, and its notes say so; else values that were recorded, or normal ones.  Elements that no launch stores stay as
-    they were.  Each launch is timed by itself.  What the program itself makes of a result between two launches is as it
-    was while recording.  Raises as `npusim.run`, and `SpecError` where ``tensors`` are given.
+    ``calls``: launches of `npusim.record`, or their names, ``calls.npz::k``; ``options`` as for `npusim.run`.  Data
+    flow follows the storage of the tensors: a launch reads the values that earlier launches stored there, in any
+    shape, and its notes state this; other inputs have recorded values, or normally distributed ones.  Elements that no
+    launch stores do not change.  Each launch is timed by itself.  Results that the program computes between two
+    launches have their recorded values.  Raises as `npusim.run`, and `SpecError` if ``tensors`` is given.
     """
     names = [schedule_name(call) for call in calls]
     done = in_sequence(names, Request(names[0] if names else "", **options))

@@ -144,12 +144,12 @@ def test_a_run_refuses_what_is_not_modelled_and_says_what_it_ignores(windowed: P
     words = ("run", "flash", "-w", str(windowed), "--no-save", "--no-numerics")
     code, _, message = npusim(*words)
     assert code
-    assert "rotary (keys turned anew in each call): not modelled; to run without: --ignore rotary" in message
+    assert "rotary (keys rotated in each call): not modelled; to run without: --ignore rotary" in message
     _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
-    assert "softcap (50.0), rotary (keys turned anew in each call)" in table
+    assert "softcap (50.0), rotary (keys rotated in each call)" in table
     _, text, _ = npusim(*words, "--ignore", "rotary", "--kind", "local", "--json")
     document = json.loads(text)
-    assert document["ignored"] == ["rotary (keys turned anew in each call)"]
+    assert document["ignored"] == ["rotary (keys rotated in each call)"]
     assert (document["problem"]["window"], document["problem"]["softcap"]) == (512, 50.0)
 
 
@@ -189,4 +189,4 @@ def test_an_override_of_no_effect_is_refused() -> None:
 
 def test_a_found_best_is_not_tied_to_an_unmodelled_workload(windowed: Path) -> None:
     found = explore("flash", {"block_kv": [128]}, workload=windowed, seq=256, ignore=["rotary"])
-    assert found.outcomes[0].ignored == "rotary (keys turned anew in each call)"
+    assert found.outcomes[0].ignored == "rotary (keys rotated in each call)"

@@ -140,7 +140,7 @@ def test_a_changed_clock_says_that_products_have_another() -> None:
     multiplies = npusim.run("flash", hw="h200", seq=300, numerics=False, overrides={"clock_hz": "1e9"})
     moves = npusim.run("copy", hw="h200", numerics=False, problem={"bytes": 1 << 20}, overrides={"clock_hz": "1e9"})
     said = [[note for note in run.notes if "products_clock_hz" in note] for run in (multiplies, moves)]
-    assert said == [["-C clock_hz=1e9: cycles of a run that multiplies are of products_clock_hz; change that one"], []]
+    assert said == [["-C clock_hz=1e9: the clock of a run with products is products_clock_hz; change that key"], []]
 
 
 # ---------------------------------------------------------------- bad input
@@ -210,7 +210,7 @@ def test_a_file_that_does_not_exist_is_refused_with_the_packaged_ones() -> None:
 
 
 def test_sizes_beside_tensors_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"seq, batch: sizes come from the tensors given"):
+    with pytest.raises(SpecError, match=r"seq, batch: the tensors have the sizes"):
         npusim.run("flash", tensors=given(), seq=20, batch=1)
 
 

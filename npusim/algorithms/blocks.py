@@ -26,7 +26,7 @@ MASKED = frozenset({"mask"})
 
 @dataclass(frozen=True, slots=True)
 class AttentionTensors:
-    """Q, K, V and O; ``k`` may be a shifted K that an earlier phase leaves in a workspace."""
+    """Q, K, V and O; ``k`` may be a shifted K that an earlier phase writes to a workspace."""
 
     q: GlobalTensor
     k: GlobalTensor
@@ -37,7 +37,7 @@ class AttentionTensors:
 def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
     """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
 
-    ``packed`` query heads are one, their rows below one another: as they lie in memory, unless several
+    ``packed`` query heads form one head, their rows concatenated: the order in memory, unless several
     rows of a head are interleaved with other heads' (BSND).
     """
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
@@ -57,7 +57,7 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
 
 
 def of_sequences(problem: Problem, blocks: Callable[[Problem], tuple[WorkTile, ...]]) -> tuple[WorkTile, ...]:
-    """Return the blocks of a call: of sequences that differ in length, those of each by itself, one after the other."""
+    """Return the blocks of a call; if sequences differ in length, the blocks of one sequence after the other."""
     if not problem.lengths:
         return blocks(problem)
     return tuple(
@@ -101,11 +101,11 @@ def attention_cells(
 ) -> tuple[WorkTile, ...]:
     """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
-    Keys that nobody of a block sees (``seen``: default the problem's) are left out by whole tiles, and behind the last
-    one that is seen; a tile of which a row does not see all is masked.  Not ``is_trimmed``: tiles are visited whole.
-    ``mask_block``: that is decided for squares of so many queries and keys, and those with a mask are visited first
-    (FlexAttention).  ``is_placed``: blocks state the position of their queries; default where anything of the call
-    depends on it, a mask or ALiBi.
+    Tiles whose keys no query of a block sees (``seen``: default the problem's) are omitted, and so are the keys behind
+    the last one that is seen; a tile with a key that some row does not see is masked.  Without ``is_trimmed`` tiles are
+    visited whole.  ``mask_block``: the decision is for squares of so many queries and keys, and squares with a mask are
+    visited first (FlexAttention).  ``is_placed``: blocks state the position of their queries; default: if a mask or
+    ALiBi depends on the position.
     """
     seen = seen or problem.seen
     is_placed = depends_on_position(problem, seen) if is_placed is None else is_placed
@@ -133,9 +133,9 @@ def attention_cells(
 
 
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
-    """Return whether the position of a query decides anything: which keys it sees, or what is added to its scores.
+    """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
-    A kernel may mask every tile, those too of which each query sees all keys, so that tiles do not decide it.
+    A kernel may mask every tile, even a tile whose keys each query sees, so the tiles do not show this.
     """
     return problem.alibi or not seen.shows_all
 

@@ -1,7 +1,7 @@
 """FlashAttention-2 on one tile (Dao 2023, Algorithm 1), for any allocation of formats, and with P in E4M3 (P-Cast).
 
-``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit goes on
-adding to O itself, which is rescaled before; O then has the format in which products are kept.
+``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit accumulates
+onto O itself, which is rescaled first; O then has the format in which products are stored.
 
 In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum taken before the cast.
 ``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum carries it and it cancels in the end.
@@ -70,9 +70,9 @@ class FlashPrecision(NamedFormats):
     ``input`` stands for the format of Q, K and V.
 
     operands
-        Q, K and V as products read them, where a kernel before brings them to another format than they have.
+        Q, K and V as products read them, if an earlier kernel converts them to another format.
     values
-        V, where the second product reads it in another format than ``operands``; ``operand`` is that of P beside it.
+        V, if the second product reads it in another format than ``operands``; ``operand`` is the format of P.
     scores
         S as the matrix unit's output path stores it.
     softmax
@@ -88,26 +88,26 @@ class FlashPrecision(NamedFormats):
     output
         The result.
     exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
-        Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
-        added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
-        exponential takes scores times log2 e.
+        Named choices: the exponential, the order of the row sum, the rounding of casts, the number of roundings of a
+        multiplication followed only by an addition, the place where P V accumulates, and the matrix arithmetic (empty:
+        the device's own).  A power-of-two exponential reads scores times log2 e.
     exponent
-        How s c - m c rounds before its exponential: ``once``, by a multiply-add, ``twice``, product and difference, of
-        maxima of unscaled scores both; or ``scaled``: scores times c first, maxima of those.  Empty: as the kernel does
-        that the tiling names (FlashAttention-2 and -3 once), else scaled.
+        Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, product and difference,
+        both with maxima of unscaled scores; or ``scaled``: maxima of scores times c.  Empty: as in the kernel that the
+        tiling names (FlashAttention-2 and -3: once), else scaled.
     scale_rule, p_rule
-        How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
+        Rule for the scales of operands in block formats, and of P; empty: the format's rule, and for P the operands'.
     smooth
-        Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
+        Operands whose column means over all rows are subtracted first: ``k``, which does not change the softmax.
     p_scale
-        What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
+        Factor of P before its cast, applied within the exponent: the row sum has the same factor.
     scale_in
-        Where the problem's factor goes: ``scores``, after the product, or ``queries``: a kernel before multiplies Q by
-        it, all three in the inputs' format.
+        Where the problem's factor is applied: ``scores``, after the product, or ``queries``: an earlier kernel
+        multiplies Q by the factor, with Q, factor and product in the inputs' format.
     sink
-        Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
+        Where the sink, a learned score of no key, is added to the row sum, in one block or in the merge of splits.
     kernel
-        Published kernel that has these formats on Ascend, run where the tiling names none; empty: CANN's.
+        Published kernel that has these formats on Ascend and runs if the tiling names none; empty: CANN's.
     """
 
     name: str
@@ -249,10 +249,10 @@ def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value
 def online_softmax(
     s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0, unit: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
-    """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
+    """Return the new row maximum and row sum, the factor that rescales earlier sums, and P as the product reads it.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.  With a ``unit`` other
-    than 1 scores are multiplied by it right before the exponential.
+    ``narrow(e)`` rounds P for the product, after the row sum is computed; both have the ``factor``.  With a ``unit``
+    other than 1, scores are multiplied by ``unit`` right before the exponential.
     """
     m_new = maximum(m, s.max())
     # Of scores that are scaled already nothing is named anew: where a name lies decides conflicts of banks.
@@ -290,12 +290,12 @@ def attend(
     unit: float = 1.0,
     unseen: Unseen | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
+    """Return O before the division, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    Scores times ``scale``, and so the row maxima, are in ``unit``, by which they are multiplied right before the
-    exponential.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
-    maximum takes it in at each tile, which changes it at the first, where what is there so far, the factor, is rescaled
-    from it.  ``unseen``: what a row gives whose scores are all hidden (`hidden`).
+    Scores times ``scale``, and so the row maxima, are in ``unit``, a factor applied right before the
+    exponential.  O and the sums have the ``factor`` of P.  A ``sink`` counts as a score before the first tile: every
+    tile's maximum includes it, which has an effect at the first tile, where the initial sum, ``factor``, is rescaled
+    from the sink.  ``unseen``: the result of a row whose scores are all hidden (`hidden`).
     """
     is_chained = p.accumulate == "chained"
     # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.

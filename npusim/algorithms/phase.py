@@ -34,16 +34,16 @@ Role = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One name of a phase's tables; the order of declaration is that of places in a memory.
+    """One name of a phase's tables; memory holds the names in the order of declaration.
 
     axes
-        Two for a tile, one for a row vector; sizes come from the phase.
+        Two for a tile, one for a row vector; the phase has the sizes.
     start
-        Makes it a state: it lives as long as the block and starts at this value.
+        Initial value of a state, which exists as long as its block.
     first
-        The operand that a state starts as, in its format, where that is no number.
+        Operand whose values a state starts with, in the operand's format, if it does not start at a number.
     label
-        In traces and messages; the name itself by default.
+        Label in traces and messages; the default is the name.
     """
 
     role: Role
@@ -56,10 +56,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """``dst = opcode(srcs)`` on names; ``only`` is a condition without which the row is left out.
+    """``dst = opcode(srcs)`` on names; ``only`` is the condition under which the row is used; empty: always.
 
-    A condition is a constant of the phase (the row is there if it is bound) or one of a run of tiles
-    (``mask``: the tile needs a mask).  ``line``: of the kernel, for messages.
+    A condition is a constant of the phase (it holds if the constant is bound) or a condition of a run of tiles
+    (``mask``: the tile needs a mask).  ``line``: line number in the kernel, for messages.
     """
 
     opcode: Opcode
@@ -126,7 +126,7 @@ class Visit:
 
     @property
     def shape(self) -> Hashable:
-        """What tiles with the same operations share."""
+        """Key of tiles with the same operations."""
         return self.cols, self.only
 
 
@@ -156,7 +156,7 @@ class TileRun:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """First and one past the last coordinate of what it visits without a gap; tiles apart are one each."""
+        """First and one past the last coordinate of each stretch of tiles without a gap."""
         if self.count == 1 or abs(self.step) == self.cols:
             return [(self.first, self.last)]
         places = (self.col + i * self.step for i in range(self.count))
@@ -177,8 +177,9 @@ class WorkTile:
     """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
 
     ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
-    ``x + causal_offset``.  ``place`` is where it runs on a core that holds several at a time.  ``before``: blocks whose
-    last tiles its core group still works on when this one begins; ``leaves_open``: another follows before its end.
+    ``x + causal_offset``.  ``place`` is the block's slot on a core with several resident blocks.  ``before``: blocks
+    whose last tiles the core group still computes when this one begins; ``leaves_open``: the next block begins before
+    the end of this one.
     """
 
     batch: int
@@ -216,7 +217,7 @@ class WorkTile:
         return replace(self, spans=((self.spans[0][0], row, rows), *self.spans[1:]))
 
     def at(self, place: int) -> WorkTile:
-        """Return the same block in another place of its core."""
+        """Return the same block in another slot of its core."""
         around = self.before, self.leaves_open
         return WorkTile(self.batch, self.head, self.spans, self.runs, self.causal_offset, place, *around)
 
@@ -244,7 +245,7 @@ class WorkTile:
 
     @property
     def family(self) -> Hashable:
-        """Key that blocks share which differ in how many tiles they visit, too."""
+        """Key of blocks with the same operations but for the number of tiles."""
         sizes = tuple([size for _, _, size in self.spans])
         return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
 
@@ -264,7 +265,7 @@ class Mask(Protocol):
         """Return the constant tensor, int8."""
 
     def values(self) -> NDArray[Any]:
-        """Return its values, 1 where a score is kept."""
+        """Return the tensor's values, 1 where a query sees a key."""
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part that is the mask of a tile of scores."""
@@ -286,10 +287,10 @@ class BySize:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of ``count`` matrices a head, one for each place along ``axis``: what splits leave.
+    """A tensor of ``count`` matrices per head, one for each place along ``axis``: partial results of splits.
 
-    They take the place of a batch: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
-    loop takes the next one for each of its tiles, from a block's place on; so it does where blocks have no such axis.
+    The batch axis holds the matrices: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
+    loop reads the next matrix for each tile, beginning at the block's place; so it does if blocks lack this axis.
     """
 
     axis: str
@@ -300,7 +301,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The last number along ``axis`` of what a tile, or a block, has of a tensor of one row: a chunk's last sum."""
+    """The last value along ``axis`` in the part of a one-row tensor that a tile or block covers: a chunk's last sum."""
 
     axis: str
     tensor: GlobalTensor
@@ -318,41 +319,41 @@ def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Phase:
-    """A grid of blocks, loops of stages over tiles, and what comes after; ends in a launch or a barrier.
+    """A grid of blocks, loops of stages over tiles, and final stages; a phase ends with its launch or a barrier.
 
     names
-        Every name of its tables, in the order of their places.
+        Every name of the phase's tables, in the order of storage.
     sizes
         Largest span of each axis, in a block or a tile.
     tensors
-        What operands and results are bound to.
+        Tensors to which operands and results are bound.
     constants
-        Values bound by name; ``per_tile(tile)`` gives those that differ between tiles.
+        Values bound by name; ``per_tile(tile)`` returns the values that differ between tiles.
     masks
-        What names of role mask are cut from, where a run asks for it or no run is given.
+        Masks from which names of role mask are cut, if the run of tiles requires one or the block has no runs.
     values
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
         Registry name of the products' arithmetic; empty: the device's own.
     slice_elements
-        Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
+        Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     is_named
-        Whether names of its rings begin with its own, as another phase's loop over tiles is what the program is about.
+        Whether the names of the phase's rings begin with its name, because another phase has the program's main loop.
     operator
-        A framework's own kernel that it is, by name and share of masked elements; none for all others.
+        Name of the framework's operator that the phase runs, and its share of masked elements; None for other phases.
     finite_starts
-        Whether states that its kernel starts at -Inf start at the lowest finite number where a row may see nothing of a
-        tile: a choice of the kernel's author.
+        Whether states that the kernel starts at -Inf start at the lowest finite number if a tile may hide all its keys
+        from a row: a choice of the kernel's author.
     is_joined
-        Whether it is of the launch of the phase before, behind a barrier of all cores.
+        Whether the phase belongs to the launch of the previous phase, after a barrier of all cores.
     flops, notes
-        Operations that count for its rate (None: those of the problem); a note for every result.
+        Operations that count for the phase's rate (None: the problem's); notes of every result.
     precision_fields
-        Attributes of the precision that its kernel reads; None: not known.
+        Attributes of the precision that the kernel reads; None: unknown.
     walks
-        Axes along which its loop goes at once; none: along the loop's own.
+        Axes along which the loop advances together; empty: along the loop's own axis.
     still
-        Operands with such an axis of which every tile, or block, reads the same, from the first row or column on.
+        Operands with such an axis whose tile, or block, is always the one at the first row or column.
     """
 
     name: str
@@ -380,7 +381,7 @@ class Phase:
 
     @property
     def walked(self) -> tuple[str, ...]:
-        """Axes along which its loop goes at once."""
+        """Axes along which the loop advances together."""
         return self.walks if self.loop_axis in self.walks else (self.loop_axis,)
 
     @cached_property
@@ -412,7 +413,7 @@ class Phase:
 
     @property
     def row_axis(self) -> str:
-        """Axis of the rows of what its stages write."""
+        """Axis of the rows that the stages write."""
         return self.cells[0].spans[0][0]
 
     @cached_property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def exponent_factor(variant: str) -> float:
-    """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
+    """Return the factor of scores before this exponential: log2 e for powers of two, else 1."""
     return LOG2_E if variant.startswith("exp2.") else 1.0
 
 

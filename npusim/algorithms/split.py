@@ -159,10 +159,10 @@ def split_kv(
 ) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each block in parts, and the merge's phases.
 
-    ``splits``: how each block is cut; a number: in so many parts (as many as it has tiles, at most), as even as can be.
-    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``, or a block has
-    ``merge_rows``.  ``scored(kernel)``: the kernel with what is done to scores, and its arguments; default: they are
-    scaled as in ``whole``.  ``sink``: a score beside those of the keys, which the last merge takes in.
+    ``splits``: function that cuts a block, or a number of parts (at most the block's tiles), as even as possible.
+    If no block has two parts, the phase itself is returned.  A merge's rows are distributed over ``places``, or a block
+    has ``merge_rows``.  ``scored(kernel)``: the kernel with the changes to scores, and its arguments; default: scores
+    are scaled as in ``whole``.  ``sink``: a learned score of no key, which the last merge includes.
     """
     cut = (lambda block: even(tiles_of(block), splits)) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)

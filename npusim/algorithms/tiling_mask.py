@@ -34,10 +34,10 @@ DEFAULT_M = 512
 
 @dataclass(frozen=True, slots=True)
 class TilingMask:
-    """The (2M) x (2M) mask matrix in global memory, 1 where a key is kept; with a ``window`` a band of (4M) x (2M).
+    """The (2M) x (2M) mask matrix in global memory, 1 where a key is seen; with a ``window`` a band of (4M) x (2M).
 
-    Queries see so many keys ``after`` their own, part of the window.  A band is as wide as the window, or as 2M: a tile
-    that a wider window's edge crosses lies wholly within the other.
+    ``after``: number of keys after its own that a query sees, part of the window.  A band is as wide as the window, at
+    most 2M: a tile that one edge of a wider window crosses is wholly inside the other edge.
     """
 
     m: int = DEFAULT_M
@@ -75,8 +75,8 @@ class TilingMask:
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of the matrix that is the mask of the block at (row, col).
 
-        A block left of the diagonal keeps everything, one right of it nothing; their cuts are
-        moved to the nearest one that says so.
+        A block left of the diagonal sees all keys, a block right of it none; their cuts are
+        moved to the nearest cut with this content.
         """
         diagonal = row + (offset or 0) + self.after - col
         down = varying(lambda d: self._corner(rows, cols, d)[0], diagonal)
@@ -251,10 +251,10 @@ class Turned:
 def mask_of(
     problem: Problem, sizes: tuple[int, int], kind: MaskKind | None = None, *, seen: Seen | None = None, packed: int = 1
 ) -> Mask | None:
-    """Return the mask of a problem, for blocks of ``sizes`` = (rows, keys); None where every key is seen.
+    """Return the mask of a problem, for blocks of ``sizes`` = (rows, keys); None if every query sees every key.
 
-    ``kind``: by default cut where a constant matrix serves (causal masks and windows), else loaded.  ``packed`` heads
-    lie below one another.  Raises `TilingError` where no constant matrix serves, or none for blocks as large.
+    ``kind``: default: cut if a constant matrix suffices (causal masks and windows), else loaded.  The rows of
+    ``packed`` heads are concatenated.  Raises `TilingError` if no constant matrix suffices, or none for such blocks.
     """
     seen = problem.seen if seen is None else seen
     if isinstance(seen, KeyRanges):

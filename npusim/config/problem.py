@@ -1,4 +1,4 @@
-"""What is computed, and of which inputs: attention, kernels to validate a machine by, layers, models."""
+"""Problems and their inputs: attention, kernels that validate a machine, layers, models."""
 
 from __future__ import annotations
 
@@ -203,10 +203,10 @@ class CallFields(SpecModel):
         (), "queries of each, its last ones: prefill and decode mixed"
     )
     bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
-    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
-    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they are contiguous")
+    cache: CacheFormat | None = _where_stated(None, "storage format of K and V, with float32 scales")
     cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
-    unseen: Unseen | None = _where_stated(None, "what a query that sees no key gives; absent: there is none such")
+    unseen: Unseen | None = _where_stated(None, "output of a query that sees no key; absent: no query of this kind")
 
 
 class Problem(Sizes, CallFields):
@@ -214,21 +214,21 @@ class Problem(Sizes, CallFields):
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
     V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
-    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``; of them the last ``window`` and the first
+    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``; of these the last ``window`` and the first
     ``sinks``, and always the first ``prefix``, all of its own document or chunk (`npusim.config.seen`).  Float8 inputs
     are stored divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
-    With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
-    its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.  K and V may
-    lie in pages of ``page`` keys each, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are
-    stored in that format, each token of a head divided by a float32 scale, and products read ``dtype``.
+    With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, if it has fewer) are
+    its queries: further rows are padding, or absent (packed).  ``batch`` and ``seq_kv`` follow.  K and V may be
+    stored in pages of ``page`` keys, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are
+    stored in this format, each token of a head divided by a float32 scale, and products read ``dtype``.
 
     Raises
     ------
     SpecError
         A size is not positive, heads are no multiple of KV heads, a head size of latents no multiple of 16,
         lengths or documents contradict another size, or a query would see no key; the message names the value and
-        what is allowed.
+        the allowed ones.
     """
 
     batch: PositiveInt = 1
@@ -265,13 +265,13 @@ class Problem(Sizes, CallFields):
         return copy
 
     def bias_row(self, head: int, query: int, keys: int) -> Any:
-        """Return what is added to the scores of a head's query, (keys,): the bias that is given, or a drawn one."""
+        """Return the values added to the scores of a head's query, (keys,): the given bias, or a drawn one."""
         head = head if self.bias == "head" else 0
         return bias_row(head, query, keys) if self._bias is None else self._bias.row(head, query, keys)
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """What npusim draws for it, beside Q, K and V, where nothing gives it."""
+        """Tensors other than Q, K and V that npusim draws for the problem if they are not given."""
         drawn = {"bias": self.bias and self._bias is None, "sink_logits": self.sink_logits, "pages": self.page}
         return tuple(name for name, is_drawn in drawn.items() if is_drawn)
 
@@ -355,7 +355,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def seen(self) -> KeyRanges:
-        """Which keys a query sees, by its position; what every query's window or chunk holds anyway is left out."""
+        """Which keys a query sees, by its position; a window or chunk that hides no key from any query is omitted."""
 
         def cut(size: int | None) -> int | None:
             return None if size is None or size >= self.seq_kv else size
@@ -425,7 +425,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def score_changes(self) -> tuple[str, ...]:
-        """What is done to scores but scaling and masking."""
+        """Changes to scores other than scaling and masking."""
         return tuple(name for name in ("softcap", "alibi", "bias", "sink_logits") if getattr(self, name))
 
     @property
@@ -464,9 +464,9 @@ class Problem(Sizes, CallFields):
         return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
-        """Return operations of both products over so many pairs of a query and a key of a head, in all sequences.
+        """Return operations of both products over so many (query, key) pairs of one head, in all sequences.
 
-        What head sizes are filled up with is no operation that counts.
+        Operations on the padding of head sizes do not count.
         """
         return self.heads * pairs * 2 * (self.head_dim + self.value_head_dim - sum(self.filled))
 
@@ -506,10 +506,10 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts.
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: number of such products at once, as of experts.
 
-    ``operands``: how A and B lie in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or (NZ)
-    in columns as wide as a fractal, each row by row.
+    ``operands``: order of A and B in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or
+    (NZ) in columns as wide as a fractal, each row by row.
     """
 
     m: PositiveInt
@@ -520,12 +520,12 @@ class GemmProblem(Sizes):
     operands: Operands = "nd"
 
     def flops(self) -> int:
-        """Return operations, 2 a multiply-add."""
+        """Return operations, 2 per multiply-add."""
         return 2 * self.count * self.m * self.n * self.k
 
     @property
     def output_dtype(self) -> Dtype:
-        """Format of C: that of A and B, of those in blocks bfloat16."""
+        """Format of C: the format of A and B, bfloat16 if that is a block format."""
         return cast("Dtype", "bfloat16" if self.dtype in get_args(BlockDtype) else self.dtype)
 
     def bytes_moved(self) -> int:

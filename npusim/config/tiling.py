@@ -55,7 +55,7 @@ TilingType = TypeVar("TilingType", bound=Tiling)
 
 
 def lightest(value: Lightest) -> Any:
-    """Return what declares a field that changes when and where operations run, not which nor their bits.
+    """Return a declaration of a field that changes when and where operations run, but no operation and no bit.
 
     ``Field(..., json_schema_extra=lightest("least"))``: with the least value a program takes no more work on any engine
     and no more of any memory than with another, all else equal; but for "any", no value changes which core group gets
@@ -65,7 +65,7 @@ def lightest(value: Lightest) -> Any:
 
 
 def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
-    """Return what declares a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
+    """Return a declaration of a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
 
     The names, and what each is in words, are asked for when they are needed.
     """
@@ -79,7 +79,7 @@ def _check_name(names: Callable[[], Mapping[str, object]], value: str) -> str:
 
 
 def power_of_two() -> Any:
-    """Return what declares a field, ``Annotated[int, power_of_two()]``, that takes 1, 2, 4, 8, ... or None alone."""
+    """Return a declaration of a field, ``Annotated[int, power_of_two()]``, that is 1, 2, 4, 8, ... or None alone."""
     return AfterValidator(_check_power)
 
 
@@ -91,17 +91,16 @@ def _check_power(value: int | None) -> int | None:
 
 
 def part_of(kind: Kind) -> Any:
-    """Return what declares whether a field belongs to the tile, which may be chosen, or to the model, which may not.
+    """Return a declaration that a field belongs to the tile, which runs may choose, or to the model.
 
-    ``Field(..., json_schema_extra=part_of("model"))``; a field that declares nothing belongs to the tile, but one in
+    ``Field(..., json_schema_extra=part_of("model"))``; a field without a declaration belongs to the tile, but in
     ``attention(fields=...)`` to the model.
     """
     return {"kind": kind}
 
 
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
-    """Return a tiling from field values, as numbers or as text of a command line; one made stays as it is.
-
+    """Return a tiling from field values, as numbers or as text of a command line; a `Tiling` is returned unchanged.
     Raises `TilingError` that names each wrong field, its value and what is allowed; an unknown field with a suggestion.
     """
     if isinstance(values, cls):

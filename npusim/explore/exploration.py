@@ -1,4 +1,4 @@
-"""`npusim.explore`: a search asked for from Python, and its results."""
+"""`npusim.explore`: a search of tilings from Python, and its results."""
 
 from __future__ import annotations
 
@@ -200,46 +200,46 @@ def explore(
     on_outcome: Callable[[PointOutcome, int], None] | None = None,
     **call_options: Unpack[TensorOptions],
 ) -> Exploration:
-    """Search a schedule's space, or several schedules', for what is fastest, and say what proves it.
+    """Search the space of one or several schedules for the fastest point, and state the proof.
 
     Parameters
     ----------
     schedule
-        One, or several: each is searched over the axes that it has.
+        One name, or several: each schedule is searched over the axes that it has.
     fields
         Values by axis: a field of the tiling or of the precision (``acc_qk``), ``precision`` (presets), an
         option of a run (``workload``, ``seq``, ``batch``, ``hw``, ...), or a key of the device (``group_count``).
-        Points of another problem or device are no rivals, nor are those of another schedule unless ``pareto``.
-        The rest is as for `npusim.run`.
+        Points compete only within one problem and device, and within one schedule unless ``pareto`` is set.
+        The other options are as for `npusim.run`.
     auto
-        Takes the fields that the schedules declare, with doublings between their limits.
+        Search the fields that the schedules declare, with doublings between their limits.
     studies
-        With ``auto`` rank times too that are those of no real kernel (FP8 attention without an FP8 matrix unit): a
-        schedule asked for without it is searched all the same, and noted.
+        With ``auto``, rank studies too: schedules that no real kernel runs (FP8 attention without an FP8 matrix unit).
+        A study that ``schedule`` names is searched in any case, with a note.
     exhaustive
-        Simulates every point; without it, those whose lower bound proves that they cannot win are pruned.
+        Simulate every point; else points are pruned whose lower bound proves that they cannot win.
     check_all
-        Checks all pruned points for races, not so many alone that every value of every axis is in one that is checked.
+        Check all pruned points for races; else a subset that covers every value of every axis.
     pareto, max_rmse, finite
-        Compute bits, once for all points that cannot differ in them: for the front of latency and relative
-        RMSE, or to reject points beyond an error, or whose output is not finite.
+        Compute bits, once for all points whose bits cannot differ: for the front of latency and relative
+        RMSE, or to reject points beyond an error, or points whose output is not finite.
     jobs
-        Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
+        Number of processes; above 1, a script must call under ``if __name__ == "__main__":``.
     cluster
-        The scheduler of a Dask cluster that works instead (``tcp://host:8786``; needs ``npusim[cluster]``), or
-        ``local``: ``jobs`` processes of its own.  The rows are those of one process.
+        Scheduler of a Dask cluster that replaces local processes (``tcp://host:8786``; needs ``npusim[cluster]``), or
+        ``local``: a cluster of ``jobs`` processes.  The rows equal the rows of one process.
     out, resume
-        A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` a table is
-        written at the end, the store beside it), and whether to go on with what is in it: it has to exist.
+        A store that saves each point as soon as it is evaluated (``*.sqlite``; for ``*.csv`` the table is
+        written at the end, and the store next to it), and whether to resume from the store, which must exist.
     budget_s
-        Seconds after which the search ends with the best so far: `Exploration.remaining_us` bounds what is left.
+        Seconds after which the search ends with the best point so far; `Exploration.remaining_us` bounds the others.
     on_outcome
-        Called with each outcome as it is done, and the number of points.
+        Called with each outcome as soon as it is known, and the number of points.
 
     Raises
     ------
     NpusimError
-        What is wrong for every point.  One that alone does not fit is an outcome with its reason.
+        The request is wrong for every point.  A point that alone does not fit is an outcome with its reason.
 
     Examples
     --------

@@ -185,7 +185,7 @@ class SearchRequest:
             values, axes[name] = axes[name], (_plain(axes[name], self.plain_tiling(owner)[name]),)
             words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
             held.append(f"{name}={words[0]} (--field {name}={words[1]})")
-        note = f"{whole:,} points are more than {MOST_POINTS:,}: held, and not part of the proof: {', '.join(held)}"
+        note = f"{whole:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
         return axes, (note,) if held else ()
 
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:

@@ -160,7 +160,7 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
     version's, damaged, none of ours, or if another search is writing to it.
     """
     if resume and not path.exists():
-        raise SpecError(f"{path}: no such file; --resume goes on with a search that was begun: leave it out")
+        raise SpecError(f"{path}: no such file; --resume continues a search that was started: leave it out")
     with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
         # A search that was killed before it was begun leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None

@@ -84,7 +84,7 @@ def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
     calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
     if problem.lengths and problem.queries[sequence] == 1:
         sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
-        calls.append(VariedCall(f"a prompt of {PROMPT} beside it", _of_sequences(problem, sequences), sequence))
+        calls.append(VariedCall(f"a prompt of {PROMPT} in its batch", _of_sequences(problem, sequences), sequence))
     return calls
 
 

@@ -1,4 +1,4 @@
-"""Varies a call, aspect by aspect, and compares the bits of one row block with those of the call as it is.
+"""Varies a call, aspect by aspect, and compares the bits of one row block with the bits of the unchanged call.
 
 Aspects are other batches, places in them, pages, queries at a time, splits and their rules, tiles and ranks.
 """
@@ -77,7 +77,7 @@ class BitDifference:
 
 @dataclass(frozen=True)
 class Tried:
-    """One varied call; ``reason`` says why it cannot be run.
+    """One varied call; ``reason`` states why it cannot be run.
 
     ``parted`` is the first operation and tile whose values differ, even where the result rounds to the same bits.
     ``is_same_class``: a tile of the same class of bits (`npusim.simulation.classes`), whose steps differ.
@@ -94,8 +94,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one aspect does to the bits, and what keeps it from doing so.
-
+    """Effect of one aspect on the bits, and the fields that prevent the effect.
     ``cost_us`` is what ``guarantee`` costs, at most among what was tried: negative where it is faster; None
     where there is no time.
     """
@@ -120,16 +119,16 @@ class Finding:
 
     @property
     def first(self) -> Tried | None:
-        """What first changed the bits, or else the values on the way to them."""
+        """The first variation that changed the bits, or else the intermediate values."""
         seen = [t for t in self.tried if t.difference] or [t for t in self.tried if t.parted]
         return seen[0] if seen else None
 
 
 @dataclass(frozen=True, repr=False)
 class Invariance:
-    """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect.
+    """Changes of the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect.
 
-    ``sequence``: whose rows they are, the first one's; of sequences that differ in length the longest one's.
+    ``sequence``: the sequence of the rows: the first one, or the longest one if sequences differ in length.
     """
 
     base: RunData
@@ -139,14 +138,14 @@ class Invariance:
     sequence: int = 0
 
     def __getitem__(self, aspect: str) -> Finding:
-        """Return what was found of one aspect; raise `SpecError` naming those there are."""
+        """Return the finding of one aspect; raise `SpecError`, which names the examined aspects."""
         finding = next((f for f in self.findings if f.aspect == aspect), None)
         if finding is None:
             raise SpecError(f"aspect {aspect!r}: examined are {', '.join(f.aspect for f in self.findings)}")
         return finding
 
     def holds(self, *aspects: str) -> bool:
-        """Return whether no change of these aspects was seen to change a bit, by itself or by what is chosen for it."""
+        """Return whether no change of these aspects changed a bit, by itself or through the fields chosen for it."""
         return all(self[aspect].verdict != "changes" and not self.chosen_otherwise(aspect) for aspect in aspects)
 
     def chosen_otherwise(self, aspect: str) -> str:
@@ -162,23 +161,23 @@ class Invariance:
 
 @takes_options(SeedOptions)
 def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpack[SeedOptions]) -> Invariance:
-    """Run a call otherwise and say what changes the bits of its first sequence.
+    """Vary a call and report which variations change the bits of its first sequence.
 
     Parameters
     ----------
     vary
-        Aspects to examine, of `ASPECTS`; the rest is as for `npusim.run`.
+        Aspects to vary, from `ASPECTS`; the other options are as for `npusim.run`.
 
     Returns
     -------
     Invariance
         By aspect: whether the bits change (with the first element, operation and tile that differ), cannot
-        by structure, or did not on these inputs; and what ruling the change out costs in microseconds.
+        by structure, or did not on these inputs; and the cost in microseconds of excluding the change.
 
     Raises
     ------
     SpecError
-        An unknown aspect, or a node: its runs say what other orders of its collective give.
+        An unknown aspect, or a node: a run on a node reports the effect of other orders of its collective.
     NpusimError
         As `npusim.run`.
 

@@ -1,7 +1,7 @@
-"""Where tiles live: an allocator per memory, and rings of slots handed between engines.
+"""Storage of tiles: an allocator per memory, and rings of slots handed between engines.
 
-A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers take the
-front slot, read it and release it.  Generation ``g`` lives in slot ``g % depth``; it is ready
+A :class:`Ring` is a FIFO.  Producers acquire a slot, fill it and commit it; consumers acquire the
+front slot, read it and release it.  Generation ``g`` is in slot ``g % depth``; it is ready
 after every producer's commit and its slot is free again after every consumer's release.  That is
 Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake without hidden state.
 """
@@ -25,7 +25,7 @@ FlagKind = Literal["binary", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """One physical memory: how much of it there is and how allocations are aligned."""
+    """One physical memory: its capacity and the alignment of allocations, in bytes."""
 
     name: str
     capacity_bytes: int
@@ -36,10 +36,10 @@ class AddressSpace:
 class Ring:
     """``depth`` slots of ``slot_bytes`` in one memory, handed from producers to consumers in order.
 
-    ``flag`` says how the hand-over is signalled: ``binary`` event flags between the pipes of one
-    core (one id a slot and direction), or ``counter`` flags between cores (one ready and one free
+    ``flag`` is the kind of signal: ``binary`` event flags between the pipes of one
+    core (one id per slot and direction), or ``counter`` flags between cores (one ready and one free
     counter).  A consumer of a counter ring acknowledges every ``period`` releases.  ``peeks`` are consumers that
-    read each slot some time before they release it too, with a cursor of its own (:meth:`peek`).
+    also read each slot before they release it, with a separate cursor (:meth:`peek`).
     """
 
     name: str
@@ -95,10 +95,10 @@ class Ring:
 
 @dataclass
 class Allocator:
-    """Places tiles and rings one after the other; :meth:`check` judges the result as a whole.
+    """Places tiles and rings one after the other; :meth:`check` checks the result as a whole.
 
-    Checking after everything is placed lets the error name every tenant, not just the one that
-    happened to come last.  Phases of a program reuse each other's memory (:meth:`start_phase`).
+    A check after all placements lets the error name every tenant, not only the last one.
+    Phases of a program reuse each other's memory (:meth:`start_phase`).
     """
 
     spaces: Mapping[str, AddressSpace]
@@ -110,14 +110,14 @@ class Allocator:
     prefix: str = ""
 
     def start_phase(self, prefix: str = "") -> None:
-        """Check the phase before and let what follows reuse its memory; rings stay listed, new ones' names begin so."""
+        """Check the previous phase and free its memory; its rings stay listed, names of new rings begin with prefix."""
         self.check()
         self.prefix = prefix
         self.used_bytes = defaultdict(int)
         self.tenants = defaultdict(list)
 
     def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
-        """Place a tile that one engine keeps for itself (running state)."""
+        """Place a tile of a single engine (running state)."""
         size = stored_format(fmt).bytes_of(rows * cols)
         return Tile(space, self._place(space, name, size, 1), rows, cols, cols, fmt)
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @unique
 class Opcode(Enum):
-    """What one step computes; each member has one row in ``numerics.semantics``, and a cost a core family.
+    """Operation of one step; each member has one row in ``numerics.semantics``, and a cost per core family.
 
-    Sources in the order of a row, ``row(Opcode.DIV, "dst", "a", "b")``.  A tile is (rows, columns); where
-    a and b stand, one may be a row vector (rows, 1), its value taken for the whole row, or a constant.
+    Sources are in the order of a row, ``row(Opcode.DIV, "dst", "a", "b")``.  A tile is (rows, columns); of two
+    operands a and b, one may be a row vector (rows, 1), whose value applies to the whole row, or a constant.
 
     COPY a: a, bit for bit (a data move or a register copy)
-    CAST a: a rounded once to dst's format; to one in blocks scales by the rule ``variant`` along ``axis``
+    CAST a: a rounded once to dst's format; in a block format with scales by the rule ``variant`` along ``axis``
     FILL constant: the constant everywhere
     MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
     ADD a, b: a + b
@@ -46,9 +46,9 @@ class Opcode(Enum):
     ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
-    CUMSUM a: the cumulative sums of each row in the named order, begun anew after ``every`` columns
-    INVERSE a: of each square of a, one below the other, the inverse of I + what lies below its diagonal, in the named
-        order
+    CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
+    INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
+        named order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
     """
 
@@ -96,16 +96,16 @@ SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What qualifies a step; empty strings mean the format's natural behaviour."""
+    """Attributes of a step; empty strings mean the format's natural behaviour."""
 
     accumulate: bool = False
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     variant: str = ""  #: named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule
-    axis: int = -1  #: along which the blocks of a CAST lie: -1 columns, -2 rows
+    axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
-    every: int = 0  #: columns after which cumulative sums begin anew; 0: not within a row
+    every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
     overflow: str = ""
     rounding: str = ""  #: of a CAST, as `formats.cast` has it
     share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial
@@ -115,7 +115,7 @@ class Attributes:
 
     @property
     def accumulator_format(self) -> str:
-        """Format in which a product with this arithmetic adds up."""
+        """Format in which a product with this arithmetic accumulates."""
         return get_arithmetic(self.arithmetic).acc_format
 
 
@@ -127,9 +127,9 @@ Source = Operand | float
 class Step:
     """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
 
-    ``name`` is what an algorithm calls the destination, in its step tables (``P``, ``m_new``) and before
-    and behind them: ``k`` a tile of keys as it is loaded, ``S_in`` scores as stored, ``k_shifted`` keys
-    as stored.  Mappings give it; those who watch go by it.
+    ``name`` is the algorithm's name of the destination, in its step tables (``P``, ``m_new``) and before
+    and after them: ``k`` a tile of keys as loaded, ``S_in`` scores as stored, ``k_shifted`` keys
+    as stored.  Mappings set the name; observers identify steps by it.
     """
 
     opcode: Opcode
@@ -140,7 +140,7 @@ class Step:
 
     @property
     def depth(self) -> int:
-        """How many products a MATMUL adds up for each element."""
+        """Number of products that a MATMUL sums for each element."""
         a = self.srcs[0]
         if isinstance(a, float):
             raise ProgramError("a matrix product needs tiles, not constants")
@@ -199,9 +199,9 @@ ALONE = Pace()
 class TileOp:
     """One entry of an instruction queue.
 
-    ``queue`` issues it in order, ``engine`` executes it.  ``label`` is what traces and errors call
-    it.  ``handshake`` lists slots it passes on without touching their bytes (a core with no rows
-    of a ragged tile still has to keep step).  ``pace`` is its kernel's.  Never mutated after construction.
+    ``queue`` issues it in order, ``engine`` executes it.  ``label`` is its name in traces and errors.
+    ``handshake`` lists slots it passes on without access to their bytes (a core with no rows
+    of a ragged tile still has to keep step).  ``pace`` holds its kernel's costs.  Never mutated after construction.
     """
 
     label: str
@@ -268,11 +268,11 @@ Due = Literal["block", "end", "tile", "local", "slice", "element", "output", "sc
 
 
 class Charge(NamedTuple):
-    """What a kernel pays beside its steps: ``times`` a constant of the device file.
+    """A cost of a kernel in addition to its steps: ``times`` a constant of the device file.
 
-    ``key`` is the constant's, below ``cores.sm.engines``; of a rate in bytes a cycle ``times`` is the bytes.
-    A constant of another engine than the warps' keeps that engine busy.  What is paid for each element or multiply-add
-    is all that the operation takes; for each score: instructions, of which ``key`` names one.
+    ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
+    bytes.  A constant of another engine than the warps' occupies that engine.  A charge for each element or
+    multiply-add is the whole cost of the operation; a charge for each score counts instructions of the kind ``key``.
     """
 
     key: str

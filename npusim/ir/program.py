@@ -4,7 +4,7 @@ Program order is itself a legal order of execution: ``numerics`` walks it and co
 ``timing`` deals the same operations to queues and honours only queues, engines, flags and links.
 
 Costs are plain data: `timing` asks a program's own pricing, adds them up and knows neither opcodes nor core families.
-They are rounded to whole cycles once, where they are made (`npusim.machines`).
+They are rounded to whole cycles once, where they are computed (`npusim.machines`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Body:
 class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
-    ``body`` is a pure function of its index, which it may only add and multiply into those (``ir.check`` gives it an
-    opaque one; ``ir.opaque`` says what that cannot see): all iterations have the same operations, handshakes and costs,
-    so a timing backend may run any of them for any other.  An iteration of another shape (a ragged or masked tile) is
-    an item of its own.  A :class:`Body` is shared with the loops of other blocks.  Without a name it is a part of a
-    body that is kept for its key alone: no place of its own on the path of its operations.
+    ``body`` is a pure function of its index, which it may only add and multiply into coordinates and constants
+    (``ir.check`` passes an opaque index; ``ir.opaque`` lists the limits of this check).  All iterations have the same
+    operations, handshakes and costs, so a timing backend may run any iteration for any other.  An iteration of another
+    shape (a ragged or masked tile) is a separate item.  A :class:`Body` is shared with the loops of other blocks.  A
+    loop without a name exists for its key alone: the path of its operations has no entry for it.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Loop:
 
     @property
     def key(self) -> Hashable:
-        """What loops with the same body share; None where the body is this loop's own."""
+        """Key of loops with the same body; None if no other loop has this body."""
         return self.body.key if isinstance(self.body, Body) else None
 
 
@@ -88,9 +88,9 @@ class Queue:
     """An in-order instruction queue of a core group.
 
     ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes
-    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: how many blocks
-    that the core holds as well have their turn before the queue's.  ``is_awaited``: whether the next of launches that
-    follow one another begins only when the queue has ended.
+    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: number of
+    resident blocks whose turn comes before the queue's.  ``is_awaited``: whether the next launch in a sequence begins
+    only after the queue has ended.
     """
 
     name: str
@@ -135,19 +135,19 @@ class Succession(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramPhase:
-    """A part of a program that ends in a launch or an all-core barrier.
+    """A part of a program that ends with its launch or an all-core barrier.
 
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
-    global-memory coordinates.  ``family``, where there is one, maps it to what blocks have in common that differ in
-    how often their loops run, too.  ``body`` yields a block's items.  ``serves`` says which rows of the
-    output need a block's result: those it covers itself, or all rows of heads on its KV head.
-    ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
-    ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
-    ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``body_counts`` gives bodies that blocks do, each with a key of its own in the phase, and how often each of the
-    blocks does them, in whatever order, ``bits`` what stands for all that values depend on; None where a machine does
-    not say.  ``succession``: where blocks overlap one another.  ``is_joined``: it is of the launch of the phase before,
-    behind a barrier of all cores.
+    global-memory coordinates.  ``family``, if present, maps a block to a key of blocks that differ at most in the
+    iteration counts of their loops too.  ``body`` yields a block's items.  ``serves`` names the rows of the
+    output that need a block's result: the rows that it covers, or all rows of heads on its KV head.
+    ``footprint`` lists the regions of global tensors that blocks running in step read and write.
+    ``roles`` maps each name of the phase's tables to its meaning (``score``, ``weight``, ``sum``), for observers.
+    ``dealt`` lists the numbers of each core group's blocks, if they are not assigned round robin.
+    ``body_counts`` yields the bodies that blocks run, each with a key unique in the phase, and the runs in each block,
+    in any order; ``bits`` returns a key of everything that determines values; None if the machine provides none.
+    ``succession``: overlap of successive blocks.  ``is_joined``: the phase belongs to the launch of the previous
+    phase, after a barrier of all cores.
     """
 
     name: str
@@ -166,7 +166,7 @@ class ProgramPhase:
 
     @property
     def alone(self) -> Sequence[Block]:
-        """Its blocks as they are by themselves: one object however far they overlap one another."""
+        """The phase's blocks without their overlap: one object for any depth of overlap."""
         return self.succession.blocks if self.succession else self.blocks
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
@@ -176,7 +176,7 @@ class ProgramPhase:
         return self.blocks[group::group_count]
 
     def numbers_of_group(self, group: int, group_count: int) -> slice | list[int]:
-        """Return the places of the blocks of `blocks_of_group` among the phase's, as an index of arrays."""
+        """Return the indices of the blocks of `blocks_of_group` among the phase's blocks, to index arrays."""
         return list(self.dealt[group]) if self.dealt else slice(group, None, group_count)
 
 
@@ -205,11 +205,11 @@ class Share(NamedTuple):
 class Cost(NamedTuple):
     """Cost of a step or of an entry of an instruction queue.
 
-    ``occupancy_cycles`` the engine is busy; results are there ``latency_cycles`` after that.
-    ``link_bytes`` cross shared links, which may stretch the occupancy.  ``terms`` names the
-    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are those
-    that pipes shared by several queues are busy: an operation begins when all of them are free.  One
-    with a ``share`` waits for none: its warps work beside others, and the occupancy begins when they are through.
+    The engine is busy for ``occupancy_cycles``; results are available ``latency_cycles`` later.
+    ``link_bytes`` cross shared links, which may lengthen the occupancy.  ``terms`` names the
+    constant behind each share of the cycles, by its key in the device file.  ``pipe_cycles`` are the busy cycles of
+    pipes that several queues share: an operation begins when all of them are free.  An operation with a ``share``
+    waits for no pipe: its warps run concurrently with others, and the occupancy begins when they have finished.
     """
 
     occupancy_cycles: int
@@ -230,7 +230,7 @@ class Pricing(Protocol):
 
     @property
     def residency(self) -> Residency:
-        """Which share of each tensor's bytes comes from beyond L2."""
+        """Share of each tensor's bytes that is read from memory behind L2."""
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation; raise `UnknownOpcodeError` for one that has none."""
@@ -238,9 +238,9 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How many ``blocks`` a core holds, as many as the tightest of ``limits`` (blocks, by what bounds them).
+    """Resident ``blocks`` of a core, the smallest of ``limits`` (numbers of blocks, by the limiting resource).
 
-    ``memories``: bytes that a block takes of each memory, and bytes there.  ``spilled_registers``: of a thread.
+    ``memories``: bytes of each memory that a block uses, and its total bytes.  ``spilled_registers``: per thread.
     """
 
     blocks: int
@@ -252,12 +252,12 @@ class Occupancy:
     spilled_registers: int = 0
 
     def occupied(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes that resident blocks take of each memory, and the bytes there."""
+        """Return the bytes of each memory that resident blocks use, and its total bytes."""
         return {name: (self.blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
 
     @property
     def limit(self) -> str:
-        """What allows no further block (the first of several)."""
+        """The resource that limits the number of blocks (the first of several)."""
         return min(self.limits, key=lambda name: self.limits[name])
 
     def __str__(self) -> str:
@@ -271,14 +271,14 @@ class Occupancy:
 class TileProgram:
     """One schedule on one device for one problem.
 
-    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.  ``flops`` counts
+    ``queues``, ``rings`` and ``spaces`` describe one core group (all groups are alike).  ``flops`` counts
     the multiply-adds of the matrix products twice, without padding; ``constants`` compute the tensors of role
-    ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
-    device like the one it was built for.  ``l2``: what L2 holds when it starts.  ``consumers``: warp groups
-    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
-    ``has_own_rows``: blocks read rows that no other block reads.
-    ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
-    ``occupancy``: blocks of the last phase that says so which a core holds at a time.
+    ``constant`` (masks, shifting matrices) for runs with values; ``pricing`` returns the costs of the operations on a
+    device like the one the program was built for.  ``l2``: state of L2 at the start.  ``consumers``: warp groups
+    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: memset launches before the kernel, which a
+    call pays.  ``has_own_rows``: blocks read rows that no other block reads.
+    ``occupied``: used and total bytes of memories that hold more than tiles (registers), in place of the tiles' bytes.
+    ``occupancy``: resident blocks per core in the last phase that has them.
     """
 
     name: str
@@ -302,6 +302,6 @@ class TileProgram:
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
+        """Return ``{memory: (used bytes, total bytes)}`` of one core group."""
         of_tiles = {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
         return of_tiles | self.occupied

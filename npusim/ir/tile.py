@@ -62,15 +62,15 @@ class Arranged(Protocol):
 class GlobalTensor:
     """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
 
-    ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
-    ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
-    ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
-    of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
-    many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
-    the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
-    ``view``: how a recorded call has it, where that is other.  ``of``: the tensor whose memory it is
-    another view of: transposed, or the sums of what that has ``added``.  ``added``: where not 0, so many of its batches
-    are one in memory, cleared before, to which writers add; bits add in their order.
+    ``is_interleaved``: memory stores the heads within a row (BSND), not the rows within a head (BNSD).
+    ``packed``: number of the call's heads that form one head of the tensor, their rows concatenated.
+    ``lengths``: rows of each batch, if they differ; ``rows`` is then the largest.  ``stretch_rows``: number of
+    contiguous rows of a head, if not all are contiguous: a transfer moves one stretch at a time.  ``shared_rows``:
+    number of rows that share one row in memory, such as a scale for a block of tokens.  ``column``: if not 0, the width
+    of the columns within which memory stores row after row (NZ).  ``is_transposed``: the matrices are the call's,
+    transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
+    the memory, of which this one is a view: transposed, or the sums of its ``added`` batches.  ``added``: if not 0, so
+    many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
     """
 
     name: str
@@ -102,7 +102,7 @@ class GlobalTensor:
         return self.lengths[batch] if self.lengths else self.rows
 
     def heads_of(self, batch: int, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield head and row of the call, count, and where they begin, for rows of a head of the tensor."""
+        """Yield (head of the call, first row in it, row count, row of the tensor) for each part of some rows."""
         each, end = self.rows_of(batch) // self.packed, row + rows
         while row < end:
             count = min(each - row % each, end - row)
@@ -110,7 +110,7 @@ class GlobalTensor:
             row += count
 
     def tile(self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None) -> GlobalTile:
-        """Return a cut of one head's matrix; ``cols`` defaults to the rest of the row."""
+        """Return a part of one head's matrix; ``cols`` defaults to the rest of the row."""
         return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
 
 
@@ -133,7 +133,7 @@ class GlobalTile:
 
     @property
     def corner(self) -> tuple[int, int, int, int]:
-        """Batch, head, row and column at which it begins."""
+        """Batch, head, row and column of the first element."""
         return self.batch, self.head, self.row, self.col
 
     @property
@@ -143,13 +143,13 @@ class GlobalTile:
 
     @property
     def stretches(self) -> float:
-        """Stretches of rows that it meets, on average over the rows at which cuts of its size begin."""
+        """Number of stretches of rows that it overlaps, averaged over the first rows of tiles of its size."""
         each = self.tensor.stretch_rows
         return (self.rows + each - gcd(self.rows, each)) / each if each else 1.0
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements of this cut."""
+        """Bytes of the elements of this tile."""
         return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
 
 

@@ -1,4 +1,4 @@
-"""What every core family provides for schedules, with defaults, and how its programs are put together."""
+"""The interface of a core family for schedules, with defaults, and the assembly of its programs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
 
 class Machine:
-    """How a device runs schedules, one object for each device: a new core family inherits it and adds ``build``.
+    """Machine that runs schedules on a device, one object per device: a new core family inherits it and adds ``build``.
 
-    All programs of the device share the object, so nothing in it may outlive the building of one.
+    All programs of the device share the object, so it stores no state of one program.
     """
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
@@ -63,19 +63,19 @@ class Machine:
         return tiling, ()
 
     def settings(self, _tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""
+        """Return settings of unnamed fields for a call to try, in groups; the call uses the best of each group."""
         return ()
 
     def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
-        """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
+        """Return the tiling with the machine's defaults of fields that nobody named; the fields stay unnamed."""
         return tiling
 
     def decided(self, _tiling: Any, _problem: Any = None) -> frozenset[str]:
-        """Return the fields that the tiling's kernel decides; for a problem, those of which nobody names any value."""
+        """Return the fields that the tiling's kernel decides; with a problem, the fields that no call may name."""
         return frozenset()
 
     def by_tile(self, _tiling: Any, _precision: Any) -> Mapping[str, object]:
-        """Return fields of a measured kernel that its tile alone states: it is its author's, not the vendor's."""
+        """Return the fields of a measured kernel that follow from its tile alone, for kernels of other authors."""
         return {}
 
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
@@ -83,9 +83,9 @@ class Machine:
         return phase
 
     def heads_in_l2(self, phase: Phase) -> int | None:
-        """Return how many query heads at a time have keys and values that L2 holds.
+        """Return the number of query heads whose keys and values L2 holds at a time.
 
-        None where L2 holds all of them, or no two blocks read the same.
+        None if L2 holds the keys and values of all heads, or if no two blocks read the same ones.
         """
         inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
         size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
@@ -98,11 +98,11 @@ class Machine:
         return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def mask_kind(self, tiling: Any) -> MaskKind | None:
-        """Return how tiles get their masks; None: the way that costs least."""
+        """Return how tiles get their masks; None: in the cheapest way."""
         return getattr(tiling, "mask", None)
 
     def mask_block(self, _tiling: Any) -> int:
-        """Return for how many queries and keys a kernel decides at a time which it visits and masks; 0: for a tile."""
+        """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: a tile."""
         return 0
 
     def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
@@ -110,15 +110,15 @@ class Machine:
         return tiling, ""
 
     def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
-        """Return how a phase runs that a compiler made, as `fields_for`.
+        """Return how a compiled phase runs, as `fields_for`.
 
-        ``_down``: warps down the rows of its product, 0 if nobody says; ``_piece``: of a sum that is loaded at once.
+        ``_down``: warps down the rows of its product, 0 if unknown; ``_piece``: elements of a sum loaded at once.
         """
         return self.fields_for(called, phase, tiling)
 
     def column(self, _fmt: str) -> int:
-        """Return how many elements of a row lie together in fractals (NZ) in memory."""
-        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")
+        """Return the number of contiguous elements of a row in memory in fractals (NZ)."""
+        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. Ascend devices have fractals")
 
     def product(
         self,
@@ -132,17 +132,17 @@ class Machine:
         arithmetic: str = "",
         role: str = "result",
     ) -> Sequence[Phase | tuple[Phase, Any]]:
-        """Return C = A B, or A B^T, of every head, in tiles of ``block_m`` x ``block_n``."""
+        """Return the phases of C = A B, or A B^T, for every head, in tiles of ``block_m`` x ``block_n``."""
         tile = tiling.block_m, tiling.block_n
         return [gemm(label, a, b, c, tile, is_transposed=is_transposed, arithmetic=arithmetic, role=role)]
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program of some phases, each with what `fields_for` says of it.
+        """Return the program of some phases, each with its result of `fields_for`.
 
-        Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where a phase does not
-        fit a memory, or needs a route that the device has not.
+        Raises :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) if a phase does not
+        fit a memory, or needs a route that the device does not have.
         """
         raise NotImplementedError
 
@@ -156,9 +156,9 @@ class Machine:
         pricing: Callable[[TileProgram, DeviceSpec], Pricing],
         **more: Any,
     ) -> TileProgram:
-        """Return the program of phases that are built, whose queues and memories are those of one core group.
+        """Return the program of ``built`` phases; ``queues`` and ``allocator`` are of one core group.
 
-        ``more``: its other attributes, ``flops`` and ``notes``.
+        ``more``: other attributes of the program, ``flops`` and ``notes``.
         """
         listed = list(phases)
         pairs = zip(built, serving(listed), strict=True)
@@ -208,7 +208,7 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
 
 
 def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, AddressSpace]:
-    """Return the buffers of a kind of core, as memories of one of its cores."""
+    """Return the buffers of a kind of core, as the memories of one core."""
     spaces = {f"{member or core}.{name}": buffer for name, buffer in device.core(core).buffers.items()}
     return {n: AddressSpace(n, b.capacity_bytes.value, b.alignment_bytes.value) for n, b in spaces.items()}
 
@@ -222,10 +222,10 @@ def program_phase(
     held: Iterable[str] = (),
     **more: Any,
 ) -> ProgramPhase:
-    """Return a phase of the program in which a block does ``items``.
+    """Return a phase of the program in which a block runs ``items``.
 
-    ``reread``: operands that so many rows of a block at a time read all of.  ``views``: those that are never loaded by
-    themselves.  ``parts``, ``held``: of `Footprint`.  ``more``: its other attributes.
+    ``reread``: operands that each group of so many rows of a block reads whole.  ``views``: operands that are loaded
+    only as parts of others.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the phase.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": _FAMILY, **more}

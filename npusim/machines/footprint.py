@@ -1,4 +1,4 @@
-"""What blocks that run in step read and write in global tensors: of the plan, not of the algorithm alone."""
+"""Regions of global tensors that blocks running in step read and write: a property of the machine's plan."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The footprint of blocks in a phase; of ``reread`` operands, so many rows of a block at a time read all.
+    """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
 
-    ``views`` are parts of what is loaded with others.  ``parts``: axes of the grid, and so much of
-    each as a block works on at a time; what is ``held`` it loads before, for all of them.
+    ``views`` are operands that are loaded as parts of others.  ``parts``: axes of the grid, each with the extent that
+    a block processes at a time; a block loads ``held`` operands first, for all of its parts.
     """
 
     frame: Frame
@@ -33,10 +33,10 @@ class Footprint:
     held: frozenset[str] = frozenset()
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
-        """Yield regions read and written by blocks that run in step, of all together where they share them.
+        """Yield regions that blocks running in step read and write; a region that blocks share is one entry.
 
-        With products and a loop, neighbouring blocks are one region of what has rows, and blocks of a head
-        share what the loop visits.  Rows alone read their inputs once a pass.
+        With products and a loop, the rows of neighbouring blocks are one region, and blocks of a head
+        share the operands that the loop visits.  Phases without products read their inputs once per pass.
         """
         frame, rereads = self.frame, dict(self.reread)
         has_products = any(s.is_product for s in frame.stages)

@@ -1,4 +1,4 @@
-"""A phase seen from a machine: spans, sizes and cuts of its names, whatever they are stored in."""
+"""A phase as a machine reads it: spans, sizes and parts of its names, independent of their storage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
 class Frame:
-    """Places and storage of a phase's names, and where a block's tile of each lies in its tensor."""
+    """Places and storage of a phase's names, and the position of a block's tiles in their tensors."""
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
@@ -64,15 +64,15 @@ class Frame:
 
     @property
     def prefix(self) -> str:
-        """What keeps the names of its rings apart from other phases'.
+        """Prefix that makes the names of the phase's rings unique in the program.
 
-        The loop over tiles is what a program is about: its rings go by their own names.
+        The rings of the phase with the program's main loop over tiles have no prefix.
         """
         is_main = self.loop_axis and any(s.is_product for s in self.stages)
         return "" if is_main else f"{self.phase.name} "
 
     def may_share(self, one: str, other: str) -> bool:
-        """Return whether one place can serve two names of `storage`: neither is written while the other is read."""
+        """Return whether two names of `storage` can share a place: neither is written while the other is read."""
         mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
         return not any(self._apart[n] & others for n in mine)
 
@@ -122,15 +122,15 @@ class Frame:
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
     def led_by(self, stage: Stage) -> str:
-        """Return the first name that a stage writes whose rows it works through: not the one row that all take."""
+        """Return the first name that a stage writes whose rows it iterates: not a single row that all rows share."""
         return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:
-        """Return which rows of a name go with some of a tile: those, or the one row that all take."""
+        """Return the rows of a name for some rows of a tile: the same rows, or the one row that all share."""
         return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
 
     def is_of_operands(self, n: str) -> bool:
-        """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""
+        """Return whether a rows stage computes a product's operand from a tile's operands alone, without block rows."""
         return self.places.get(n) == "up" and n in self.phase.factors
 
     def sharing(self, n: str) -> int:
@@ -149,11 +149,11 @@ class Frame:
         return bound if isinstance(bound, Stacked) else None
 
     def widest(self, n: str) -> str:
-        """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
+        """Return the operand that reads the most rows of an operand's tensor; other operands read a part of them."""
         return widest(self.phase, n)
 
     def is_visited(self, n: str) -> bool:
-        """Return whether the loop goes along an operand or result, tile after tile."""
+        """Return whether the loop visits an operand or result tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
     @cached_property
@@ -187,10 +187,10 @@ class Frame:
         return sorted({edge for of in spans.values() for span in of for edge in span}) if has_gaps or overlaps else []
 
     def stretches(self, runs: tuple[TileRun, ...]) -> list[Span]:
-        """Return first coordinate and size of what runs of tiles visit, so that blocks share whole stretches.
+        """Return first coordinate and size of the stretches that runs of tiles visit; blocks share whole stretches.
 
-        Blocks that visit all from one tile on are one stretch each; where they begin at various tiles or leave some
-        out (windows, block-sparse masks), every run is cut where another block's begins or ends.
+        A block that visits all tiles from one on has one stretch; if blocks begin at various tiles or omit some
+        (windows, block-sparse masks), every run is cut where a run of another block begins or ends.
         """
         if runs not in self._stretches:
             spans, cuts = [span for run in runs for span in run.stretches], self._cuts
@@ -212,7 +212,7 @@ class Frame:
         }
 
     def cut(self, n: str, block: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
-        """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of block and tile."""
+        """Return a part of a name's tensor; ``row`` and ``col`` are spans within the spans of block and tile."""
         common, axes, share, stack = self._bound[n]
         tensor = common or self.tensor(n, block)
         is_shared = tensor.role == "constant"
@@ -248,9 +248,9 @@ class Frame:
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
     def tables(self, row_sum: str, rounding: str = "", along: Along | None = None) -> dict[Stage, Table]:
-        """Return the table of each rows stage, in which row sums without an order of their own take ``row_sum``.
+        """Return the table of each rows stage; row sums without an order of their own get ``row_sum``.
 
-        And cumulative sums and inverses without one those of ``along``, casts without a rounding of theirs
+        Cumulative sums and inverses without an order get the ones of ``along``, casts without a rounding
         ``rounding``.
         """
         order = {Opcode.ROW_SUM: Attributes(order=row_sum), Opcode.CAST: Attributes(rounding=rounding)}
@@ -269,8 +269,8 @@ class Frame:
     def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
         """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.
 
-        That takes the formats of A and of the result; where B has another, the unit's row for both is taken.  Raises
-        `TilingError` where the unit does not multiply operands of theirs.
+        ``arithmetic_of`` is called with the formats of A and of the result; if B's differs, the unit's row for both
+        formats is used.  Raises `TilingError` if the unit does not multiply operands in these formats.
         """
         (row,) = stage.rows
         a, b = map(self.fmt, row.srcs)
@@ -279,7 +279,7 @@ class Frame:
         return replace(row.attributes, arithmetic=arithmetic)
 
     def check_operands(self, stage: Stage, unit: str) -> None:
-        """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
+        """Raise `TilingError` if a matrix unit does not multiply the formats of a stage's operands."""
         (left, right), how = stage.rows[0].srcs, stage.rows[0].attributes
         a, b, wanted = self.fmt(left), self.fmt(right), get_arithmetic(unit)
         dtypes = [s.dtype["element"] if s.scale_block else s.dtype for s in map(stored_format, (a, b))]
@@ -292,7 +292,7 @@ class Frame:
             )
 
     def mask_cut(self, n: str, block: WorkTile, tile: Visit, row: Span) -> GlobalTile:
-        """Return the mask of some rows of a tile; refuse blocks of which nothing says where their queries stand."""
+        """Return the mask of some rows of a tile; refuse blocks that do not state the position of their queries."""
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         if block.causal_offset is None and not self.is_everywhere(n):
@@ -306,11 +306,11 @@ class Frame:
         return bool(getattr(self.phase.masks[n], "is_loaded", True))
 
     def is_everywhere(self, n: str) -> bool:
-        """Return whether what is cut like a mask is there for every tile: a bias."""
+        """Return whether every tile has a part of this mask: a bias."""
         return bool(getattr(self.phase.masks[n], "is_everywhere", False))
 
     def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """Return steps in which what is loaded nowhere is made by comparisons, or other steps on indices."""
+        """Return steps in which masks that are not loaded are computed by comparisons, or other steps on indices."""
         made = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
 
         def computed(s: Step) -> Step:
@@ -339,7 +339,7 @@ class Frame:
     def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
         """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
 
-        Consecutive steps whose tiles lie in the same runs are one loop.
+        Consecutive steps whose tiles belong to the same runs are one loop.
         """
         end = block.tile_count + max(lag for _, lag in parts)
         yield from (loop for _, _, loop in self.stretches_of_steps(parts, [(0, block)], end) if loop)
@@ -402,9 +402,9 @@ def _alike(t: GlobalTensor) -> Hashable:
 
 
 def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
-    """Return a loop's body that does ``function`` of one tile of a block.
+    """Return a loop's body that runs ``function`` on one tile of a block.
 
-    Blocks and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
+    Blocks and tiles of one shape share the body: it may read their sizes and conditions, not their positions.
     """
     shape, at = shape_and_place(block)
     return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col))

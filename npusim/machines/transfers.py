@@ -1,4 +1,4 @@
-"""What moves cost, on any core family: routes of the device file, requests, bursts, L2 and its misses.
+"""Costs of transfers, on any core family: routes of the device file, requests, bursts, L2 and its misses.
 
 Costs are pure functions of a step's shapes and formats and of the device file.  They are rounded
 to whole cycles once, here.  A step without a cost raises, it never costs 0.
@@ -33,7 +33,7 @@ REQUEST_BYTES = 512, 256, 128
 
 
 class Transfers:
-    """Costs of a program's moves on one device."""
+    """Costs of a program's transfers on one device."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device, self._program = device, program
@@ -44,7 +44,7 @@ class Transfers:
 
     @cached_property
     def residency(self) -> Residency:
-        """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
+        """Share of each tensor's bytes that is read from memory behind L2; computed on first use."""
         l2, known = self.device.memory.l2, self._program.residencies
         writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 != "steady"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
@@ -54,7 +54,7 @@ class Transfers:
         return known[by]
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
-        """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""
+        """Return the cost of a transfer by the unit with ``key`` in the device file, on one of its routes."""
         is_cast = step.opcode is Opcode.CAST and isinstance(spec, FixpipeEngine)
         src = step.srcs[0]
         if not (step.opcode is Opcode.COPY or is_cast) or isinstance(src, float):
@@ -97,11 +97,11 @@ class Transfers:
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
 
     def stored_bytes(self, operand: Operand, _memory: str) -> int:
-        """Return an operand's bytes in a memory: those of its elements, where nothing is padded."""
+        """Return an operand's bytes in a memory: the bytes of its elements, if the memory adds no padding."""
         return operand.payload_bytes
 
     def scale_bytes(self, operand: Operand, _memory: str) -> int:
-        """Return the bytes of an operand's scales, which `stored_bytes` has as well."""
+        """Return the bytes of an operand's scales, which `stored_bytes` includes."""
         return stored_format(operand.fmt).scale_bytes(operand.rows * operand.cols)
 
     def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:

@@ -97,8 +97,7 @@ def decoding(record: RunRecord) -> str | None:
     is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
     if heads > kv_heads and not is_packed:
         lines.append(
-            f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a block "
-            "of its own"
+            f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a separate block"
         )
     return "; ".join(lines) or None
 
@@ -108,7 +107,7 @@ def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> A
     # On a node, the user chose how many devices share a layer: no block is missing.
     if working >= groups or decoding(record) or timing.overlap is not None:
         return None
-    text = f"only {working} of {groups} core groups have a block to work on"
+    text = f"only {working} of {groups} core groups have a block to run"
     return Advice(text, _smaller_blocks)
 
 
@@ -119,7 +118,7 @@ def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
         return None
     text = (
         f"core groups end after {percent(mean)} of the cores' time on average, group "
-        f"{timing.last_group} last: blocks are dealt out unevenly"
+        f"{timing.last_group} last: the blocks are distributed unevenly"
     )
     return Advice(text, _even_blocks)
 
@@ -181,7 +180,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
     share = percent(cycles / timing.cycles)
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
     works = percent(timing.busy_share(busiest))
-    text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the cores' time and {waits}"
+    text = f"no pipe is the limit: the busiest, {busiest.pipe}, is busy {works} of the cores' time and {waits}"
     return Advice(text, _further_ahead)
 
 

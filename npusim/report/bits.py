@@ -54,7 +54,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
             Cell(f"against {bits.against} on {bits.sample}"),
             *cells(
                 *(
-                    f"{n}: the first choice {of}; time has each, or what shares a precision says"
+                    f"{n}: the first choice {of}; the time includes every choice, or the precision's shares"
                     for n, of in (bits.choices or {}).items()
                 )
             ),
@@ -128,7 +128,7 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
     if "underflow_percent" in figures:
         yield (
             f"P underflow: {figures['underflow_percent']:.3g} % of pairs, mass lost "
-            f"{figures['zeroed_mass_percent']:.3g} % (P-Cast's product says "
+            f"{figures['zeroed_mass_percent']:.3g} % (P-Cast's product formula: "
             f"{figures['product_mass_percent']:.3g} %); cut to the largest value: "
             f"{figures['saturated_count']:,.0f}"
         )
@@ -184,7 +184,7 @@ def errors_figure(record: RunRecord, drawn: dict[str, Any]) -> Figure:
     rows = drawn["rows"]
     broken, overflowed = sum(r["nonfinite_rows"] for r in rows), sum(r["overflows"] for r in rows)
     finite = [r for r in rows if r["error"] is not None]
-    text = f"{whole(broken)} rows are not finite (red), {whole(overflowed)} elements overflowed on the way (crosses). "
+    text = f"{whole(broken)} rows are not finite (red), {whole(overflowed)} intermediate values overflowed (crosses). "
     if finite:
         worst = max(finite, key=lambda r: r["error"])
         rows_of = f"rows {worst['first_row']} to {worst['last_row']}"

@@ -156,12 +156,12 @@ class Comparison:
 
 
 def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
-    """Compare two runs or more with the first: why one takes longer, what moved, what of the bits.
+    """Compare two or more runs with the first: why the latencies differ, which inputs differ, how the bits differ.
 
     A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
     vendor's profiler.
 
-    Raises `SpecError` if there are fewer than two, or a file is none of these.
+    Raises `SpecError` if there are fewer than two runs, or if a file is none of these.
     """
     if len(runs) < 2:
         raise SpecError(f"compare needs two runs or more, not {len(runs)}")
@@ -279,12 +279,12 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
     blocks.append(Heading(f"{heads[0]} -> {', '.join(heads[1:])}"))
     if c.problems:
         text = "; ".join(f"{key} {_arrow(c.differences[key])}" for key in c.problems)
-        warning = cells(f"times are not of the same work: {text}", style="warn")
+        warning = cells(f"the times are of different work: {text}", style="warn")
         blocks.append(Facts((("different problems", warning),)))
     if heads != c.labels:
         blocks.append(Facts(tuple((head, cells(label)) for head, label in zip(heads, c.labels, strict=True))))
     if measured := [s.label for s in c.sheets if s.record is None]:
-        text = f"of the cores, without launches: {', '.join(measured)} has no others"
+        text = f"cores only, without launches: {', '.join(measured)} has no other times"
         blocks.append(Facts((("times", cells(text)),)))
     if c.latency is not None:
         blocks.append(Facts(tuple(_reasons(c, c.latency))))
@@ -292,7 +292,7 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
     if inputs or not c.problems:
         blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
     if c.latency is not None:
-        text = f"what {_units(c.latency)} spends the time on, in the core group that ends last"
+        text = f"time of {_units(c.latency)} by activity, in the core group that ends last"
         blocks += [Facts((("parts", cells(text)),)), _parts_grid(c.latency, heads)]
     if c.moved:
         blocks.append(_moved_grid(c))
@@ -306,7 +306,7 @@ def reason(latency: Breakdown, run: int) -> str:
     change = after - before
     unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
     if not latency.moved(run):
-        return f"as long as the first: nothing moved in {unit}"
+        return f"the same time as the first: no part of {unit} changed"
     causes = [f"{p} {latency.change_us(p, run):+,.2f} us" for p in latency.causes(run)]
     against = [p for p in latency.moved(run) if latency.change_us(p, run) * change < 0]
     but = f"; partly offset by {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""
@@ -458,7 +458,7 @@ def _style(figure: ComparedFigure, run: int) -> Style:
 def comparison_part(c: Comparison) -> PagePart:
     """Return the part of a page that compares runs."""
     runs, latency = range(1, len(c.sheets)), c.latency
-    subtitle = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
+    subtitle = "Different problems: the times are of different work." if c.problems else f"compared with {c.labels[0]}"
     whys = [] if latency is None else [reason(latency, run) for run in runs]
     verdict = whys[:1] if len(whys) == 1 else [f"{c.labels[run]}: {why}" for run, why in zip(runs, whys, strict=False)]
     facts = [Facts(tuple(_chains(c)))] if any(c.chains) else []
@@ -497,7 +497,7 @@ def _page_figures(c: Comparison) -> Iterator[Figure]:
         if us is not None and error
     ]
     if len(points) >= 2:
-        text = "Left is faster, down is nearer to float64. A run that is not finite has no place here."
+        text = "Left is faster, down is nearer to float64. Runs with an output that is not finite are omitted."
         yield Figure("front", "Latency against error", text, charts.front(points), POINTS.grid(points))
 
 
@@ -516,6 +516,6 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
         *(Column(f"{label} us", _of(i, latency.us), ",.2f") for i, label in enumerate(c.labels)),
         *(Column(f"{c.labels[i]}, change us", _of(i, latency.change_us), "+,.2f") for i in runs),
     )
-    text = f"How much longer each takes than {c.labels[0]}, by what {_units(latency)} spends it on; the parts add up."
+    text = f"Difference in time from {c.labels[0]}, by activity of {_units(latency)}; the parts add up to the whole."
     spec = charts.changes(rows) if rows else None
     return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked))

@@ -70,7 +70,7 @@ def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, obj
 VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
     {
         "cannot": ("no: same structure", "good"),
-        "same class": ("no, of finite inputs: same class", "good"),
+        "same class": ("no, for finite inputs: same class", "good"),
         "not seen": ("not on these inputs", "warn"),
         "changes": ("yes", "bad"),
         "none": ("-", "dim"),
@@ -111,7 +111,7 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
     unvaried = [("no choice", cells(", ".join(none), style="dim"))] if none else []
     return (
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
-        Facts((("verdict", tuple(_verdict(findings)) or cells("nothing of this call can vary")), compared, *unvaried)),
+        Facts((("verdict", tuple(_verdict(findings)) or cells("no aspect of this call varies")), compared, *unvaried)),
         ASPECTS.grid(f for f in findings if f.verdict != "none"),
         *([Facts(tuple(details))] if details else []),
     )
@@ -130,8 +130,8 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     for cure in cures:
         cured = [f for f in calls if f.guarantee == cure]
         cost = max((f.cost_us for f in cured if f.cost_us is not None), default=None)
-        words = f"-t {','.join(cure.split())} makes it so" if cure else "nothing tried makes it so"
-        about = "the fields that this call chose, named" if cured == [f for f in calls if f.aspect == "choice"] else ""
+        words = f"-t {','.join(cure.split())} makes it so" if cure else "no tested field makes it so"
+        about = "name the fields that this call chose" if cured == [f for f in calls if f.aspect == "choice"] else ""
         price = "" if cost is None else f", {cost:+,.2f} us"
         yield Cell(f"not {_or([f.aspect for f in cured])}-invariant; {about or words}{price}", "warn")
     if held := [name for name in names["cannot"] if name not in OWN]:
@@ -230,7 +230,7 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
     elif d.first is not None:
         yield "nearest", cells("no explanation: no change makes half of the different outputs equal", style="bad")
     if d.first is not None:
-        yield "tried", cells(f"{d.tried} changes to what {short_name(d.run.schedule)} states")
+        yield "tried", cells(f"{d.tried} changes to the choices of {short_name(d.run.schedule)}")
 
 
 def _step(one: Explanation) -> tuple[Cell, ...]:
@@ -338,7 +338,7 @@ def validation_table(report: TimesReport) -> tuple[Block, ...]:
         Column("predicted", "predicted", ".4g", ">"),
         Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside)),
         Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
-        *([Column("tile, where none is named", "tile")] if any(r.tile for r in report.residuals) else ()),
+        *([Column("chosen tile", "tile")] if any(r.tile for r in report.residuals) else ()),
     )
     heading = Heading("times, predicted against measured", report.source)
     return (heading, table.grid(report.residuals), Facts(tuple(_summary(report))))
@@ -351,9 +351,9 @@ def _summary(report: TimesReport) -> Iterator[Fact]:
     if report.fitted:
         others, fitted = len(report.counted) - len(report.fitted), percent(median_error(report.fitted))
         text = f"{others} of {len(report.counted)}, median {percent(report.untouched_abs_error)}"
-        yield "in no fit", cells(f"{text}; of fitted ones {fitted}")
+        yield "in no fit", cells(f"{text}; of fitted cases {fitted}")
     if floors := [r.name for r in report.residuals if r.is_floor]:
-        text = f"{len(floors)} of {len(report.residuals)} in no figure here: {', '.join(floors)}"
+        text = f"{len(floors)} of {len(report.residuals)} not counted in these figures: {', '.join(floors)}"
         yield "host decides", cells(text)
     if report.left_out:
         yield "left out", cells(f"{report.left_out} cases by --only")
@@ -382,7 +382,7 @@ CONSTANTS = Columns(
     Column("before", "before", ".5g", ">"),
     Column("fitted", "after", ".5g", ">"),
     Column("90 % interval", lambda c: f"{c.low:.4g} .. {c.high:.4g}"),
-    Column("moved as one with", lambda c: ", ".join(c.with_it)),
+    Column("same factor as", lambda c: ", ".join(c.with_it)),
 )
 #: Errors by class of cases, before and after.
 CLASSES = Columns(
@@ -426,9 +426,9 @@ def calibration_table(done: Calibration) -> tuple[Block, ...]:
     """Return a calibration as people read it: constants, and mean absolute errors before and after by schedule."""
     facts: list[Fact] = []
     if not done.is_whole:
-        facts.append(("interrupted", cells("no more constants were looked for", style="warn")))
+        facts.append(("interrupted", cells("the search for further constants was not completed", style="warn")))
     if grown := [c.name for c in done.classes if c.kept_out > c.before]:
-        facts.append(("less well met", cells(f"{', '.join(grown)}, where left out", style="warn")))
+        facts.append(("larger errors", cells(f"{', '.join(grown)}, if left out of the fit", style="warn")))
     blocks = (
         Heading(f"constants of {done.device}", f"fitted on {len(done.cases)} cases of {done.source}"),
         CONSTANTS.grid(done.constants),

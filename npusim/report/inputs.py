@@ -161,7 +161,7 @@ SEQUENCE = Columns(
     Column("kernel", "kernel"),
     Column("latency us", "latency_us", ",.2f", ">"),
     Column("relative RMSE", "relative_rmse", ".2e", ">"),
-    Column("reads what launches leave", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
+    Column("reads results of launches", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
 )
 
 
@@ -268,7 +268,7 @@ def fields_table(
         replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f
         for f in fields
     ]
-    rule = "the value in brackets, or of a few tiles that are simulated the one that is 1 % faster or more"
+    rule = "the value in brackets, or the value of another simulated tile that is at least 1 % faster"
     presets = [
         (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
         for preset, precision in schedule.precisions.items()

@@ -45,7 +45,7 @@ def latency_rows(
     """
     sizes = set(axes)
     if sizes != {"m", "n", "k"} and not {"heads", "seq_q", "head_dim"} <= sizes <= set(_ATTENTION):
-        known = f"m, n and k, or heads, seq_q and head_dim, and of {', '.join(_ATTENTION)} what else is asked for"
+        known = f"m, n and k, or heads, seq_q and head_dim, and optionally others of {', '.join(_ATTENTION)}"
         raise SpecError(f"--grid: sizes {', '.join(axes)}: give {known}")
     rows, faults = [], []
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

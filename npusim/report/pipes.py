@@ -124,7 +124,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
     if not totals:
         raise SpecError(f"{file}: no row has cycles of a core")
     if not clock:
-        raise SpecError(f"{file}: no column {kinds[0]}_time(us): how long a cycle is, is not said")
+        raise SpecError(f"{file}: no column {kinds[0]}_time(us): the length of a cycle is unknown")
     last = max(totals, key=lambda b: totals[b])
     # Times in the file are rounded; real clocks are multiples of 10 kHz.
     return MeasuredPipes(round(clock, -4), totals[last], blocks[last])

@@ -95,7 +95,7 @@ def _item(item: ListedItem) -> dict[str, object]:
 
 def _about(phase: ListedPhase) -> str:
     shapes = f", {phase.block_count} of them as block {phase.block}" if phase.shapes > 1 else ", all alike"
-    alike = [f"{core} does what {other} does" for core, other in alike_cores(phase).items()]
+    alike = [f"{core} runs the same operations as {other}" for core, other in alike_cores(phase).items()]
     return "; ".join([f"{phase.blocks} blocks{shapes if phase.blocks > 1 else ''}", *alike])
 
 

@@ -106,7 +106,7 @@ def _counted(counts: Counter[str]) -> str:
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
     """Yield how many points have no verdict, and how much faster than the best one of them may be."""
-    yield Cell(f"{whole(last.points - len(outcomes))} points without a verdict; --resume goes on", "warn")
+    yield Cell(f"{whole(last.points - len(outcomes))} points not evaluated; --resume continues", "warn")
     best, least = best_of(outcomes), _remaining_us(last, exploration)
     if least is None:
         yield Cell("some have no bound yet", "warn")
@@ -193,8 +193,8 @@ def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequen
         yield Cell("the only one")
     else:
         ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
-        proof = ", which was not simulated: it takes that long at least" if bounds and following == min(bounds) else ""
-        within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
+        proof = ", a lower bound of points that were not simulated" if bounds and following == min(bounds) else ""
+        within = f", within the method's band of {percent(band)}: another may be faster" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
 
 
@@ -218,7 +218,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
     chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
     if chosen:
         words = " ".join(f"{name}={value}" for name, value in chosen.items())
-        facts.append(("others", cells(f"{words}: chosen for the best, as its run chooses")))
+        facts.append(("others", cells(f"{words}: chosen for the best point, as in its run")))
     counts = exploration.counts()
     if counts.get("pruned", 0) and not exploration.undecided:
         also = f" and {exploration.checked} pruned" if exploration.checked else ""
@@ -226,7 +226,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
         some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis{but}"
         is_part = not exploration.options.check_all
         facts.append(
-            ("races", cells(f"none {some}; --check-all looks at all" if is_part else "none in any point that fits"))
+            ("races", cells(f"none {some}; --check-all checks all" if is_part else "none in any point that fits"))
         )
     return [Facts(tuple(facts))] if facts else []
 
@@ -254,7 +254,7 @@ def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], sched
         Column("device", lambda key: " ".join(f"{k}={v}" for k, v in zip(device_keys, key, strict=True))),
         *map(best, schedules),
     )
-    return [Heading("what if", "best latency, and speed gained"), table.grid(fastest)]
+    return [Heading("what if", "best latency, and gain in speed"), table.grid(fastest)]
 
 
 # ---------------------------------------------------------------- as a page
@@ -321,7 +321,7 @@ def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]:
     if not ranked:
-        return (FigureTile("Best", "none fits", "the reasons stand below", True),)
+        return (FigureTile("Best", "none fits", "see the reasons below", True),)
     best, worst = ranked[0], ranked[-1]
     gain = f"{worst['latency_us'] / best['latency_us']:.2f} times the best's"
     busy = f"busy {percent(best.get('busy_share') or 0.0)}"

@@ -55,13 +55,13 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     cut = "" if stress.is_whole else "; the budget ended before the search did"
     yield "tried", cells(f"{len(stress.outcomes)} inputs{cut}")
     if not is_held:
-        none = "no step by itself: the algorithm gives something else, or roundings add up"
+        none = "no single step: the algorithm computes another function, or roundings accumulate"
         yield "first step", cells(stress.first or none)
-    masses = ("became 0", stress.lost_mass), ("was cut by saturation", stress.clipped_mass)
+    masses = ("became 0", stress.lost_mass), ("saturated", stress.clipped_mass)
     if any(share for _, share in masses):
         yield "mass of P", cells(*(f"{percent(share)} {what}" for what, share in masses if share))
     larger = (
-        f"inputs may be {stress.margin:g} times as large" if stress.margin else "not even a 16th of the inputs holds"
+        f"inputs may be {stress.margin:g} times as large" if stress.margin else "not even inputs divided by 16 hold"
     )
     known = "no larger inputs hold" if stress.margin == 1 else larger
     yield "margin", cells("not known within --budget" if stress.margin is None else known)

@@ -132,7 +132,7 @@ def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
     yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", is_bad)
     overflow, nan = sum(numerics.overflow_counts.values()), sum(numerics.nan_counts.values())
     value = f"{whole(overflow)}, {whole(nan)}"
-    yield FigureTile("Overflow, NaN", value, "elements, on the way", bool(overflow or nan))
+    yield FigureTile("Overflow, NaN", value, "intermediate values", bool(overflow or nan))
 
 
 def run_figures(record: RunRecord, drawn: dict[str, Any] | None, prefix: str = "") -> Iterator[Figure]:

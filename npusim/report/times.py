@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy",
     "waits for data",
-    "waits for room",
+    "waits for space",
     "no instruction",
     "pipe used by others",
     "idle",
-    "nothing left to do",
+    "finished",
 )
 #: What a published time can be (`npusim.timing.result.KINDS`), in words.
 _MEASURED = MappingProxyType(
     {
         "core": "the cores, from the start of the first to the end of the last",
-        "kernel": "its kernels as a profiler reports them (task duration), starts on the device included",
-        "back_to_back": "a call among many that are issued one behind the other without waiting",
-        "call": "a call that the host waits for: the host issues it and sees its end",
+        "kernel": "the kernels as a profiler reports them (task duration), with their starts on the device",
+        "back_to_back": "one of many calls that the host issues without waiting for their ends",
+        "call": "a single call, from its issue until the host observes its end",
     }
 )
 #: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
@@ -46,7 +46,7 @@ _WINDOWS = MappingProxyType(
         "Prologue": "How the pipeline fills.",
         "Steady state": "Middle of the run: the repeated part.",
         "Epilogue": "How it drains.",
-        "Beginning": "The run is too long to keep every operation: this is its beginning.",
+        "Beginning": "The run is too long to record every operation: this is its beginning.",
     }
 )
 
@@ -137,7 +137,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1], default=("", 0))
     if unit and timing.cycles and (is_full or least > timing.cycles):
         time, share = _duration(timing.core_us * least / timing.cycles), percent(least / timing.cycles)
-        text = f"{time} on the cores ({share} of that): the work of {unit} alone, spread evenly and never waiting"
+        text = f"{time} on the cores ({share} of it): the work of {unit} alone, distributed evenly and without waits"
         yield "at least", cells(text, style="bad" if least > timing.cycles else "")
     if timing.overlap is not None and timing.overlap.parts_us:
         # What a device did, the longest first; parts may overlap.
@@ -162,7 +162,7 @@ def _latency(timing: TimingRecord) -> str:
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
     if timing.overlap is not None:
-        return f"{latency} ({cycles}), with what launches take of it{tflops}"
+        return f"{latency} ({cycles}), launches included{tflops}"
     return f"{latency} a call = {core} on the cores ({cycles}) + {launch} to launch it and wait for it{tflops}"
 
 
@@ -172,8 +172,8 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
         f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (cores alone)",
-        f"{at.intensity:,.0f} operations a byte of inputs and outputs, each moved once; {at.moved_intensity:,.0f} "
-        f"a byte that moved; the device memory is the roof below {at.ridge:,.0f}",
+        f"{at.intensity:,.0f} operations per byte of inputs and outputs, each moved once; {at.moved_intensity:,.0f} "
+        f"per byte moved; the device memory is the roof below {at.ridge:,.0f}",
     )
 
 
@@ -378,7 +378,7 @@ def _window(key: str, window: dict[str, Any]) -> Figure:
     slices, name = _on_tracks(tracks), window["name"]
     text = (
         f"{_WINDOWS.get(name, '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us of one core group. "
-        "A colour is a tile of keys on its way through the pipes; thin grey bars are waits: point at one."
+        "A colour marks a tile of keys in all pipes; thin grey bars are waits: point at one for its cause."
     )
     spec = charts.tracks(slices, window["start_us"], window["end_us"])
     return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices))
@@ -421,5 +421,5 @@ def constants_figure(timing: TimingRecord) -> Figure:
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])
     rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
     shares = ", ".join(f"{basis} {percent(share)}" for basis, share in timing.basis_shares.items())
-    text = f"How the numbers that busy time rests on are known: {shares}."
+    text = f"Evidence for the constants of the busy time: {shares}."
     return Figure("constants", "Basis of the time", text, None, CONSTANTS.grid(rows))

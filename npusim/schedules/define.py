@@ -128,25 +128,26 @@ def schedule(
     """Return a schedule for each core family, ready for ``npusim run FILE.py:NAME``.
 
     called
-        Its name in results.
+        Name of the schedule in results.
     phases
-        ``phases(problem, tiling, precision, machine)`` returns the phases in order; a kernel's results have the
-        role ``output`` in their tensors, what one phase leaves for another ``workspace``.  The tiling is whole: the
-        machine has chosen what was left open.
+        ``phases(problem, tiling, precision, machine)`` returns the phases in order; tensors with results of the kernel
+        have the role ``output``, tensors that one phase writes for another ``workspace``.  The tiling is complete: the
+        machine has chosen the open fields.
     precisions
-        Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.  By core family where
-        they differ.
+        Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.  A mapping by core family
+        if they differ.
     tiling
-        The fields, by core family where they differ; the machine takes those that it knows.  Under an empty name:
-        those on core families that installed packages bring.
+        The fields, or a mapping by core family if they differ; the machine uses the fields that it knows.  An empty
+        name has the fields for core families of installed packages.
     families
-        Core families it is for; none: all there are, those that installed packages bring too.
+        Core families of the schedule; empty: all, including core families of installed packages.
     more
-        Other fields of `Schedule`: ``summary``, ``models`` (what of a workload's attention it computes beyond the plain
-        one, ``("softcap",)``: no run refuses it), ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
-        ``reference(q, k, v, problem, row, tiling)``, which returns what it computes, (rows, dv), in float64: errors
-        are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
-        float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
+        Other fields of `Schedule`: ``summary``, ``models`` (features of a workload's attention that the schedule
+        computes in addition to plain attention, ``("softcap",)``: no run refuses them), ``problem`` (`Problem`,
+        `GemmProblem` or `CopyProblem`) and ``reference(q, k, v, problem, row, tiling)``, which returns the exact
+        result, (rows, dv), in float64, from which errors are measured.  q (rows, d) are a head's queries from ``row``
+        on, k (keys, d) and v (keys, dv) all of its keys, float64; `attention_scores` returns their scores, scaled and
+        masked.  None: softmax(QK^T)V.
     """
     if not isinstance(precisions, Sequence | Mapping):
         raise SpecError(f"schedule {called}: precisions: a list is needed, as [FP32], got {precisions}")
@@ -255,23 +256,24 @@ def attention(
 ) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
-    The kernel gets ``p``, the precision, ``scale``, which scores are multiplied by, and what else it asks for of these.
+    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and those of the following that are
+    among its parameters.
 
     score
-        ``score(s)`` does more to scaled scores before they are masked: a soft-cap; it may take ``operands`` by name.
+        ``score(s)`` transforms scaled scores before the mask: a soft-cap; it may have ``operands`` as parameters.
     operands
         ``function(problem)`` returns an operand's values, (heads or 1, queries, keys), in the format of scores: a bias.
     sees
         ``sees(problem, tiling)`` returns a function of positions in the sequence, ``function(q, k)``: whether a query
-        sees a key, for arrays of both.  Tiles that nobody sees are not visited; errors are against the same mask.
-        Default: all keys, or those up to the query of a causal problem.
+        sees a key, for arrays of both.  Tiles that no query sees are not visited; the reference has the same mask.
+        Default: all keys, or the keys up to the query in a causal problem.
     given
-        ``given(problem, tiling, p)``: what else the kernel takes, by name.
+        ``given(problem, tiling, p)`` returns further arguments of the kernel, by name.
     fields
-        Fields of its own, beside those that the machine takes: the model's, which no run chooses and no search varies
-        unless it is named there; ``Field(..., json_schema_extra=part_of("tile"))`` declares one of the tile.
+        The schedule's own tiling fields, in addition to the machine's.  They belong to the model: no run chooses them
+        and a search varies them only by name; ``Field(..., json_schema_extra=part_of("tile"))`` declares a tile field.
     by_rule
-        ``by_rule(problem, tiling, p, machine)`` returns the phases where a kernel cuts keys by a rule of its own.
+        ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.
     """
     _check_names(called, kernel, operands, fields)
     tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}

@@ -31,7 +31,7 @@ def needs_groups(device: DeviceSpec) -> str:
     """Return why a device cannot run a library's kernels, empty where it can."""
     if device.family != "nvidia" or has_warps(device):
         return ""
-    return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
+    return f"{device.name}'s file describes no concurrent warp groups; h200's does"
 
 
 def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:

@@ -64,23 +64,23 @@ class Schedule:
     """One algorithm on one core family.
 
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
-    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.  ``reads_scales``: it
-    undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if not the usual one.  ``study(problem,
-    device)`` says why a time is that of no real kernel: runs note it, and searches leave it out; empty where it is one.
-    ``beside``: presets whose error and time are shown beside a run's own.  ``origin``: file and line of one from
-    outside the package, for its faults.  ``unsupported(device)``: why it does not run on a device of the family, empty
-    where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says none; None: the
-    workload's.  ``left(device)``: fields that a space of its own leaves at their defaults: without effect there, a
-    compiler's result, or chosen well already.  ``declared(tiling, device, problem, precision)``: with the
-    device's own defaults in place of fields that nobody named.  ``reference(q, k, v, problem, row, tiling)``: what it
-    computes, in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)`` says; ``models``: what
-    a workload asks for beyond plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs
-    do not refuse it; ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that
-    an installed package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
+    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) if it does not fit.  ``reads_scales``: the
+    schedule undoes the scales of float8 inputs.  ``hw``: the packaged device of the schedule, if not the default.
+    ``study(problem, device)`` returns the reason why no real kernel has this time: runs note it and searches omit the
+    schedule; empty if a kernel has it.  ``beside``: presets whose error and time a run reports in addition to its own.
+    ``origin``: file and line of a schedule from outside the package, for its errors.  ``unsupported(device)`` returns
+    the reason why the schedule does not run on a device of the family, or an empty text.  ``inputs``: default format
+    of Q, K and V on a device; None: the workload's.  ``left(device)``: fields that a declared space leaves at their
+    defaults: without effect there, a compiler's result, or chosen well already.  ``declared(tiling, device, problem,
+    precision)`` returns the tiling with the device's defaults of unnamed fields.  ``reference(q, k, v, problem, row,
+    tiling)`` returns the exact result in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)``
+    selects.  ``models``: features beyond plain attention that the schedule itself computes (``softcap``, ``window``,
+    ...): runs do not refuse them; ``is_hooked``: it transforms scores further.  ``elsewhere``: its fields on a core
+    family of an installed package; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
     differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
-    batch, head)`` of inputs of plain tensors that are computed from the others where a call does not give them.
-    ``sizes``: sizes of its problem by name, with the values of a problem that leaves them out (True or False: 0 or 1),
-    where a launch does not name its own.
+    batch, head)`` that compute inputs of plain tensors from the others, if a call does not give them.
+    ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1), if a
+    launch does not name its own.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Schedule:
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
 
-        Without a name the changes are made to the default preset.
+        Without a name the changes apply to the default preset.
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
 
@@ -135,12 +135,12 @@ class Schedule:
 
     @property
     def has_bits(self) -> bool:
-        """Whether its bits are computed: those of attention and of kernels of plain tensors, not of whole models."""
+        """Whether the schedule has bits: attention and kernels of plain tensors have, whole models have not."""
         return issubclass(self.problem, Problem | KernelProblem) and not issubclass(self.problem, ModelProblem)
 
     @property
     def against(self) -> str:
-        """What errors of its bits are against, in words."""
+        """Name of the reference from which errors of the bits are measured, in words."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         if not issubclass(self.problem, Problem):
@@ -154,7 +154,7 @@ class Schedule:
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> TileProgram:
-        """Return the program; if a buffer overflows and ``is_hinted``, say which smaller blocks would still fit."""
+        """Return the program; if a buffer overflows and ``is_hinted``, the error names smaller blocks that fit."""
         self._refuse(problem, device)
         try:
             return self._noted(self.build(problem, tiling, device, precision), problem, device)
@@ -167,9 +167,9 @@ class Schedule:
     def fitted(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
     ) -> tuple[Tiling, TileProgram]:
-        """Return the tiling and its program; sizes that were not given shrink until all fits.
+        """Return the tiling and its program; sizes that were not given are halved until the program fits.
 
-        The program's notes say which did; ``is_hinted`` as for :meth:`program`.
+        The program's notes name the halved sizes; ``is_hinted`` as for :meth:`program`.
         """
         self._refuse(problem, device)
         tiling = self.declared(tiling, device, problem, precision)

@@ -269,7 +269,7 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
         modes = ", ".join(dict.fromkeys(timing.modes))
-        begun = f"; the driver's call_s {timing.launch_s * US:.1f} us beside them" if timing.launch_s else ""
+        begun = f", plus the driver's call_s {timing.launch_s * US:.1f} us" if timing.launch_s else ""
         notes.append(
             f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
             f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}{begun}"
@@ -331,15 +331,15 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     host = ""
     if tiling.offload != "none":
         host = (
-            f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; devices have room for those "
-            f"of {memory.gpu_layers} of {what.layers} (L_GPU)"
+            f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; the memory of the devices "
+            f"suffices for {memory.gpu_layers} of {what.layers} layers (L_GPU)"
         )
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
         if not is_offloaded or memory.host_bytes is not None
     )
-    kinds = f" ({what.local_layers} of them local, taken to be spread evenly)" if what.local_layers else ""
+    kinds = f" ({what.local_layers} of them local, assumed to be distributed evenly)" if what.local_layers else ""
     return (
         f"{what.layers} layers{kinds}: {rate}, {overhead}; {_weights(what)}",
         *_experts_note(what),

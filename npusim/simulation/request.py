@@ -203,7 +203,7 @@ class Request:
     )
     unseen: Literal["zero", "nan", "mean"] | None = _seen(
         "--unseen",
-        "What a query that sees no key gives: 0, NaN, or the mean of V; libraries differ.",
+        "Output of a query that sees no key: 0, NaN, or the mean of V; libraries differ.",
         choices=("zero", "nan", "mean"),
         shown="such a query is refused",
     )
@@ -219,20 +219,20 @@ class Request:
     )
     kind: Literal["global", "local"] | None = _seen(
         "--kind",
-        "Of the layer, where a model has several: local (a window or chunk) or global.",
+        "Kind of layer, if a model has several: local (a window or chunk) or global.",
         choices=("global", "local"),
-        shown="that with most to see; the other's time is noted",
+        shown="the kind that sees most keys; the other's time is noted",
     )
     dtype: Dtype | None = _what(
         "--dtype",
-        "Of Q, K and V; --tensors are rounded to it (to a float8 with a scale each).",
+        "Format of Q, K and V; --tensors are rounded to it (to a float8 with a scale each).",
         choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"),
         shown="the workload's",
         needs="workload",
     )
     ignore: Collection[str] = _what(
         "--ignore NAME,...",
-        "Omit features of the workload's attention: those that npusim does not model, or window, ...",
+        "Omit features of the workload's attention: features that npusim does not model, or window, ...",
         (),
         needs="workload attention",
     )
@@ -243,7 +243,7 @@ class Request:
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",
         "Device: a name of npusim hw list, or your own .yaml.",
-        shown=f"{DEFAULT_HW}, or what the schedule is for",
+        shown=f"{DEFAULT_HW}, or the schedule's own device",
     )
     overrides: Mapping[str, object] | None = _where(
         "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
@@ -253,15 +253,15 @@ class Request:
     )
     eager: bool = _how(
         "--eager",
-        "Of standard: every operator a kernel, as frameworks run it (-t operators=eager).",
+        "For standard: one kernel per operator, as frameworks run it (-t operators=eager).",
         False,
         needs="device",
     )
     args: str | None = _how("--args NAME=VALUE,...", "Arguments of a Triton kernel, with the problem's variables.")
     grid: str | None = _how("--grid X[,Y[,Z]]", "Grid of a Triton kernel: 'seq_q//BM,batch*heads'.")
     constexpr: str | None = _how("--constexpr NAME=VALUE,...", "Constexpr parameters of a Triton kernel.")
-    num_warps: int | None = _how("--num-warps N", "Of a Triton kernel: warps of a program.", shown="4")
-    num_stages: int | None = _how("--num-stages N", "Of a Triton kernel: tiles under way.", shown="3")
+    num_warps: int | None = _how("--num-warps N", "Warps of a program, for a Triton kernel.", shown="4")
+    num_stages: int | None = _how("--num-stages N", "Tiles in flight, for a Triton kernel.", shown="3")
     precision: str | None = _how(
         "--precision NAME[,FIELD=FORMAT]",
         "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
@@ -318,7 +318,7 @@ class Request:
         needs="attention bits",
     )
     heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="attention bits")
-    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="attention bits drawn")
+    seed: int | None = _bits("--seed N", "Seed of tensors drawn from the recipe.", needs="attention bits drawn")
     numerics: bool = _bits("--no-numerics", "Time only, no bits.", True, typed=False)
     diagnose: bool = _bits(
         "--diagnose",

@@ -213,9 +213,9 @@ def _filled_note(problem: AnyProblem) -> Iterator[str]:
     if isinstance(problem, Problem) and any(problem.filled):
         full = problem.head_dim, problem.value_head_dim
         pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
-        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
+        listed = ", ".join(f"{name} {size - count} is padded to {size}" for name, size, count in pairs if count)
         more = sum(problem.filled) / (sum(full) - sum(problem.filled))
-        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
+        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, transfers and buffers, included in the time"
 
 
 def with_evidence(result: RunData) -> RunData:

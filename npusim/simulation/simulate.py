@@ -114,7 +114,7 @@ def _without_effect(plan: Plan, flops: int, timing: TimingResult | None) -> Iter
     r = plan.request
     for key, value in (r.overrides or {}).items() if timing else ():
         if key == "clock_hz" and plan.device.products_clock_hz is not None and flops:
-            yield f"-C {key}={value}: cycles of a run that multiplies are of products_clock_hz; change that one"
+            yield f"-C {key}={value}: the clock of a run with products is products_clock_hz; change that key"
         device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
         with suppress(NpusimError):  # the tile is none without this change: the change decides
             _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
@@ -300,7 +300,7 @@ def _notes(
     notes, device = list(program.notes), plan.device
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
-        notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
+        notes.append(f"timeline: the first {traced}; --timeline 0:END extends it to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

@@ -208,13 +208,13 @@ def stress(
     progress: Callable[[int, int], None] | None = None,
     **options: Unpack[BitsOptions],
 ) -> Stress:
-    """Search inputs for those on which a schedule is worst, and name the step at which its numbers break.
+    """Search for the inputs with the largest error of a schedule, and name the step at which its numbers break.
 
-    ``options`` are those of `npusim.run`: ``seed`` draws base inputs and the points that are tried, ``tensors`` are
-    base inputs of one's own, ``rows`` and ``heads`` say what is computed (by default 128 rows, the last of head 0).
-    ``over``: aspects that vary, ``"logit_std=0.25:4"``, ``"late=8,16"``, ``"outliers"``; none: all, within default
-    bounds.  Points are tried in one order, so that ``budget_s`` seconds that are enough for all give the same result
-    each time.  Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
+    ``options`` are as for `npusim.run`: ``seed`` draws base inputs and the tested points, ``tensors`` are
+    user-defined base inputs, ``rows`` and ``heads`` select the computed outputs (default: the last 128 rows of head 0).
+    ``over``: aspects to vary, ``"logit_std=0.25:4"``, ``"late=8,16"``, ``"outliers"``; empty: all, within default
+    bounds.  Points are tested in a fixed order: if ``budget_s`` seconds suffice for all of them, the result is
+    reproducible.  Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
     """
     return examine(Request(schedule, **options), over, budget_s=budget_s, jobs=jobs, progress=progress)
 

@@ -1,4 +1,4 @@
-"""What Triton's autotuner calls: `Pruner` and `perf_model` for ``prune_configs_by``.
+"""Hooks of Triton's autotuner: `Pruner` and `perf_model` for ``prune_configs_by``.
 
 Triton 3.6's ``Autotuner.run`` sets ``nargs`` (positional arguments by name) and, for a new key, calls
 ``early_config_prune(configs, nargs, **kwargs)`` with the launch's grid and constexprs, then ``perf_model`` with the
@@ -216,7 +216,7 @@ def perf_model(hw: str | None = None) -> Callable[..., float]:
 
 
 class TritonKernels:
-    """``npusim.triton``: called, the name of a launch (`npusim.schedules.triton`); beside that an autotuner's hooks."""
+    """``npusim.triton``: a call returns the name of a launch (`npusim.schedules.triton`); attributes are hooks."""
 
     __call__ = staticmethod(launch_name)
     prune = staticmethod(Pruner)

@@ -89,7 +89,7 @@ class Calibration:
             raise CheckFailedError("no constant reduces the errors of left-out cases: nothing is written")
         if not self.helps:
             was, now = (f"{100 * e:.1f} %" for e in (self.total.before, self.total.kept_out))
-            raise CheckFailedError(f"kept out, cases are {now} off on average, {was} before: nothing is written")
+            raise CheckFailedError(f"errors of left-out cases are {now} on average, {was} before: nothing is written")
 
     def device_text(self, extends: str, name: str) -> str:
         """Return the device file that extends the one that was fitted."""
@@ -130,7 +130,7 @@ def calibrate(
     devices = sorted({c.device for c in cases})
     if hw is None and len(devices) != 1:
         raise SpecError(
-            f"{path}: cases of {', '.join(devices) or 'no device'}: which is to be fitted? Say --hw, or --only"
+            f"{path}: cases of {', '.join(devices) or 'no device'}: which one is to be fitted? Name it: --hw, or --only"
         )
     device = str(hw or devices[0])
     fit = _Fit(Predictor(method, folder=path.parent), device, cases, progress)
@@ -184,7 +184,7 @@ class _Fit:
             (a, low), (b, high) = min(listed), max(listed)
             if b - a > np.log1p(CONTRADICTION):
                 times = f"{np.exp(a):.4g} and {np.exp(b):.4g} us"
-                raise SpecError(f"cases {low} and {high} ask for the same, and took {times}")
+                raise SpecError(f"cases {low} and {high} have the same call, but took {times}")
 
     def candidates(self, patterns: Sequence[str]) -> dict[str, Quantity]:
         """Return the constants that may be fitted, by key."""

@@ -116,7 +116,7 @@ def judge(
     judged = sum(int(cells.sum()) for cells in finite.values())
     if not judged:
         whose = f"correct kernels of {held.base.schedule} with precision {held.base.precision}"
-        raise SpecError(f"--judge: nothing to hold the output against: {whose} give NaN or Inf on these inputs")
+        raise SpecError(f"--judge: no reference for the output: {whose} give NaN or Inf on these inputs")
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
     of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
     quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")

@@ -337,7 +337,7 @@ class Predictor:
         times, floor = timing.times_s, case.host_floor_us
         if case.kind not in times:
             raise SpecError(
-                f"case {case.name}: timing: {case.kind}: the file of {case.device} says nothing of "
+                f"case {case.name}: timing: {case.kind}: the file of {case.device} does not state "
                 f"launch.task_s, gap_s and host_issue_s; it has {', '.join(times)}"
             )
         if floor is not None and case.kind == "call":

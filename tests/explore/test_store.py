@@ -151,7 +151,7 @@ def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_pat
 def test_a_search_goes_on_with_a_file_that_is_there_alone(tmp_path: Path) -> None:
     for name in ("none.sqlite", "none.csv"):
         with pytest.raises(
-            SpecError, match=r"none\.sqlite: no such file; --resume goes on with a search that was begun"
+            SpecError, match=r"none\.sqlite: no such file; --resume continues a search that was started"
         ):
             explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / name, resume=True)
     assert not list(tmp_path.iterdir())

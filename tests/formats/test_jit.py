@@ -92,7 +92,7 @@ def test_unusable_cache_folder_still_works(tmp_path: Path, copied: Copied) -> No
     blocked.write_text("not a folder")
     stdout, stderr = copied(CAST, NPUSIM_CACHE=str(blocked / "cache"))
     assert stdout.strip() == "1.5"
-    assert stderr.count("cannot be kept in") == 1
+    assert stderr.count("cannot be stored in") == 1
 
 
 def test_a_kernel_refuses_what_its_code_could_not_read() -> None:
@@ -156,7 +156,7 @@ def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path, cop
         file.write_bytes(damaged(file.read_bytes()))
         stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
         assert stdout.strip() == "1.5"
-        assert stderr.splitlines()[0] == f"npusim: {file} is damaged: what it held is made anew"
+        assert stderr.splitlines()[0] == f"npusim: {file} is damaged: its content is rebuilt"
         stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
         assert (stdout.strip(), stderr) == ("1.5", "")
 
@@ -181,7 +181,7 @@ def test_a_full_disk_costs_the_cache_and_nothing_else(tmp_path: Path, copied: Co
     )
     stdout, stderr = copied(full + CAST, NPUSIM_CACHE=str(tmp_path))
     assert stdout.strip() == "1.5"
-    assert stderr.count(f"cannot be kept in {tmp_path}") == 1
+    assert stderr.count(f"cannot be stored in {tmp_path}") == 1
     assert "No space left on device" in stderr
 
 
@@ -197,7 +197,7 @@ def test_without_a_writable_place_a_private_folder_serves_and_is_said_once(tmp_p
     assert folder.name == f"npusim-cache-{os.geteuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.glob("*.code")), "machine code is kept there"
-    assert first.stderr.count(f"no cache folder can be written; compiled kernels are kept in {folder}") == 1
+    assert first.stderr.count(f"no cache folder can be written; compiled kernels are stored in {folder}") == 1
     assert "compiling numeric kernels" in first.stderr
     assert (second.stdout.strip(), second.stderr) == ("1.5", "")
 
@@ -227,7 +227,7 @@ def test_a_temporary_folder_that_others_can_write_is_not_used(
     assert cache.private_folder() is None
     assert cache.private_folder() is None
     told = capfd.readouterr().err
-    assert told.count("compiled anew") == 1
+    assert told.count("every process compiles") == 1
     cache.private_folder.cache_clear()
     monkeypatch.undo()
 
@@ -238,7 +238,7 @@ def test_a_private_folder_of_ones_own_is_taken_again_in_silence(
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     cache.private_folder.cache_clear()
     made = cache.private_folder()
-    assert "are kept in" in capfd.readouterr().err
+    assert "are stored in" in capfd.readouterr().err
     cache.private_folder.cache_clear()
     assert cache.private_folder() == made
     assert capfd.readouterr().err == ""

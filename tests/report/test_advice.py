@@ -61,7 +61,7 @@ def _advice(record: RunRecord) -> str:
 
 def test_idle_core_groups_come_first() -> None:
     text = _advice(_record({"aiv0.VECTOR": 900}, groups=24))
-    assert text == "[few blocks] only 1 of 24 core groups have a block to work on"
+    assert text == "[few blocks] only 1 of 24 core groups have a block to run"
 
 
 def test_uneven_ends_name_the_group_that_decides() -> None:
@@ -114,7 +114,7 @@ def test_a_unit_that_moves_no_bytes_is_no_transfer() -> None:
 
 def test_waiting_names_the_busiest_pipe_and_its_wait() -> None:
     text = _advice(_record({"aiv0.VECTOR": 400, "aic.CUBE": 100}, stalls={"S ready": 300}))
-    assert "no pipe is the limit: the busiest, VECTOR, works 40.0 %" in text
+    assert "no pipe is the limit: the busiest, VECTOR, is busy 40.0 %" in text
     assert "waits 30.0 % for S ready" in text
 
 

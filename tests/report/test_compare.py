@@ -34,7 +34,7 @@ def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: Run
         assert {figure.change() for figure in found.figures} <= {"", "="}
         assert found.moved == ()
         assert "the same" in str(found)
-        assert "nothing moved in aiv0.VECTOR" in str(found)
+        assert "no part of aiv0.VECTOR changed" in str(found)
 
 
 def test_inputs_and_figures_that_differ_are_listed(record: RunRecord) -> None:
@@ -55,7 +55,7 @@ def test_other_problems_are_said_first_in_one_line(record: RunRecord) -> None:
     found = compare(record, other)
     assert found.problems == ("problem.seq_q", "problem.causal")
     text = str(found).splitlines()
-    assert text[1].startswith("  different problems  times are not of the same work: problem.seq_q 512 -> 17; ")
+    assert text[1].startswith("  different problems  the times are of different work: problem.seq_q 512 -> 17; ")
 
 
 def test_numerics_of_one_side_only_are_shown_without_a_change(record: RunRecord, overflowed: RunData) -> None:
@@ -345,7 +345,7 @@ def test_beside_its_own_file_a_run_takes_as_long(tmp_path: Path, hw: str) -> Non
     text = str(found)
     assert "core us" in text
     assert "latency us" not in text
-    assert "of the cores, without launches" in text
+    assert "cores only, without launches" in text
     assert found.figures[0].name == "core us"
     assert found.figures[0].relative_change() == pytest.approx(0.0, abs=1e-12)
     assert f"{run.timing.core_us:,.2f}" in text

@@ -80,7 +80,7 @@ def test_flash_is_read_on_one_screen() -> None:
     assert "4 x V.load" in loaded and "v[512*key - 1024:+128]" in loaded
     assert loaded.split()[-4:] == ["V", "free", "V", "ready"]
     assert any(line.split()[:2] == ["S", "slots"] and "3 x 256 KiB" in line for line in lines)
-    assert "aiv1 does what aiv0 does" in text
+    assert "aiv1 runs the same operations as aiv0" in text
 
 
 def test_a_difference_names_the_rows_of_one_program_alone() -> None:

@@ -51,7 +51,12 @@ def test_below_the_ridge_memory_is_the_roof() -> None:
 def test_the_table_and_the_result_file_have_it(result: RunData, tmp_path: Path) -> None:
     record = record_of(result)
     text = plain(run_table(record, is_full=True))
-    for words in ("roofline", "a byte of inputs and outputs, each moved once", "over the least", "the roof below 244"):
+    for words in (
+        "roofline",
+        "per byte of inputs and outputs, each moved once",
+        "over the least",
+        "the roof below 244",
+    ):
         assert words in text
     file = tmp_path / "result.json"
     file.write_text(to_json(record.to_document()))

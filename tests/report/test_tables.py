@@ -125,7 +125,7 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     assert timing is not None
     bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
     text = plain(run_table(replace(record, timing=bounded), is_full=True))
-    assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of that): the work of VECTOR alone" in text
+    assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of it): the work of VECTOR alone" in text
     over = replace(timing, bound_cycles={"VECTOR": timing.cycles + 1})
     assert "the work of VECTOR alone" in plain(run_table(replace(record, timing=over))), "shown where it contradicts"
 

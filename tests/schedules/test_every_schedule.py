@@ -303,5 +303,5 @@ def test_a_head_of_72_is_filled_up_with_zeros_which_change_no_bit(schedule: str,
     assert np.array_equal(mine.output.view(np.uint16), theirs.output[..., :72].view(np.uint16))
     assert mine.timing.flops * 80 == theirs.timing.flops * 72
     assert mine.timing.cycles == theirs.timing.cycles
-    assert any(n.startswith("head_dim 72 is filled up to 80, ") for n in mine.notes)
+    assert any(n.startswith("head_dim 72 is padded to 80, ") for n in mine.notes)
     assert mine.numerics.error.rmse < (8e-3 if dtype == "bfloat16" else 2e-3)

@@ -140,7 +140,7 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "causal": 2})
     with pytest.raises(SpecError, match="key=20 is no multiple of 16"):
         npusim.run("flash_backward", hw="h200", problem={"tokens": 64, "key": 20})
-    with pytest.raises(TilingError, match="stages: 2 tiles under way need asynchronous copies"):
+    with pytest.raises(TilingError, match="stages: 2 tiles in flight need asynchronous copies"):
         _run("v100", "dq", tiling={**TILING, "stages": 2})
     with pytest.raises(NpusimError, match=r"registers: alive 432 \+ tiles in flight 64 .* tile_kv=32"):
         _run("v100", "dq", problem={"tokens": 512}, tiling={**TILING, "tile_kv": 128})

@@ -251,8 +251,8 @@ def test_what_helps_no_kept_out_case_is_not_written(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"rows": 3}, "3 measured times; at least 4"),
-        ({"device": "h200"}, "cases of ascend_910b2, h200: which is to be fitted"),
-        ({"twice": 1.5}, "cases c1 and twice ask for the same, and took"),
+        ({"device": "h200"}, "cases of ascend_910b2, h200: which one is to be fitted"),
+        ({"twice": 1.5}, "cases c1 and twice have the same call, but took"),
         ({"constants": ("clock_hz",)}, "no constant may be fitted"),
     ],
 )

@@ -116,7 +116,7 @@ def test_without_a_tile_a_case_takes_the_declared_one_or_that_of_a_run(tmp_path:
     again = found["auto"].tile.removeprefix("auto: ").split(",")
     tiling = dict(word.split("=") for word in again)
     assert npusim.run("pasa", workload="pangu_38b", numerics=False, tiling=tiling).latency_us == bare
-    assert "tile, where none is named" in plain(validation_table(report))
+    assert "chosen tile" in plain(validation_table(report))
     with pytest.raises(SpecError, match="tiling: 'best': write auto, declared, or fields"):
         times(write(tmp_path, case.format("wrong", "tiling: best, ")))
 
@@ -247,7 +247,7 @@ def test_a_floor_of_the_host_is_kept_and_counts_in_no_figure(tmp_path: Path) -> 
     assert [r.name for r in report.residuals if r.is_floor] == ["high", "call"]
     assert {r.name: r.is_inside for r in report.residuals if r.is_floor} == {"high": None, "call": None}
     assert report.worst_abs_error == max(abs(r.relative_error) for r in report.residuals if r.name == "low")
-    assert "host decides  2 of 4 in no figure here: high, call" in plain(validation_table(report))
+    assert "host decides  2 of 4 not counted in these figures: high, call" in plain(validation_table(report))
 
 
 def test_cases_that_numbers_were_fitted_on_are_told_apart(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_cases_that_numbers_were_fitted_on_are_told_apart(tmp_path: Path) -> Non
     assert report.untouched_abs_error == median(free)
     text = plain(validation_table(report))
     own = abs(report.residuals[0].relative_error)
-    assert f"in no fit  2 of 3, median {median(free) * 100:.1f} %; of fitted ones {own * 100:.1f} %" in text
+    assert f"in no fit  2 of 3, median {median(free) * 100:.1f} %; of fitted cases {own * 100:.1f} %" in text
     assert "in no fit" not in plain(validation_table(times(file, only="a")))
 
 
@@ -295,7 +295,7 @@ def test_inputs_that_do_not_stay_in_l2_cannot_be_warm(tmp_path: Path) -> None:
 def test_a_kind_of_time_that_a_device_does_not_know_is_an_error(tmp_path: Path) -> None:
     sizes = "workload: {heads: 1, seq_q: 256, seq_kv: 256, head_dim: 64}, measured: {latency_us: 20}}\n"
     text = "  - {name: v, device: v100, schedule: volta_flash, timing: kernel, "
-    with pytest.raises(SpecError, match=r"case v: timing: kernel: the file of v100 says nothing of launch\.task_s"):
+    with pytest.raises(SpecError, match=r"case v: timing: kernel: the file of v100 does not state launch\.task_s"):
         times(write(tmp_path, text + sizes))
 
 

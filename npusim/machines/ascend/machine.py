@@ -93,7 +93,7 @@ class AscendMachine(Machine):
         if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
             off = " and ".join(off_rows(problem))
             return tiling, (
-                f"nd2nz=vector: rows of {off} are off 256 bytes; vector cores rearrange them first, as CANN's",
+                f"nd2nz=vector: rows of {off} not aligned to 256 bytes; vector cores rearrange them first, as in CANN",
             )
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
@@ -216,7 +216,7 @@ class AscendMachine(Machine):
             is_open = code.layout == MASKED_LAYOUT and t.layout is None
             return (
                 fields,
-                "layout=nd: with a mask a register holds keys of one row; assumed of CANN's" if is_open else "",
+                "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else "",
             )
         if (kernel := kernel_of(t)) is None:
             return fields, ""

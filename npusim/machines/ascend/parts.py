@@ -117,8 +117,8 @@ class Parts:
                 (_, first), (at, last) = used[0], used[-1]
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, but "
-                    f"what comes before product {self.cuts[at][0].name} runs {self.ahead} tiles ahead of what "
-                    "comes after it; use the state on one side of the product, or depth=0"
+                    f"the stages before product {self.cuts[at][0].name} run {self.ahead} tiles ahead of the stages "
+                    "after it; use the state on one side of the product, or depth=0"
                 )
 
     def _check_handed(self) -> None:
@@ -129,8 +129,8 @@ class Parts:
             parts = {self.part_of(s) for s in readers}
             if place == "carried" and self.has_products and len(frame.axes(n)) > 1:
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads behind a product, "
-                    "past which vectors of rows alone are kept; make it there, from what the product leaves or a state"
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads after a product, "
+                    "past which only row vectors stay stored; compute it there, from the product's result or a state"
                 )
             is_read_twice = place in ("up", "down", "carried") and len(parts) > 1 and self.ahead
             is_read_by_both = place == "up" and len({s.is_product for s in readers}) > 1
@@ -138,8 +138,8 @@ class Parts:
             if is_read_by_both or is_recurrent or is_read_twice:
                 what = " and ".join(s.name for s in readers)
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but what one unit leaves for another is "
-                    "read once; make it twice under two names" + ("" if place == "up" else ", or depth=0")
+                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but a tile passed between units is read "
+                    "once; compute it twice under two names" + ("" if place == "up" else ", or depth=0")
                 )
 
 

@@ -1,4 +1,4 @@
-"""Tiling fields of an Ascend device, and how products run on its AIC: tiles in L0, what waits in L1, loop order."""
+"""Tiling fields of an Ascend device, and how products run on its AIC: tiles in L0, staging in L1, loop order."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ Route = Literal["chip", "gm"]
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
-    """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how its operands wait in L1.
+    """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how L1 stages its operands.
 
-    ``loads``: how much of A's and B's k is loaded into L1 at once, multiples of ``k``, one of the other (0: ``k``).
-    ``halves``: of an accumulator, each drained while the next still adds up (the unit flag).  ``slots``: of L0A, L0B
-    and L0C at most, 0: as the phase has it.  ``panels_outside``: every band of
-    A meets a panel of B before the next panel is loaded.
-    ``loops_over_k``: the pieces of k are a loop of the program, not listed.
+    ``loads``: elements of A's and B's k loaded into L1 at once, multiples of ``k`` and of one another (0: ``k``).
+    ``halves``: parts of an accumulator, each drained while the next one still accumulates (the unit flag).  ``slots``:
+    largest number of slots of L0A, L0B and L0C (0: as in the phase).  ``panels_outside``: every band of A is multiplied
+    by a panel of B before the next panel is loaded.
+    ``loops_over_k``: the pieces of k form a loop of the program, not a list.
     """
 
     m: int
@@ -67,46 +67,46 @@ class ProductPlan:
 
     @property
     def load_k(self) -> int:
-        """How much of k is loaded into L1 at once, of the operand of which it is more."""
+        """Elements of k that are loaded into L1 at once, for the operand with more of them."""
         return max(*self.loads, self.k)
 
 
 @dataclass(frozen=True, slots=True)
 class AscendTiling:
-    """What the machine needs of a schedule's tiling for one phase.
+    """Tiling of one phase on an Ascend device, as the machine builds it.
 
     plans
-        By stage, where the rule of :func:`default_plan` is not wanted.
+        Product plans by stage, in place of the rule of :func:`default_plan`.
     elements
-        Of a slice of rows on a vector core.
+        Elements of a slice of rows on a vector core.
     ahead
-        Tiles that stages run ahead of a product that reads what rows left; slots between the cores
-        number one more.
+        Tiles by which stages run ahead of a product that reads the results of vector stages; the number of slots
+        between the cores is one more.
     period
         Releases of such a slot that one flag acknowledges.
     barriers
-        Between the instructions of a vector core: where one needs what another leaves, or everywhere.
+        Barriers between the instructions of a vector core: ``needed``, only between dependent ones, or ``every``.
     together
-        Tiles that cores hand one another at a time: they share what a tile costs (``flags.tile_cycles``).
+        Tiles that cores hand over at a time: they share the cost of a tile (``flags.tile_cycles``).
     extra
-        Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
+        Whether a tile handed over costs the measured extra of PTO's kernel beyond the device's own cost.
     spilled
-        States that stay in global memory between tiles, where UB has no space.
+        States that stay in global memory between tiles if UB has no space.
     code
-        How rows are written for a vector unit with registers; none: the unit works from UB to UB.
+        Code of vector stages for a vector unit with registers; None: the unit works from UB to UB.
     order
-        ``rolling``: each stage ``ahead`` tiles before the next.  ``groups``: of ``ahead`` and one tiles, stage after
-        stage.  ``serial``: tile after tile, the next begins when all cores are through.
+        ``rolling``: each stage ``ahead`` tiles before the next.  ``groups``: groups of ``ahead + 1`` tiles, stage after
+        stage.  ``serial``: tile after tile; the next tile begins when all cores have finished.
     slots
-        Of L0A, L0B and L0C at most; with one the core waits for the way out of L0C before it loads for more.
+        Largest number of slots of L0A, L0B and L0C; with one, the core waits until L0C is drained before it loads more.
     buffers
-        Slots of what rows alone load and store, where no product is beside them.
+        Slots of the data that vector stages load and store, in phases without a product.
     route
-        Of what rows hand to products; none: on the chip where the device leads there.
+        Route from vector stages to products; None: on the chip if the device has such a route.
     is_work_list
-        Whether each block goes to the core group that is free first.
+        Whether each block goes to the first idle core group.
     is_continuous
-        Whether stages go on with the next block's tiles while the last ones of a block are still under way.
+        Whether stages continue with the next block's tiles while the last tiles of a block are still in flight.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class AscendTiling:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a core waits for what it has begun before it loads for more."""
+        """Whether a core waits until its current work is done before it loads more."""
         return self.order == "serial" or self.slots == 1
 
 
@@ -287,8 +287,8 @@ class GemmFields(Tiling):
     slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
     nd2nz: Literal["mte2", "vector"] | None = Field(
         default=None,
-        description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
-        "off 256 bytes; default: vector where rows are off, as CANN's MatMulV3",
+        description="unit that converts row-major operands to fractals: MTE2 on the way to L1, or vector cores before, "
+        "for rows not aligned to 256 bytes; default: vector for unaligned rows, as CANN's MatMulV3",
     )
     swizzle: int = Field(
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
@@ -398,7 +398,7 @@ class KernelFields(RegisterFields):
     together: int | None = Field(
         default=None,
         ge=1,
-        description="tiles that cores hand one another at a time; default: the kernel's",
+        description="tiles that cores hand over at a time; default: the kernel's",
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(

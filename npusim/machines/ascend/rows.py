@@ -149,7 +149,7 @@ class VectorShare:
         return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
 
     def _single(self, stages: Sequence[RowsStage]) -> set[str]:
-        """Return inputs with one slot, beside products: vectors, as there is little, and what has no second flag."""
+        """Return inputs with one slot, in phases with products: small vectors, and inputs without a second flag."""
         frame, flags = self.frame, self.group.device.flags
         inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
         tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]

@@ -1,4 +1,4 @@
-"""What a published kernel decides by itself, as one value: a file of this folder each, or of a user's own."""
+"""The choices of a published kernel, as one value; one file of this folder each, or a file of the user."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
 
-#: What warp groups that specialise do one after the other.
+#: Operations that specialised warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: What functions of a kernel return, by the field; charges are checked where they are paid.
+#: Return types of a kernel's functions, by the field; charges are checked where they are paid.
 RETURNS: Mapping[str, type] = MappingProxyType(
     {
         **dict.fromkeys(("variants", "fields"), Mapping),
@@ -52,15 +52,15 @@ Layouts = Mapping[int, Layout]
 
 
 def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
-    """Return the tiles of so many rows by their keys; with a mask as many as without, where nothing else is named."""
+    """Return tiles of ``rows`` by keys: without a mask, with a causal one (0: ``plain``), with another (0: causal)."""
     first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
     return first, second, third
 
 
 class KernelUse(NamedTuple):
-    """One phase that a kernel runs, on which its charges depend: its whole tile, and blocks that a core holds.
+    """One phase of a kernel, on which its charges depend: rows and keys of a whole tile, resident blocks of a core.
 
-    ``head_dim`` and ``value_dim`` are those that it computes.
+    ``head_dim`` and ``value_dim`` are the computed ones, with padding.
     """
 
     phase: Phase
@@ -73,7 +73,7 @@ class KernelUse(NamedTuple):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether rows or keys are no multiple of a tile, so that a kernel has to look where they end."""
+        """Whether rows or keys are no multiple of a tile, so that a kernel must check their ends."""
         sizes, phase = self.phase.sizes, self.phase
         rows, keys = sizes[phase.row_axis], sizes[phase.loop_axis]
         return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
@@ -81,18 +81,19 @@ class KernelUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specialised:
-    """How warps of a block specialise: one group copies, the others multiply and take turns.
+    """Specialisation of the warps of a block: one group copies, the others multiply and take turns.
 
     depth
-        Tiles of K and of V, and of Q, in shared memory; fewer where they do not fit.
+        Tiles of K and of V, and of Q, in shared memory; fewer if they do not fit.
     turns, turn_dims
-        What groups do one after the other, None for nothing, and at which head dims, by the bytes of an element.
+        Operations that groups do one after the other (None: no turns), and the head dims at which they do, by the
+        bytes of an element.
     ahead
         Tiles by which Q K^T is issued before P V: 0 or 1.
     meets
         Whether groups begin each tile of work together.
     counts
-        Whether blocks take their work from a counter, which a memset clears: always, or where a mask makes them differ.
+        Whether blocks draw their work from a counter, which a memset clears: always, or if a mask makes them differ.
     """
 
     depth: tuple[int, int]
@@ -109,7 +110,7 @@ class Specialised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedKernel:
-    """What all published kernels say: the name that ``kernel=`` takes, and whose it is.
+    """Fields of all published kernels: the name that ``kernel=`` takes, and the author.
 
     is_fused, output_of_8_bits
         Whether scores are scaled by the multiply-add before an exponential, as FlashAttention's libraries do it
@@ -129,31 +130,32 @@ class PublishedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKernel(PublishedKernel):
-    """What a kernel of attention on a GPU decides beside its formats.
+    """Choices of an attention kernel on a GPU, apart from its formats.
 
     tiles, variants
-        By the bytes of an element, then by head dim; and layouts that go before these for a problem on a device.  None:
-        it runs any tile.
+        Layouts by the bytes of an element, then by head dim; and layouts that replace these for a problem on a device.
+        Empty: the kernel runs any tile.
     fields, leaves
-        Tiling fields that it decides on a device beside its tile, and those that it leaves open.
+        Tiling fields that the kernel decides on a device in addition to its tile, and fields that it leaves open.
     needs, refuses
-        Why it does not run on a device, or not for a problem in some formats; empty: it does.
+        Reason why the kernel does not run on a device, or for a problem in some formats; empty: it runs.
     split_rule, cut_tile, merge_rows, packs
-        How it cuts keys, the tile of cut keys if it is another, and rows of a block of the merge (0: as many as
-        usual); whether it takes the query heads of a KV head as rows of one block of so many.
+        The rule that splits keys, the tile of split keys if it differs, and the rows of a block of the merge (0: the
+        default); whether the query heads of a KV head are rows of one block, for a number of rows.
     from_last
         Whether a block visits its keys from the last tile to the first.
     order
-        A phase with its blocks in the kernel's order; None: the tiling's.
+        Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
     mask_block
-        Queries and keys for which it decides at a time what it visits and masks; 0: a tile's.
+        Side of the squares of queries and keys for which the kernel decides visits and masks; 0: the tile.
     warp_rows, slice_elements, is_whole
-        Rows of a warp at least; of a sum that comes at once, 0 for all; whether it computes whole tiles, however few
-        rows are live.
+        Least rows of a warp; elements of a sum that are loaded at once (0: all); whether the kernel computes whole
+        tiles, however few rows are live.
     specialised
-        How warps specialise; None: all do the same.
+        Specialisation of warps; None: all warps do the same work.
     charges, merge_charges
-        What it pays beside its steps, and what the merge of its splits does, on devices that have such constants.
+        Costs that the kernel and the merge of its splits pay in addition to their steps, on devices with such
+        constants.
     """
 
     tiles: Mapping[int, Layouts] = field(default_factory=dict)
@@ -177,7 +179,7 @@ class GpuKernel(PublishedKernel):
     merge_charges: tuple[Charge, ...] = ()
 
     def head_dim(self, fmt: str, dim: int) -> int:
-        """Return the head dim that it computes; raise `TilingError` where it has no layout for one."""
+        """Return the head dim that the kernel computes; raise `TilingError` if it has no layout for ``dim``."""
         layouts = self.tiles.get(get_format(fmt).size_bytes, {})
         if not any(d >= dim for d in layouts):
             most = f"the largest is {max(layouts)}" if layouts else "none in this format"
@@ -185,7 +187,7 @@ class GpuKernel(PublishedKernel):
         return min(d for d in layouts if d >= dim)
 
     def tile(self, problem: Problem, device: DeviceSpec) -> KernelTile:
-        """Return its tile of whole keys; raise `TilingError` where it has no layout."""
+        """Return the kernel's tile for keys that are not split; raise `TilingError` if it has no layout."""
         dim = self.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
         layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
         tile = layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
@@ -194,12 +196,12 @@ class GpuKernel(PublishedKernel):
         return tile
 
     def cuts(self, problem: Problem, tile: tuple[int, int], device: DeviceSpec) -> bool:
-        """Return whether its rule cuts the keys of a call among blocks of ``tile``."""
+        """Return whether the kernel's rule splits the keys of a call among blocks of ``tile``."""
         call = call_of(problem, *tile, device.group_count.value)
         return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
 
     def own(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
-        """Return the fields that it has for a problem: of its tile, that of cut keys where its rule cuts them."""
+        """Return the kernel's fields for a problem; the tile is the one for split keys if its rule splits them."""
         own = self._whole(problem, device)
         if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
             own |= _fields_of(cut)
@@ -209,11 +211,11 @@ class GpuKernel(PublishedKernel):
         return {**_fields_of(self.tile(problem, device)), **self.fields(device)}
 
     def decided(self, known: Collection[str]) -> frozenset[str]:
-        """Return which of the ``known`` fields it decides: nobody names another value of them."""
+        """Return the ``known`` fields that the kernel decides: a tiling may name no other value of them."""
         return frozenset(known) - self.leaves - {"kernel"} if self.tiles else frozenset()
 
     def paid(self, use: KernelUse) -> tuple[Charge, ...]:
-        """Return its charges; raise `TilingError` for others, and at a time that no such kernel comes to."""
+        """Return the kernel's charges; raise `TilingError` for another type, or a moment that the kernel never has."""
         charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
         for charge in charges:
             if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
@@ -227,9 +229,9 @@ class GpuKernel(PublishedKernel):
         return charges
 
     def chosen(self, tiling: Any, problem: Problem, precision: Any, device: DeviceSpec, known: Collection[str]) -> Any:
-        """Return a tiling with what it decides of the ``known`` fields: where its rule cuts keys, that of cut keys.
+        """Return a tiling with the kernel's values of the ``known`` fields, for split keys if its rule splits them.
 
-        Raises `TilingError` where it does not run, and for fields that say otherwise.
+        Raises `TilingError` if the kernel does not run, or if a named field has another value.
         """
         if why := self.needs(device) or self.refuses(problem, precision):
             raise TilingError(f"kernel: {self.name} {why}")
@@ -264,17 +266,17 @@ def warps_of(device: DeviceSpec) -> WarpIssue | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendKernel(PublishedKernel):
-    """What a kernel of attention on an Ascend device decides beside its formats.
+    """Choices of an attention kernel on an Ascend device, apart from its formats.
 
     barriers, deal, together
-        Between vector instructions: ``every``, or where they are ``needed``; in which order blocks go to cores; tiles
-        that cores hand one another at a time.
+        Barriers after ``every`` vector instruction, or where ``needed``; order in which cores get blocks; tiles that
+        cores hand over at a time.
     has_extra
-        Whether a tile handed over costs more than the device's own cost, where barriers are the kernel's.
+        Whether a tile handed over costs more than the device's own cost, if the kernel sets the barriers.
     is_by_name
-        Whether it runs only where it is named: else what runs is the vendor's.
+        Whether the kernel runs only if a tiling names it; else the vendor's kernel runs.
     fields
-        Tiling fields that it decides where nobody names a kernel.
+        Tiling fields that the kernel decides if a tiling names no kernel.
     """
 
     barriers: Literal["needed", "every"]

@@ -206,7 +206,7 @@ def warp_issue(device: DeviceSpec) -> WarpIssue:
     """Return what a device's file says of warps; raise `TilingError` where it says nothing."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
-        raise TilingError(f"{device.name}: {SM}.{WARPS} says nothing of warps")
+        raise TilingError(f"{device.name}: {SM}.{WARPS} describes no warps")
     return issue
 
 
@@ -331,7 +331,7 @@ class GroupFields(Tiling):
         ge=1,
         le=4,
         json_schema_extra={"none": "library"},
-        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers; library: "
+        description="tiles of K, and of V, in flight in a software pipeline; 1 goes through registers; library: "
         "a library's kernel",
     )
     registers: int | None = Field(
@@ -359,8 +359,8 @@ class GroupFields(Tiling):
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
     kernel: GpuKernelName | None = Field(
         default=None,
-        description="published kernel, or your own FILE.py:NAME; default: one that masks all of its tiles where stages "
-        "are said, else a library's",
+        description="published kernel, or your own FILE.py:NAME; default: a kernel that masks all of its tiles if "
+        "stages are named, else a library's",
     )
 
 
@@ -428,7 +428,7 @@ class SmFields(GroupFields, BlockFields):
         chosen = sorted(n for n in self.model_fields_set & usual.keys() if getattr(self, n) != usual[n])
         if chosen:
             raise TilingError(
-                f"{', '.join(chosen)}: without effect on {device}, whose file says nothing of lanes; leave them out"
+                f"{', '.join(chosen)}: without effect on {device}, whose file describes no lanes; leave them out"
             )
 
 

@@ -173,7 +173,7 @@ class GroupModel:
         parts = {c.key: c.times * self.constant(c.key).value for c in charges}
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
             if count and work.generation not in costs:
-                raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles says nothing of {work.generation}")
+                raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles has no value for {work.generation}")
             if count:
                 parts[f"{at}.{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
         for constant, taken in parts.items():

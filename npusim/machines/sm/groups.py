@@ -175,10 +175,10 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
             raise TilingError(
-                f"stages: {fields.stages} tiles under way need asynchronous copies, which {device.name} has not: "
-                "its tiles go through registers; take 1"
+                f"stages: {fields.stages} tiles in flight need asynchronous copies, which {device.name} does not have: "
+                "its tiles go through registers; use 1"
             )
-        fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
+        fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, as the device has no asynchronous copies"
     tile = BlockTile.of(kernel, phase, products, fields)
     if published is not None and published.is_whole:
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])

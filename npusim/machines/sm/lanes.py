@@ -174,11 +174,11 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if (fields.stages or 1) > 1 and "stages" in fields.model_fields_set:
         raise TilingError(
-            f"stages: {fields.stages} tiles under way need asynchronous copies, which {device.name} has not"
+            f"stages: {fields.stages} tiles in flight need asynchronous copies, which {device.name} does not have"
         )
     if wrong := sorted(fields.model_fields_set & (COMPILED - {"residents"})):
         raise TilingError(
-            f"{', '.join(wrong)}: without effect on {device.name}, whose lanes are followed; leave it out"
+            f"{', '.join(wrong)}: without effect on {device.name}, whose lanes are simulated; leave it out"
         )
     groups = max(1, fields.warps // GROUP_WARPS)
     tiling, shared = plain_lanes(phase, groups), staged_bytes(phase, 1, leaves=False)

@@ -329,8 +329,8 @@ class SmMachine(Machine):
         for phase, tiling in listed:
             if core.has_warps and not tiling.work and not tiling.lanes:
                 raise SpecError(
-                    f"{self.device.name}: {name} does not say how its tiles lie in a warp's lanes, which this device's "
-                    "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
+                    f"{self.device.name}: {name} has no layout of its tiles in a warp's lanes, which this device's "
+                    "timing needs; flash, pasa and split_kv have one. h200 runs this schedule, for bits and time"
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work

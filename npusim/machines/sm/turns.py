@@ -53,8 +53,8 @@ class WarpTurns:
         products = tuple(s for s in loop if s.is_product)
         if way.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
             raise TilingError(
-                f"{frame.phase.name}: softmax runs beside P V of the tile before, which adds up in O itself: a loop of "
-                "two products with rows between them; kernel=cudnn, or a precision with accumulate=chained"
+                f"{frame.phase.name}: softmax runs concurrently with P V of the previous tile, which accumulates onto "
+                "O: the loop must have two products with rows between them; use kernel=cudnn, or accumulate=chained"
             )
         #: Queues of products: of their own where a group goes on beside them.
         self.mma = tuple(f"{w}MMA" for w in warps) if way.ahead else warps
