@@ -211,6 +211,11 @@ class SearchRequest:
         )
         common = SearchRequest(read, names)
         fields = {name: _fields(schedule) for name, schedule in common.found.items()}
+        of_tiles = {n for tiling, _ in fields.values() for n in tiling}
+        for name, (tiling, precision) in fields.items():
+            # A field of another schedule's tiling may have the name of a precision field, with other values (scale_in).
+            alike = {n for n in precision if n in of_tiles and not _accepts(common.found[name], n, values.get(n, ()))}
+            fields[name] = tiling, [n for n in precision if n not in alike]
         everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
         device_keys = {key for key, _ in common.device.quantities()}
         keys = tuple(n for n in values if n not in everywhere and n in device_keys)
@@ -447,6 +452,14 @@ def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
     parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
+
+
+def _accepts(schedule: Schedule, name: str, values: Sequence[Value]) -> bool:
+    """Return whether a field of a schedule's precision has all of the values."""
+    try:
+        return all(schedule.precision(f"{name}={value}") is not None for value in values)
+    except SpecError:
+        return False
 
 
 def _plain(values: Sequence[Value], value: Any) -> Value:

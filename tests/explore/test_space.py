@@ -95,3 +95,12 @@ def test_a_models_space_holds_what_is_chosen_and_not_what_is_asked_for(hw: str, 
     assert axes <= space.keys()
     assert not space.keys() & {"output", "gpu_layers", "cpu_layers"}
     assert ("offload" in space) == (hw == "v100_x8")
+
+
+def test_a_tiling_field_is_no_axis_of_another_schedules_precision_with_other_values() -> None:
+    """PASA's tile has ``scale_in=matrix``; flash has a precision field of that name, without that value."""
+    both = SearchRequest(Request("pasa", seq=256), ("pasa", "flash"))
+    spaces = both.spec({"scale_in": ("matrix", "queries"), "block_kv": (128,)}).spaces
+    assert spaces["pasa"]["scale_in"] == ("matrix", "queries")
+    assert "scale_in" not in spaces["flash"]
+    assert both.spec({"scale_in": ("queries",)}).spaces["flash"]["scale_in"] == ("queries",)
