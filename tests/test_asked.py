@@ -64,7 +64,7 @@ def test_a_run_takes_the_workloads_mask(schedule: str, family: str) -> None:
 
 
 def test_options_that_would_change_nothing_are_refused() -> None:
-    with pytest.raises(NpusimError, match=r"^seq, causal: the problem given says them"):
+    with pytest.raises(NpusimError, match=r"^seq, causal: the problem has them"):
         run("gemm", problem=GemmProblem(m=64, n=64, k=64), seq=64, causal=True)
     with pytest.raises(NpusimError, match=r"^causal: read by schedules of attention, and this one computes none"):
         run("gemm_allreduce", hw="ascend_910b2_x8", causal=False)
@@ -75,8 +75,8 @@ NODE = {"schedule": "tiling_allreduce", "hw": "ascend_910b2_x8"}
 HOST = {"schedule": "flash", "hw": "xeon_avx512"}
 #: A run, options that nothing of it reads, and what the refusal says of them.
 UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem given says them"),
-    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem given says them, and is no model's"),
+    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem has them"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem has them, and is not a model's"),
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
@@ -125,8 +125,8 @@ def test_rows_heads_and_groups_are_given_in_the_words_of_the_command_line() -> N
         ({"rows": [0.5]}, r"rows: \[0.5\]: write"),
         ({"heads": []}, "heads: none is chosen"),
         ({"trace_groups": "99"}, "trace_groups: there is no 99; choose from 0 to 23"),
-        ({"precision": ""}, "precision: '' says nothing"),
-        ({"arithmetic": " "}, "arithmetic: ' ' says nothing"),
+        ({"precision": ""}, "precision: '' has no value"),
+        ({"arithmetic": " "}, "arithmetic: ' ' has no value"),
     ],
 )
 def test_what_is_no_index_and_what_is_empty_is_refused(given: dict[str, Any], said: str) -> None:
@@ -175,10 +175,10 @@ def test_import_lists_what_is_not_modelled(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
     config.write_text(json.dumps({"model_type": "llama", "index_topk": 64, **sizes, "num_key_value_heads": 4}))
     _, _, message = npusim("workload", "import", str(config))
-    assert "not modelled: sparse: some keys only, chosen as they come" in message
+    assert "not modelled: sparse: a choice of keys at run time" in message
     assert "--ignore sparse" in message
     _, text, _ = npusim("workload", "import", str(config), "--json")
-    assert json.loads(text)["not_modelled"] == {"sparse": "some keys only, chosen as they come"}
+    assert json.loads(text)["not_modelled"] == {"sparse": "a choice of keys at run time"}
 
 
 def test_an_override_of_no_effect_is_refused() -> None:

@@ -83,7 +83,7 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run flash -C flags.cross_core_latency_cycles=1000", "the effect of slower flags"),
     ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
-    ("npusim run calls.npz --hw h200", "recorded launches one after another (npusim help triton)"),
+    ("npusim run calls.npz --hw h200", "recorded launches, one after another"),
 )
 @o.takes()
 def run(

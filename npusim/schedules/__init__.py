@@ -109,8 +109,8 @@ def is_of_models(name: str) -> bool:
 
 
 def takes_sizes(name: str) -> bool:
-    """Return whether a schedule is of plain tensors, whose sizes have names of its own."""
-    return any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
+    """Return whether a schedule has sizes with names of its own: a launch of a Triton kernel, or plain tensors."""
+    return "::" in name or any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
 
 
 def names_sizes(name: str) -> bool:

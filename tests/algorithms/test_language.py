@@ -325,7 +325,7 @@ def test_a_state_on_both_sides_of_a_product_is_refused_with_both_lines(tmp_path:
     source = changed((LOOP, '    m = full("row", -inf, F)\n    for kj'), ("s.to(", "(s - m).to("), (
         LAST, "        m_new = maximum(m, s.max())\n        o = o + pv * m\n        m = m_new\n"))  # fmt: skip
     program(source, tmp_path / "mine.py", depth=0)
-    with pytest.raises(TilingError, match=r"m is used by SUB \w+ \(line 6\) and by COPY m \(line 10\), but what"):
+    with pytest.raises(TilingError, match=r"m is used by SUB \w+ \(line 6\) and by COPY m \(line 10\), but the stages"):
         program(source, tmp_path / "mine.py", depth=1)
 
 

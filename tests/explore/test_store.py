@@ -172,7 +172,7 @@ def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    with pytest.raises(OutputError, match="disk is full; what is in it stays"), open_store(path, ABOUT) as store:
+    with pytest.raises(OutputError, match="disk is full; its content stays"), open_store(path, ABOUT) as store:
         store.add([("0", ONE)])
         (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
         store.connection.execute(f"PRAGMA max_page_count = {pages}")

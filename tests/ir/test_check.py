@@ -268,7 +268,7 @@ def test_tiles_on_the_chip_do_not_move_with_an_index(part: str) -> None:
         yield toy.op("x", "p", steps=[Step(Opcode.FILL, tile, (0.0,))])
 
     with pytest.raises(
-        ProgramError, match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size hangs"
+        ProgramError, match=r"test_check.py:\d+: toy: x on p touches on-chip bytes whose place or size depends"
     ):
         check(loop_program(body))
 

@@ -433,7 +433,7 @@ def test_on_the_command_line_a_fault_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused_with_the_form() -> None:
-    with pytest.raises(SpecError, match=r"nowhere\.py: no such file; a schedule of one's own is FILE\.py:NAME"):
+    with pytest.raises(SpecError, match=r"nowhere\.py: no such file; a schedule of your own is FILE\.py:NAME"):
         npusim.run("nowhere.py:X")
 
 

@@ -105,9 +105,9 @@ def result() -> TimingResult:
 
 def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
-    monkeypatch.setattr("npusim.simulation.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
+    monkeypatch.setattr("npusim.simulation.simulate.method_named", lambda _name: lambda *_, **__: impossible)
     with pytest.raises(ContradictionError, match="below the bound of hbm"):
-        run("flash", seq=256, numerics=False, method="wrong", trace_groups=())
+        run("flash", seq=256, numerics=False, method="steady", trace_groups=())
 
 
 def test_a_possible_result_passes(result: TimingResult) -> None:

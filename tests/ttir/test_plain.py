@@ -253,7 +253,7 @@ def test_sizes_of_a_launch_are_part_of_a_baseline(tmp_path: Path, monkeypatch: p
     (tmp_path / "case.yaml").write_text(json.dumps({**document, "problem": {"M": 256, "N": 256, "K": 256}}))
     for more in (["--update"], []):
         assert CliRunner().invoke(app, ["check", str(tmp_path), *more]).exit_code == 0
-    with pytest.raises(SpecError, match=r"matmul is no attention: .* nothing says which size is a batch"):
+    with pytest.raises(SpecError, match=r"matmul is no attention: .* a kernel of plain tensors has no batch size"):
         npusim.invariant(name_of(MATMUL), problem={"M": 256, "N": 256, "K": 256}, hw="h200")
 
 
@@ -261,13 +261,13 @@ def test_sizes_of_a_launch_are_part_of_a_baseline(tmp_path: Path, monkeypatch: p
     ("hw", "more"), [("h200", {"splits": 1}), ("ascend_910b2", {"load_k": 64}), ("ascend_950", {"load_k": 64})]
 )
 def test_a_product_takes_as_long_as_our_own_of_the_same_tile(hw: str, more: dict[str, int]) -> None:
-    """On GPUs ours has warps that copy alone, and takes somewhat less."""
+    """On GPUs ours has warps that copy alone; theirs reads its left factor from shared memory while copies arrive."""
     sizes = {"M": 2048, "N": 2048, "K": 2048}
     launch = MATMUL if hw == "h200" else MATMUL.replace("GROUP=8", "GROUP=1")
     tiling = {"block_m": 128, "block_n": 128, "block_k": 64} | more
     theirs = npusim.run(name_of(launch), problem=sizes, hw=hw, numerics=False)
     ours = npusim.run("gemm", problem=GemmProblem(m=2048, n=2048, k=2048), hw=hw, tiling=tiling)
-    assert theirs.cycles == pytest.approx(ours.cycles, rel=0.1 if hw == "h200" else 0.03)
+    assert 0.97 * ours.cycles < theirs.cycles < (1.25 if hw == "h200" else 1.03) * ours.cycles
     assert theirs.program.flops == ours.program.flops
 
 

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 REQUEST = 256
 
 
-def test_times_grow_with_sizes_as_predicted_and_hold_a_fixed_time(shared_folder: Path) -> None:
-    """A line through eight shapes has the model's slope; what it begins with belongs to none of their sizes.
+def test_times_grow_with_sizes_as_predicted_with_the_drivers_fixed_time(shared_folder: Path) -> None:
+    """A line through eight shapes has the model's slope and begins at 0: the driver ``mc2`` has 352 us for each call.
 
-    340 us are no start of a transfer (2.6 us) or of a stream (20 us), and PTO's kernel on such a server has none of it
-    (it is predicted within 3 %).  Ranks that start apart lengthen a profiler's task durations, every shape's alike: so
-    the device has no constant for it.
+    PTO's kernel on such a server has no such time (it is predicted within 3 %), so the constant is that of CANN's
+    driver; it is fitted on five of the ten shapes.
     """
     file = shared_folder / "measurements" / "ascend_allreduce.yaml"
     report = validate(file)
@@ -34,5 +33,5 @@ def test_times_grow_with_sizes_as_predicted_and_hold_a_fixed_time(shared_folder:
     predicted, measured = np.array(pairs).T
     slope, fixed = np.polyfit(predicted, measured, 1)
     assert slope == pytest.approx(1.0, abs=0.10)
-    assert 200 < fixed < 400
+    assert abs(fixed) < 60
     assert np.abs((slope * predicted + fixed) / measured - 1).max() < 0.10
