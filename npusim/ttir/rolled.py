@@ -138,7 +138,7 @@ _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 
 
 def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
-    """Return a kernel's operations without what each program stores and loads again at once, and the stores left out by parameter.
+    """Return operations without what each program stores and loads again at once; the stores left out by tensor.
 
     A load of the same pointers under the same mask gives what the store before it wrote; a tensor that is accessed so
     alone needs neither.
