@@ -19,6 +19,8 @@ from npusim.numerics.executor import POISON, execute
 from npusim.numerics.inputs import kernel_source
 from npusim.simulation.simulate import run_request
 from npusim.ttir.calls import Argument, Call, call_of
+from npusim.ttir.rolled import with_scratch_kept
+from npusim.ttir.text import read as read_ttir
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
@@ -39,24 +41,30 @@ class _Memory:
     def __init__(self, calls: Sequence[Call], seed: int) -> None:
         self.writers: dict[int, int] = {}
         self._seed, self._sizes, self._storages = seed, dict[int, int](), dict[int, Any]()
+        self._written: dict[int, Any] = {}  # by storage: bits are 1 where a launch wrote
         for x in (x for call in calls for x in call.tensors.values() if not x.is_integer):
             last = x.offset + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
             size = (last + 1) * get_format(x.fmt).dtype.itemsize if all(x.shape) else 0
             self._sizes[x.storage] = max(size, self._sizes.get(x.storage, 0))
 
     def view(self, x: Argument) -> Any:
-        """Return what a launch sees of a storage; of one that nobody has written, recorded or normal values."""
-        dtype, is_new = get_format(x.fmt).dtype, x.storage not in self._storages
-        if is_new:
+        """Return the values that a launch sees; where no launch before it wrote, the recorded or normal ones."""
+        dtype = get_format(x.fmt).dtype
+        if x.storage not in self._storages:
             count = -(-self._sizes[x.storage] // dtype.itemsize)
             drawn = np.random.default_rng([self._seed, x.storage]).standard_normal(count, np.float32)
             self._storages[x.storage] = np.ascontiguousarray(cast(drawn, x.fmt)).view(np.uint8)
-        elements = self._storages[x.storage][: self._sizes[x.storage] // dtype.itemsize * dtype.itemsize].view(dtype)
-        strides = [s * dtype.itemsize for s in x.strides]
-        seen = np.lib.stride_tricks.as_strided(elements[x.offset :], x.shape, strides)
-        if x.data is not None and x.storage not in self.writers:
-            seen[...] = x.data
+            self._written[x.storage] = np.zeros_like(self._storages[x.storage])
+        seen = self._part(self._storages, x, dtype)
+        if x.data is not None:
+            np.copyto(seen, x.data, where=self._part(self._written, x, f"u{dtype.itemsize}") == 0)
         return seen
+
+    def _part(self, of: dict[int, Any], x: Argument, dtype: Any) -> Any:
+        """Return a view of bytes of a storage."""
+        size = np.dtype(dtype).itemsize
+        elements = of[x.storage][: self._sizes[x.storage] // size * size].view(dtype)
+        return np.lib.stride_tricks.as_strided(elements[x.offset :], x.shape, [s * size for s in x.strides])
 
     def store(self, number: int, call: Call, result: RunData, given: dict[str, Any]) -> None:
         """Execute a launch whole, and write what it stores to its storages."""
@@ -71,9 +79,30 @@ class _Memory:
             made = np.stack(heads).reshape(-1)
             places = t.view.array(np.arange(prod(x.shape)).reshape(x.shape)).reshape(-1)
             is_stored = np.any(made.view(np.uint8).reshape(made.size, -1) != POISON, axis=1)
-            seen = self.view(x)
-            seen[np.unravel_index(places[is_stored], x.shape)] = made[is_stored]
+            seen, at = self.view(x), np.unravel_index(places[is_stored], x.shape)
+            seen[at] = made[is_stored]
+            bits = f"u{seen.dtype.itemsize}"
+            self._part(self._written, x, bits)[at] = np.iinfo(bits).max
             self.writers[x.storage] = number
+
+
+def _scratch(call: Call) -> set[str]:
+    """Return the parameters in which a launch leaves what it loads again at once: no result of its run has them."""
+    text = call.configurations[0].ttir
+    return set(with_scratch_kept(read_ttir(text))[1]) if text else set()
+
+
+def _refuse_scratch(number: int, call: Call, later: Sequence[Call]) -> None:
+    """Raise `SpecError` for a later launch that has such a tensor as more than its own."""
+    left = {call.tensors[n].storage: n for n in _scratch(call) if n in call.tensors}
+    for other in later if left else ():
+        own = _scratch(other)
+        for n, x in other.tensors.items():
+            if x.storage in left and n not in own:
+                why = "the launch stores to it and loads it again at once, so that its run has no such result"
+                raise SpecError(
+                    f"launch {number} ({call.name}), {left[x.storage]}, which {other.name} has as {n}: {why}"
+                )
 
 
 def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
@@ -84,6 +113,8 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
     if request.tensors is not None:
         raise SpecError("tensors: launches in sequence have the values of their storages; record them (--floats)")
     calls, done = [call_of(name) for name in schedules], list[SequenceRun]()
+    for number, call in enumerate(calls):
+        _refuse_scratch(number, call, calls[number + 1 :])
     memory = _Memory(calls, request.seed or 0)
     for number, (name, call) in enumerate(zip(schedules, calls, strict=True)):
         floats = {n: x for n, x in call.tensors.items() if not x.is_integer}

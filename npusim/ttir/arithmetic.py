@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npusim.formats import cast
-from npusim.ttir.draft import Draft, plain_name
+from npusim.ttir.draft import Draft, Load, plain_name
 from npusim.ttir.rolled import REDUCTIONS
 from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
@@ -22,6 +22,7 @@ from npusim.ttir.values import (
     Condition,
     Floats,
     Identity,
+    Integers,
     Known,
     Masking,
     Number,
@@ -343,6 +344,7 @@ class Arithmetic(Draft):
                 raise op.fail("a sum of one value over and over: multiply it")
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
+        self.reduced.append((axis, op.line))
         order = self._orders[id(op)] if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
@@ -434,9 +436,32 @@ class Arithmetic(Draft):
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
             a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
-        rest = [rule for rule, bound in zip(mask.of, bounds, strict=True) if bound is None]
+        rest = [
+            rule
+            for rule, bound in zip(mask.of, bounds, strict=True)
+            if bound is None or not self._is_loaded_so(op, a.axes[bound[0]], bound[1])
+        ]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
+
+    def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
+        """Return whether the walked tiles along an axis have no more elements than a mask leaves.
+
+        How much there is of other axes is known where all is stored: `npusim.ttir.phase` looks at these masks there.
+        """
+        walk, known = self._walk, list[Load]()
+        if walk is not None:
+            known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
+        if walk is None or not known:
+            self.bounds.append((axis, most, op.line))
+            return True
+        is_visited = np.arange(walk.most)[None] < walk.counts
+        for load in known:
+            at = [self.root(a) for a in load.axes].index(self.root(axis))
+            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
+            if np.any((left > most) & is_visited):
+                return False
+        return True
 
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
         if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules):

@@ -116,6 +116,9 @@ class Draft:
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
+        #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
+        self.bounds: list[tuple[str | None, Integers, Line]] = []
+        self.reduced: list[tuple[str | None, Line]] = []
         self.notes: list[str] = []
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
@@ -227,6 +230,7 @@ class Draft:
                 self.values[name] = replace(x, of=x.of.at(programs))
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
+        self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]
 
 
 def plain_name(name: str) -> str:

@@ -160,6 +160,7 @@ class LaunchGrid:
         for other in reader.stored[1:]:
             self._check_second(other)
         self._check_parts()
+        self._check_bounds()
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
@@ -396,6 +397,21 @@ class LaunchGrid:
         for (a, _), (b, x) in combinations(views, 2):
             if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
                 raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
+
+    def _check_bounds(self) -> None:
+        """Raise `ProgramError` for a mask that hides some of what is stored, or a sum of more than that."""
+        r, stored = self.reader, {"row": self.rows, "value": self.cols}
+        is_stored = (self.rows > 0) & (self.cols > 0)
+        for axis, most, line in r.bounds:
+            called = self.names.get(r.root(axis), "")
+            if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
+                raise self._fault(line, "a mask hides elements that are loaded: load them under the same mask")
+        for axis, line in () if self.stored.is_walked else r.reduced:
+            called = self.names.get(r.root(axis), "")
+            for x in r.loads.values() if called in stored else ():
+                for a, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True):
+                    if r.root(a) == r.root(axis) and np.any((np.minimum(n, left) > stored[called]) & is_stored):
+                        raise self._fault(line, f"a sum or maximum of more {called}s than are stored: store all")
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""

@@ -49,7 +49,7 @@ class UnlikeLoopsError(ProgramError):
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    operations, scratch = with_scratch_kept(function.operations)
+    operations, scratch = with_scratch_kept(function)
     function = function._replace(operations=rolled(operations))
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
@@ -73,7 +73,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         reader.notes.append(f"{function.name}: {why}")
     if scratch:
         why = "what a program stores and loads again at once stays with it, is no result, and takes no time"
-        reader.notes.append(f"{scratch[0].line}: {why}")
+        reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
     if function.operations is not operations:
         reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
     return reader

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from npusim.ttir.text import Line, Op, shape_of
+from npusim.ttir.text import Function, Line, Op, shape_of
 
 #: Reductions by the operation of their region, and what they begin with.
 REDUCTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
@@ -137,33 +137,46 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
 _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 
 
-def with_scratch_kept(operations: list[Op]) -> tuple[list[Op], list[Op]]:
-    """Return a kernel's operations without what each program stores and loads again at once, and the stores left out.
+def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
+    """Return operations without what each program stores and loads again at once; the stores left out by tensor.
 
     A load of the same pointers under the same mask gives what the store before it wrote; a tensor that is accessed so
     alone needs neither.
     """
+    operations = function.operations
     every = list(_inner(operations))
+    pointers = frozenset(n for n, kind in function.parameters.items() if "ptr" in kind)
     made = {r: o for o in every for r in o.results}
     kept: dict[str, str] = {}
     pairs, stores = list[Op](), list[Op]()
     for block in (operations, *(b for o in every for b in (o.body, o.otherwise))):
         last: Op | None = None
         for op in block:
-            if op.name == "tt.store":
-                last = op
+            if op.name == "tt.store" or any(o.name == "tt.store" for o in _inner([*op.body, *op.otherwise])):
+                last = op if op.name == "tt.store" else None
             elif op.name == "tt.load" and last and op.operands == [*last.operands[:1], *last.operands[2:]]:
                 kept[op.results[0]] = last.operands[1]
                 pairs += [op, last]
                 stores += [last] if last not in stores else []
 
-    def root(name: str) -> str:
-        while name in made and made[name].operands:
-            name = made[name].operands[0]
-        return name
+    starts = {n: o for o in every if o.name == "scf.for" for n in o.operands[4::2]}
 
-    others = {root(o.operands[0]) for o in every if o.name in ("tt.load", "tt.store") and o not in pairs}
-    stores = [o for o in stores if root(o.operands[0]) not in others]
+    def roots(name: str) -> frozenset[str]:
+        """Return the tensors that a pointer may be of; of what a loop carries, those of all of its values."""
+        seen, open_ = set[str](), [name]
+        while open_:
+            if (n := open_.pop()) in seen:
+                continue
+            seen.add(n)
+            made_by = [o for o in (made.get(n), starts.get(n)) if o is not None and o.name != "tt.load"]
+            open_ += [m for o in made_by for m in (*o.operands, *_ends(o))]
+        return pointers & seen
+
+    rest = [o for o in every if o.name in ("tt.load", "tt.store") and o not in pairs]
+    others = frozenset[str]().union(*(roots(o.operands[0]) for o in rest))
+    stores = [o for o in stores if not roots(o.operands[0]) & others]
+    if not stores:
+        return operations, {}
     gone = [o for o in pairs if any(o.operands[0] == s.operands[0] for s in stores)]
 
     def renamed(name: str) -> str:
@@ -179,7 +192,12 @@ def with_scratch_kept(operations: list[Op]) -> tuple[list[Op], list[Op]]:
         ]
 
     kept = {o.results[0]: kept[o.results[0]] for o in gone if o.results}
-    return (without(operations), stores) if stores else (operations, [])
+    return without(operations), {n: o for o in stores for n in sorted(roots(o.operands[0]))}
+
+
+def _ends(op: Op) -> list[str]:
+    """Return what the branches of an operation, or its loop's body, end with."""
+    return [n for block in (op.body, op.otherwise) if block for n in block[-1].operands]
 
 
 def _inner(operations: Sequence[Op]) -> Iterator[Op]:

@@ -476,3 +476,50 @@ def carried_logarithm(Q, K, V, O, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.c
         lse = new + tl.log(tl.exp(lse - new) + tl.sum(p, 1))
         m = new
     tl.store(O + rm[:, None] * D + rd[None, :], (acc * tl.exp(m - lse)[:, None]).to(tl.float16))
+
+
+@triton.jit
+def some_stored(X, Y, N, K, B: tl.constexpr, SUMS: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * N + c, mask=c < N, other=0.0)
+    if SUMS:
+        tl.store(Y + row * N + c, x - tl.sum(x, 0), mask=c < K)
+    else:
+        tl.store(Y + row * N + c, tl.where(c < K, x, 5.0), mask=c < N)
+
+
+@triton.jit
+def some_keys(Q, K, V, O, count, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    q = tl.load(Q + rows[:, None] * D + d[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        keys = j + tl.arange(0, BN)
+        s = tl.dot(q, tl.trans(tl.load(K + keys[:, None] * D + d[None, :])))
+        s = tl.where(keys[None, :] < count, s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        p, alpha = tl.exp(s - new[:, None]), tl.exp(m - new)
+        l = l * alpha + tl.sum(p, 1)
+        v = tl.load(V + keys[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        m = new
+    tl.store(O + rows[:, None] * D + d[None, :], acc / l[:, None])
+
+
+@triton.jit
+def walked_scratch(X, Y, Z, B: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 3)
+    z, p, total = tl.load(Y + i), Y + i, tl.zeros([B], tl.float32)
+    for _ in range(N):
+        total += tl.load(p)
+        p += 64
+    tl.store(Z + i, total + z)
+
+
+@triton.jit
+def own_scratch(X, Y, Z, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 3)
+    tl.store(Z + i, tl.load(Y + i) + 1)
