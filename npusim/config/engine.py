@@ -334,7 +334,9 @@ class SharingSpec(IssueSpec):
     load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
         description="of a warp for a load of 16 bytes a thread into registers"
     )
-    special_wait_factor: Quantity = Field(description="of a warp's wait for special functions over their time")
+    special_wait_factor: Quantity = Field(
+        description="of a warp's wait for special functions over their time, where products are single warps'"
+    )
     reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
     in_step_count: WholeQuantity = Field(description="tiles of a loop before blocks on one head's keys are out of step")
     specialised: SpecialisedSpec | None = Field(default=None, description="of kernels whose warps specialise")
@@ -394,12 +396,9 @@ class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
-    capacity_bytes: PositiveWhole = Field(description="of the cache that it shares with shared memory")
-    carved_bytes: tuple[PositiveWhole, ...] = Field(min_length=1, description="sizes that shared memory takes of it")
-    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
-    far_bytes_per_cycle: Positive = Field(description="of what misses it")
-    near_factor: Positive = Field(description="what is stored and loaded over what fits: up to it nothing misses")
-    far_factor: Positive = Field(description="likewise: from it on everything misses")
+    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor")
+    near_factor: Positive = Field(description="what all cores have under way over L2: up to it all fits")
+    far_factor: Positive = Field(description="likewise: from it on everything goes on to memory")
 
     @model_validator(mode="after")
     def _factors_ascend(self) -> Self:
@@ -407,16 +406,10 @@ class LocalMemoryPipe(SpecModel):
             raise fault_at("far_factor", f"{self.far_factor.value} must be above near_factor {self.near_factor.value}")
         return self
 
-    def missing(self, frames_bytes: float, cache_bytes: float) -> float:
-        """Return the share that misses a cache, 0 to 1."""
+    def missing(self, live_bytes: float, l2_bytes: float) -> float:
+        """Return the share that L2 has no room for, 0 to 1."""
         near, far = self.near_factor.value, self.far_factor.value
-        return min(1.0, max(0.0, (frames_bytes / cache_bytes - near) / (far - near)))
-
-    def beside(self, blocks: int, shared_bytes: int) -> int:
-        """Return the bytes of the cache left beside so many blocks' shared memory, or as many of them as fit."""
-        sizes = sorted(s.value for s in self.carved_bytes)
-        needed_bytes = shared_bytes * min(blocks, sizes[-1] // max(1, shared_bytes))
-        return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= needed_bytes), sizes[-1]))
+        return min(1.0, max(0.0, (live_bytes / l2_bytes - near) / (far - near)))
 
 
 class TurnoverPipe(SpecModel):

@@ -34,7 +34,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.machines.sm.places import BlockPlaces, accumulator
-from npusim.machines.sm.turns import WarpTurns
+from npusim.machines.sm.turns import WarpTurns, exponentials_at
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
 
@@ -200,8 +200,7 @@ class ResidentBlock:
             slots = (places.slot(places.loaded[chain[0]], chain[0], block, tile, first=False),)
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
-            if spills is not None:
-                yield TileOp("spill", warps, WARPS, (), (), group=spills)
+            yield from (TileOp("spill", warps, WARPS, (), (), group=work) for work in spills)
             if not places.waits_at_once:  # else after the last product, before what follows it
                 yield TileOp("next", warps, WARPS, (), slots, group=step)
 
@@ -340,7 +339,8 @@ class ResidentBlock:
                 run = []
             else:
                 run.append(step)
-        yield self._op(s.name, s, group, FMA, tuple(run))
+        for part in self._parts(tuple(run)):
+            yield self._op(s.name, s, group, FMA, part)
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
                 p, plan = self.places.part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
@@ -349,6 +349,18 @@ class ResidentBlock:
                 step = Step(Opcode.COPY, p, (p,), how)
                 yield TileOp(f"{self.frame.label(n)}.exchange", self.warps[group], LSU, (step,))
         yield from self._results(s, block, tile, group, share)
+
+    def _parts(self, steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
+        """Return rows in parts that the warps of a group go through in step: up to the maxima, and from there on.
+
+        Warps of a group wait for their products together, and so do groups that wait for one another's tiles: masks
+        and maxima, for which comparisons limit them, are beside no exponentials of another, but of another block's.
+        """
+        is_of_groups = self.works is not None and self.works.usual.generation == "wgmma" and not self.turns
+        if not (is_of_groups and self.how and any(s.opcode is Opcode.ROW_MAX for s in steps)):
+            return [steps]
+        at = exponentials_at(steps)
+        return [part for part in (steps[:at], steps[at:]) if part]
 
     def _results(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of what a stage leaves: to shared memory for products, or to the output."""

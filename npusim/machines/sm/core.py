@@ -40,6 +40,8 @@ RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
 ALU, SPILL = "ALU", "SPILL"
+#: Bytes of spilled registers that L2 has no room for: a link's, no pipe's.
+BEYOND = "hbm"
 #: How fast a multiprocessor ends blocks.
 RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
@@ -352,7 +354,7 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
     spilled_accesses: int | None = Field(
-        default=None, ge=0, description="stores and loads of those in an iteration, likewise; default: estimated"
+        default=None, ge=0, description="stored and loaded in an iteration, likewise; default: estimated"
     )
     shared_bytes: int | None = Field(
         default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"
