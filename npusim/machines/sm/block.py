@@ -339,8 +339,13 @@ class ResidentBlock:
                 run = []
             else:
                 run.append(step)
-        for part in self._parts(tuple(run)):
-            yield self._op(s.name, s, group, FMA, part)
+        first, *rest = self._parts(tuple(run))
+        yield self._op(s.name, s, group, FMA, first)
+        for part in rest:  # what a score pays beside is paid
+            op = self._op(s.name, s, group, FMA, part)
+            assert op.group is not None
+            paid = tuple([c for c in op.group.charges if c.due != "score"])
+            yield replace(op, group=replace(op.group, charges=paid))
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
                 p, plan = self.places.part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
