@@ -334,9 +334,7 @@ class SharingSpec(IssueSpec):
     load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
         description="of a warp for a load of 16 bytes a thread into registers"
     )
-    special_wait_factor: Quantity = Field(
-        description="of a warp's wait for special functions over their time, where products are single warps'"
-    )
+    special_wait_factor: Quantity = Field(description="of a warp's wait for special functions over their time")
     reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
     in_step_count: WholeQuantity = Field(description="tiles of a loop before blocks on one head's keys are out of step")
     specialised: SpecialisedSpec | None = Field(default=None, description="of kernels whose warps specialise")

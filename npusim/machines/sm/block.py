@@ -34,7 +34,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.machines.sm.places import BlockPlaces, accumulator
-from npusim.machines.sm.turns import WarpTurns, exponentials_at
+from npusim.machines.sm.turns import WarpTurns
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
 
@@ -339,13 +339,7 @@ class ResidentBlock:
                 run = []
             else:
                 run.append(step)
-        first, *rest = self._parts(tuple(run))
-        yield self._op(s.name, s, group, FMA, first)
-        for part in rest:  # what a score pays beside is paid
-            op = self._op(s.name, s, group, FMA, part)
-            assert op.group is not None
-            paid = tuple([c for c in op.group.charges if c.due != "score"])
-            yield replace(op, group=replace(op.group, charges=paid))
+        yield self._op(s.name, s, group, FMA, tuple(run))
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
                 p, plan = self.places.part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
@@ -354,18 +348,6 @@ class ResidentBlock:
                 step = Step(Opcode.COPY, p, (p,), how)
                 yield TileOp(f"{self.frame.label(n)}.exchange", self.warps[group], LSU, (step,))
         yield from self._results(s, block, tile, group, share)
-
-    def _parts(self, steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
-        """Return rows in parts that the warps of a group go through in step: up to the maxima, and from there on.
-
-        Warps of a group wait for their products together, and so do groups that wait for one another's tiles: masks
-        and maxima, for which comparisons limit them, are beside no exponentials of another, but of another block's.
-        """
-        is_of_groups = self.works is not None and self.works.usual.generation == "wgmma" and not self.turns
-        if not (is_of_groups and self.how and any(s.opcode is Opcode.ROW_MAX for s in steps)):
-            return [steps]
-        at = exponentials_at(steps)
-        return [part for part in (steps[:at], steps[at:]) if part]
 
     def _results(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of what a stage leaves: to shared memory for products, or to the output."""

@@ -326,10 +326,7 @@ class GroupModel:
                 self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
         warps, s = self._warps(work), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
-        waited = 0.0
-        # Exponentials of warp groups are operations of their own.
-        if not isinstance(s, SpecialisedSpec) and (work.generation == "mma" or work.is_even):
-            waited = s.special_wait_factor.value * count.special
+        waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
         lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * warps, count.issued * warps, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to

@@ -169,10 +169,5 @@ class WarpTurns:
             places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}
             touching = (any(isinstance(o, Tile) and o.offset_bytes in places for o in s.operands()) for s in steps)
             return next((i for i, touches in enumerate(touching) if touches), len(steps))
-        return exponentials_at(steps)
-
-
-def exponentials_at(steps: tuple[Step, ...]) -> int:
-    """Return the step with which a softmax's exponentials begin: the first of whole rows behind their maxima."""
-    begin = next((i for i, s in enumerate(steps) if s.opcode is Opcode.ROW_MAX), 0)
-    return next((i for i, s in enumerate(steps) if i > begin and s.dst.cols > 1), len(steps))
+        begin = next((i for i, s in enumerate(steps) if s.opcode is Opcode.ROW_MAX), 0)
+        return next((i for i, s in enumerate(steps) if i > begin and s.dst.cols > 1), len(steps))
