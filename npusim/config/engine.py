@@ -430,14 +430,9 @@ class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
-    capacity_bytes: PositiveWhole = Field(
-        description="capacity of the cache that local memory shares with shared memory"
-    )
-    carved_bytes: tuple[PositiveWhole, ...] = Field(min_length=1, description="sizes that shared memory takes of it")
-    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
-    far_bytes_per_cycle: Positive = Field(description="rate of accesses that miss the cache")
-    near_factor: Positive = Field(description="bytes stored and loaded over the capacity, up to which nothing misses")
-    far_factor: Positive = Field(description="likewise: from it on everything misses")
+    bytes_per_cycle: Positive = Field(description="rate of stores and loads of the whole multiprocessor")
+    near_factor: Positive = Field(description="bytes in flight of all cores over the size of L2, up to which all fit")
+    far_factor: Positive = Field(description="the same ratio from which on all accesses go to memory")
 
     @model_validator(mode="after")
     def _factors_ascend(self) -> Self:
@@ -445,16 +440,10 @@ class LocalMemoryPipe(SpecModel):
             raise fault_at("far_factor", f"{self.far_factor.value} must be above near_factor {self.near_factor.value}")
         return self
 
-    def missing(self, frames_bytes: float, cache_bytes: float) -> float:
-        """Return the share that misses a cache, 0 to 1."""
+    def missing(self, live_bytes: float, l2_bytes: float) -> float:
+        """Return the share that L2 has no room for, 0 to 1."""
         near, far = self.near_factor.value, self.far_factor.value
-        return min(1.0, max(0.0, (frames_bytes / cache_bytes - near) / (far - near)))
-
-    def beside(self, blocks: int, shared_bytes: int) -> int:
-        """Return the bytes of the cache left beside so many blocks' shared memory, or as many of them as fit."""
-        sizes = sorted(s.value for s in self.carved_bytes)
-        needed_bytes = shared_bytes * min(blocks, sizes[-1] // max(1, shared_bytes))
-        return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= needed_bytes), sizes[-1]))
+        return min(1.0, max(0.0, (live_bytes / l2_bytes - near) / (far - near)))
 
 
 class TurnoverPipe(SpecModel):

@@ -473,7 +473,7 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
     told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
-        told |= {"spilled_accesses": made.accesses}
+        told |= {"spilled_accesses": made.moved}
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note

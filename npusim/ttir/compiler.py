@@ -66,7 +66,7 @@ class Compiled:
 
     ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
     ``orders``: in which order each of its reductions adds, one after another (`npusim.formats.reductions`).
-    ``accesses``: instructions of a loop around products that store or load spilled registers, of the one with most.
+    ``moved``: registers that a loop around products stores to local memory or loads, of the one with most.
     ``body``: what a warp of a kernel without products runs for a block (`npusim.machines.sm.code`).
     """
 
@@ -77,7 +77,7 @@ class Compiled:
     fuses: bool = False
     down: int = 0
     orders: str = ""
-    accesses: int = 0
+    moved: int = 0
     body: str = ""
 
 
@@ -291,17 +291,23 @@ def _measured(made: Any, ttir: str, architecture: str) -> Compiled:
     fuses = "fma.rn" in made.asm["ptx"]
     orders = " ".join(_orders(made.asm["ttgir"]))
     shared, down_rows = made.metadata.shared, int(down[1]) if down else 0
-    accesses, body = _accesses(told) if stack else 0, body_of(told, architecture)
-    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, accesses, body)
+    moved, body = _moved(told) if stack else 0, body_of(told, architecture)
+    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, moved, body)
 
 
-def _accesses(sass: str) -> int:
-    """Return how often a loop around products, which a branch leads back over, stores or loads a spilled register."""
-    line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)\S*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
-    code = [(int(at, 16), name, int(to or "0", 16)) for at, name, to in re.findall(line, sass)]
-    spans = [(to, at) for at, name, to in code if name == "BRA" and 0 < to < at]
-    around = {max((s for s in spans if s[0] <= at <= s[1]), default=(0, -1)) for at, n, _ in code if n.endswith("MMA")}
-    return max((sum(a <= at <= b and n in ("LDL", "STL") for at, n, _ in code) for a, b in around), default=0)
+def _moved(sass: str) -> int:
+    """Return how many registers a loop around products, which a branch leads back over, stores or loads, spilled ones.
+
+    An instruction of 64 or 128 bits has two or four.
+    """
+    line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)(?:\.(64|128)\b|\.\w+)*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
+    found = re.findall(line, sass)
+    code = [(int(at, 16), name, int(bits or 32) // 32, int(to or "0", 16)) for at, name, bits, to in found]
+    spans = [(to, at) for at, name, _, to in code if name == "BRA" and 0 < to < at]
+    products = (at for at, name, *_ in code if name.endswith("MMA"))
+    around = {max((s for s in spans if s[0] <= at <= s[1]), default=(0, -1)) for at in products}
+    local = [(at, count) for at, name, count, _ in code if name in ("LDL", "STL")]
+    return max((sum(count for at, count in local if a <= at <= b) for a, b in around), default=0)
 
 
 def _orders(ttgir: str) -> Iterator[str]:

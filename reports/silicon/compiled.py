@@ -38,7 +38,9 @@ FIELDS = (
     "shared_bytes",
     "loop_accesses",
 )
-INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)[^;]*?(0x[0-9a-f]+)?\s*;")
+INSTRUCTION = re.compile(
+    r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(?:\.[A-Z]+)*(?:\.(64|128)\b)?[^;]*?(0x[0-9a-f]+)?\s*;"
+)
 ROWS, KEYS, STAGES, WARPS = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (1, 2, 3, 4), (4, 8)
 #: Registers of a thread for the tiles of S and O alone, beyond which nobody wants a tile.
 MOST_REGISTERS = 768
@@ -128,12 +130,12 @@ def compiled(job: tuple[str, str, float, tuple[str, str, int, bool, int, int, in
 
 
 def accesses(sass: str) -> int:
-    """Return loads and stores of local memory in the loop with most products."""
-    lines = [(int(m[1], 16), m[2], m[3]) for m in INSTRUCTION.finditer(sass)]
-    loops = [(int(to, 16), at) for at, name, to in lines if name == "BRA" and to and int(to, 16) < at]
+    """Return registers loaded from local memory and stored there in the loop with most products."""
+    lines = [(int(m[1], 16), m[2], int(m[3] or 32) // 32, m[4]) for m in INSTRUCTION.finditer(sass)]
+    loops = [(int(to, 16), at) for at, name, _, to in lines if name == "BRA" and to and int(to, 16) < at]
 
     def count(loop: tuple[int, int], *names: str) -> int:
-        return sum(loop[0] <= at <= loop[1] and name in names for at, name, _ in lines)
+        return sum(width for at, name, width, _ in lines if loop[0] <= at <= loop[1] and name in names)
 
     best = max(loops, key=lambda p: count(p, "HMMA", "HGMMA", "QGMMA", "QMMA"), default=None)
     return 0 if best is None else count(best, "LDL", "STL")

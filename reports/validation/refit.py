@@ -28,13 +28,7 @@ PREDICTED = (
 )
 #: What was known of constants before any tile group was seen (the sources in the device file say where from).
 BEFORE: Mapping[str, float] = MappingProxyType(
-    {
-        "product_issue_factor": 1.33,
-        "step_instructions_count": 52,
-        "load_cycles.wgmma": 49,
-        "SPILL.bytes_per_cycle": 34,
-        "SPILL.far_bytes_per_cycle": 14.5,
-    }
+    {"product_issue_factor": 1.33, "step_instructions_count": 52, "load_cycles.wgmma": 49, "SPILL.bytes_per_cycle": 34}
 )
 #: Factors tried on one constant after the other, coarse and then fine.
 STEPS = ((0.75, 1.3), (0.88, 1.14))

@@ -14,7 +14,6 @@ from npusim.algorithms import split_rules
 from npusim.config.load import list_devices, load_device
 from npusim.formats import get_format
 from npusim.ir.op import Charge
-from npusim.machines.published.fa2 import MERGE_ROWS
 from npusim.machines.published.kernel import GpuKernel, Specialised, layout, warps_of
 from npusim.units import round_up
 
@@ -42,6 +41,8 @@ TILES_OF_8_BITS: Layouts = MappingProxyType(
 )
 #: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
+#: Rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
+MERGE_ROWS = 8
 #: Bytes of the heads whose K and V share L2: of these the longest blocks start first (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
 

@@ -208,8 +208,7 @@ class ResidentBlock:
             slots = (places.slot(places.loaded[chain[0]], chain[0], block, tile, first=False),)
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
-            if spills is not None:
-                yield TileOp("spill", warps, WARPS, (), (), group=spills)
+            yield from (TileOp("spill", warps, WARPS, (), (), group=work) for work in spills)
             if not places.waits_at_once:  # else after the last product, before what follows it
                 yield TileOp("next", warps, WARPS, (), slots, group=step)
 

@@ -43,6 +43,8 @@ RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
 ALU, SPILL = "ALU", "SPILL"
+#: Bytes of spilled registers that L2 has no room for: a link's, no pipe's.
+BEYOND = "hbm"
 #: How fast a multiprocessor ends blocks.
 RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
@@ -348,8 +350,8 @@ class GroupFields(Tiling):
     spilled_accesses: int | None = Field(
         default=None,
         ge=0,
-        description="stores and loads of spilled registers in an iteration, as the compiler reports; default: "
-        "estimated",
+        description="registers stored to and loaded from local memory in an iteration, as the compiler reports; "
+        "default: estimated",
     )
     shared_bytes: int | None = Field(
         default=None,

@@ -142,12 +142,15 @@ class GroupModel:
             share = self._product(steps[0], work, tally)
         elif steps:
             share = self._arithmetic(steps, work, tally)
+        elif SPILL in tally.pipes:
+            share = self._spilled(tally)
         else:
             share = self._control(work, tally)
         drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
         latency = drain if is_product and work.consumers and not work.is_awaited else 0
         terms, pipes = tuple(tally.terms.items()), tally.pipe_cycles()
-        return Cost(ceil(tally.cycles), latency, terms=terms, pipe_cycles=pipes, share=share)
+        links = tuple((c.key, int(c.times)) for c in work.charges if c.key in self.device.links)
+        return Cost(ceil(tally.cycles), latency, links, terms, pipes, share)
 
     # ---------------------------------------------------------------- what no step says
 
@@ -155,7 +158,9 @@ class GroupModel:
         """Return a tally of what is paid by the operation, but of what warps issue beside loads and copies alone."""
         tally = Tally()
         for charge in work.charges:
-            if charge.due not in BY_ELEMENT and (has_steps or work.consumers or charge.key not in self.issued):
+            if charge.key in self.device.links or charge.due in BY_ELEMENT:
+                continue
+            if has_steps or work.consumers or charge.key not in self.issued:
                 constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
                 taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
                 tally.add(f"{self.key}.{charge.key}", taken)
@@ -163,6 +168,11 @@ class GroupModel:
                     tally.pipes[engine] = tally.pipes.get(engine, 0.0) + taken
         tally.cycles = sum(tally.terms.values())
         return tally
+
+    def _spilled(self, tally: Tally) -> Share:
+        """Account for registers stored and loaded again among instructions that wait for them: nothing goes beside."""
+        tally.cycles -= (cycles := tally.pipes[SPILL])
+        return shared(ceil(cycles), issue=cycles)
 
     def _control(self, work: GroupWork, tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""

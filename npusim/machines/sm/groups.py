@@ -21,12 +21,14 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Charge, GroupWork
 from npusim.ir.program import Occupancy
+from npusim.ir.tile import GlobalTensor
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.published import cublas, find_kernel
 from npusim.machines.published.fa2 import code_charges
 from npusim.machines.published.kernel import GpuKernel, KernelUse
 from npusim.machines.sm.core import (
+    BEYOND,
     LIBRARY,
     REGISTER_BYTES,
     RF,
@@ -49,9 +51,10 @@ from npusim.machines.sm.live import BESIDE, has_more, live_registers, staged_byt
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Instruction, Phase
+    from collections.abc import Sequence
+
+    from npusim.algorithms.phase import Instruction, Phase, WorkTile
     from npusim.config.device import DeviceSpec
-    from npusim.ir.tile import GlobalTensor
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
@@ -60,9 +63,9 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
 UNNAMED_REGISTERS = 64
-#: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
-#: were (hwconfigs/sm_90_registers.csv).
-SPILL_ACCESSES = 1.45
+#: Registers that an iteration stores to local memory and loads over those spilled, where no compiler was asked: the
+#: median of those that were (hwconfigs/sm_90_registers.csv).
+SPILL_ACCESSES = 1.84
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
 #: kernels (reports/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
@@ -293,16 +296,14 @@ def _resident(
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    spilled_bytes, far = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0.0
-    local = device.core(SM).engines.get(SPILL)
-    if registers.spilled and isinstance(local, LocalMemoryPipe):
-        # A frame is as large as what is spilled in all, though an iteration may not touch all of it.
-        frames = REGISTER_BYTES * max(registers.spilled, registers.accesses / 2) * WARP_LANES * fields.warps * blocks
-        # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
-        reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
-        far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
-    near = Charge(f"{SPILL}.bytes_per_cycle", round(spilled_bytes * (1 - far)), "local")
-    spills = near, Charge(f"{SPILL}.far_bytes_per_cycle", round(spilled_bytes * far), "local")
+    spilled_bytes, beyond = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0
+    local, cores = device.core(SM).engines.get(SPILL), device.group_count.value
+    if spilled_bytes and isinstance(local, LocalMemoryPipe):
+        # What an iteration stores and loads again is live in all resident blocks at once, beside their keys and values.
+        wave = phase.cells[: blocks * cores]
+        live = spilled_bytes * groups * len(wave) / 2 + _visited_bytes(phase, wave)
+        beyond = round(spilled_bytes * local.missing(live, device.memory.l2.capacity_bytes.value))
+    spills = (Charge(f"{SPILL}.bytes_per_cycle", spilled_bytes, "local"), Charge(BEYOND, beyond, "local"))
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
@@ -312,6 +313,15 @@ def _resident(
         occupancy=room,
     )
     return tiling, room
+
+
+def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
+    """Return the bytes of what some blocks visit tile by tile, of each head once."""
+    visited = (t for n, t in phase.tensors.items() if n in phase.names and phase.loop_axis in phase.names[n].axes)
+    found = [t for t in visited if isinstance(t, GlobalTensor)]
+    most = max((t.heads for t in found), default=1)
+    seen = [{(b.batch, b.head * t.heads // most) for b in blocks} for t in found]
+    return sum(t.size_bytes // (t.batch * t.heads) * len(heads) for t, heads in zip(found, seen, strict=True))
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, warp_rows: int) -> tuple[GroupWork, int]:

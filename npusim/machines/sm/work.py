@@ -56,10 +56,9 @@ class Works:
         """Return the work at an iteration's end, with so many copies a thread of a later tile."""
         return replace(self.usual, copies=copies).charged(*self.tiling.due("tile"))
 
-    def spills(self) -> GroupWork | None:
-        """Return the work of storing registers to local memory and loading them; None where they suffice."""
-        charges = self.tiling.due("local")
-        return self.usual.charged(*charges) if charges else None
+    def spills(self) -> list[GroupWork]:
+        """Return the work of storing registers to local memory and loading them, near and beyond L2, if any."""
+        return [self.usual.charged(charge) for charge in self.tiling.due("local")]
 
     def copies(self, block: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block copies 16 bytes of a tile."""
