@@ -76,7 +76,7 @@ HOST = {"schedule": "flash", "hw": "xeon_avx512"}
 #: A run, options that nothing of it reads, and what the refusal says of them.
 UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the sizes are those of the problem (--problem)"),
-    (GEMM, {"workload": "qwen2_7b"}, "workload: the sizes are those of the problem (--problem), which is not a model's"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: the sizes are those of the problem"),
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),

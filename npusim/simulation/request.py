@@ -238,7 +238,7 @@ class Request:
     )
     problem: AnyProblem | None = _what(
         "--problem KEY=VALUE,...",
-        "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), ssd, gated_delta, flash_backward (tokens=1k,heads=2), ... "
+        "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), ssd, gated_delta, flash_backward (tokens=1k,heads=2), "
         "or a Triton launch (its own names).",
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
