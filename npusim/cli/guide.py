@@ -74,7 +74,7 @@ def schedule(
     _check_name(name, text)
     path = Path(f"{name}.py")
     if path.exists():
-        raise SpecError(f"{path}: is there already, and would be lost; choose another name or move it away")
+        raise SpecError(f"{path}: exists already; choose another name or move the file away")
     write(path, text.replace("@NAME@", name), f"; run it: npusim run {path}:{name} --seq 1024")
     if json:
         show_json(document("new", file=str(path)))

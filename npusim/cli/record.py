@@ -68,7 +68,7 @@ def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, 
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
     if seq is not None and not function:
-        raise SpecError(f"--seq {seq}: sizes are a function's: {path}::function")
+        raise SpecError(f"--seq {seq}: needs a function that is called with each size: {path}::FUNCTION")
     sizes = [_size(text) for text in seq.split(",")] if seq is not None else [None]
     with recording(hw=hw, floats=floats) as calls, _as_main(path, arguments):
         try:

@@ -139,7 +139,7 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     if names["not seen"]:
         yield Cell(f"the same bits on these inputs, not proved: {', '.join(names['not seen'])}")
     if own := [name for name in names["changes"] if name in OWN]:
-        yield Cell(f"other bits with another {_or(own)}", "dim")
+        yield Cell(f"{_or(own)} changes the bits", "dim")
 
 
 def _or(names: Sequence[str]) -> str:

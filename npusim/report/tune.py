@@ -83,9 +83,9 @@ def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
     for letter, count in Counter(letters.values()).items():
         first = next(i for i in order if letters[i] == letter)
         us = tuning.predictions[first].us or 0.0
-        known = "not proved equal to one another" if letter == "?" else f"equal bits for finite inputs, {count} of them"
+        known = "not proved equal to one another" if letter == "?" else f"{count} with equal bits for finite inputs"
         cost = f"{(us / best_us - 1) * 100:.1f} % slower than the best" if us > 1.0005 * best_us else "the best time"
-        reference = ", that of the first configuration" if letters.get(0) == letter else ""
+        reference = ", the first configuration among them" if letters.get(0) == letter else ""
         yield letter, f"{known}{reference}; best: {tuning.configurations[first].label()}, {cost}"
 
 

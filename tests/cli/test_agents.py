@@ -52,7 +52,7 @@ def table(heading: str) -> list[list[str]]:
 
 def rows() -> Iterator[Row]:
     command = ""
-    for _, named, field, kind in table("Ten questions"):
+    for _, named, field, kind in table("Questions"):
         command = named.strip("`") if named.startswith("`") else command
         yield Row(command, field.strip("`"), kind)
 

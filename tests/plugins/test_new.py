@@ -74,7 +74,7 @@ def test_the_file_runs_from_the_command_line_with_the_public_surface_alone(elsew
         ("flash", "'flash' is a schedule of npusim's own"),
         ("own_attention", "'own_attention' means something else in the file"),
         ("full", "'full' means something else in the file"),
-        ("there", "there.py: is there already"),
+        ("there", "there.py: exists already"),
     ],
 )
 def test_what_cannot_be_written_is_refused(elsewhere: Path, name: str, message: str) -> None:

@@ -139,7 +139,7 @@ def test_a_function_is_called_with_each_size(tmp_path: Path, monkeypatch: pytest
     ("words", "why"),
     [
         (["record", "no.py"], "no.py: no such file"),
-        (["record", "script.py", "--seq", "4"], "sizes are a function's"),
+        (["record", "script.py", "--seq", "4"], "needs a function that is called with each size"),
         (["record", "script.py::no"], "no function 'no'; there are main"),
         (["record", "script.py"], r"script.py:\d+: IndexError"),
         (["record", "empty.py"], "no launch of a Triton kernel was made"),
