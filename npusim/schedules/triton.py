@@ -326,25 +326,28 @@ def _phase_of(
     options = launch.options
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    made, arguments = compiled_launch(launch, names, options, machine.device)
+    made, arguments, grid = compiled_launch(launch, names, options, machine.device)
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
         arguments |= exact
-    grid = _grid(launch, names)
     place = launch.source.name, Line(launch.source.path, launch.source.line)
     return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
 
 
 def compiled_launch(
     launch: Launch, names: dict[str, Any], options: Mapping[str, int], device: DeviceSpec
-) -> tuple[Compiled, dict[str, Any]]:
-    """Return what Triton makes of a launch for a device, and the launch's arguments by parameter."""
+) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
+    """Return the code that Triton compiles for a launch on a device, the launch's arguments by parameter, and its grid.
+
+    Arguments and grid are checked before Triton compiles.
+    """
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
         value = arguments[q.name]
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
-    return compiled(launch.source, architecture_of(device), words, options), arguments
+    grid = _grid(launch, names)
+    return compiled(launch.source, architecture_of(device), words, options), arguments, grid
 
 
 def _capability(device: DeviceSpec) -> int:
