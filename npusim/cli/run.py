@@ -114,13 +114,14 @@ def run(
         "--timeline": request.timeline,
         "--trace-groups": request.changed().get("trace_groups"),
     }
+    of_one = written | {"--full": full or None}
     if fields:
-        changed = {n: x for n, x in request.changed().items() if n != "hw"} | written | {"--full": full or None}
-        refuse(changed, "--fields only lists the fields for the cores of --hw; leave these options out")
+        changed = {n: x for n, x in request.changed().items() if n != "hw"}
+        refuse(changed | of_one, "--fields only lists the fields for the cores of --hw; leave these options out")
         request = replace(request, overrides=None)
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
-    if _is_run_in_sequence(request, {**written, "--full": full or None, "--like": like}, as_json=json):
+    if _is_run_in_sequence(request, of_one | {"--like": like}, as_json=json):
         return
     from npusim.report.output import RUNS, check_writable, save_run
     from npusim.simulation.naming import digest_of, folder_of

@@ -92,17 +92,18 @@ def _scratch(call: Call) -> set[str]:
     return set(with_scratch_kept(read_ttir(text))[1]) if text else set()
 
 
-def _refuse_scratch(number: int, call: Call, later: Sequence[Call]) -> None:
-    """Raise `SpecError` for a later launch that has such a tensor as more than its own."""
-    left = {call.tensors[n].storage: n for n in _scratch(call) if n in call.tensors}
-    for other in later if left else ():
-        own = _scratch(other)
-        for n, x in other.tensors.items():
+def _refuse_scratch(calls: Sequence[Call]) -> None:
+    """Raise `SpecError` for a launch that has such a tensor of an earlier launch as more than its own."""
+    left = dict[int, tuple[int, str]]()  # by storage: the launch that leaves it as scratch, and its parameter
+    for number, call in enumerate(calls):
+        own = _scratch(call)
+        for n, x in call.tensors.items():
             if x.storage in left and n not in own:
+                at, name = left[x.storage]
                 why = "the launch stores to it and loads it again at once, so that its run has no such result"
-                raise SpecError(
-                    f"launch {number} ({call.name}), {left[x.storage]}, which {other.name} has as {n}: {why}"
-                )
+                raise SpecError(f"launch {at} ({calls[at].name}), {name}, which {call.name} has as {n}: {why}")
+        for n in own & call.tensors.keys():
+            left.setdefault(call.tensors[n].storage, (number, n))
 
 
 def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
@@ -113,8 +114,7 @@ def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun
     if request.tensors is not None:
         raise SpecError("tensors: launches in sequence have the values of their storages; record them (--floats)")
     calls, done = [call_of(name) for name in schedules], list[SequenceRun]()
-    for number, call in enumerate(calls):
-        _refuse_scratch(number, call, calls[number + 1 :])
+    _refuse_scratch(calls)
     memory = _Memory(calls, request.seed or 0)
     for number, (name, call) in enumerate(zip(schedules, calls, strict=True)):
         floats = {n: x for n, x in call.tensors.items() if not x.is_integer}
