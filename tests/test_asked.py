@@ -64,7 +64,7 @@ def test_a_run_takes_the_workloads_mask(schedule: str, family: str) -> None:
 
 
 def test_options_that_would_change_nothing_are_refused() -> None:
-    with pytest.raises(NpusimError, match=r"^seq, causal: the sizes are those of the problem"):
+    with pytest.raises(NpusimError, match=r"^seq, causal: the problem states the sizes"):
         run("gemm", problem=GemmProblem(m=64, n=64, k=64), seq=64, causal=True)
     with pytest.raises(NpusimError, match=r"^causal: read by schedules of attention, and this one computes none"):
         run("gemm_allreduce", hw="ascend_910b2_x8", causal=False)
@@ -75,8 +75,8 @@ NODE = {"schedule": "tiling_allreduce", "hw": "ascend_910b2_x8"}
 HOST = {"schedule": "flash", "hw": "xeon_avx512"}
 #: A run, options that nothing of it reads, and what the refusal says of them.
 UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the sizes are those of the problem"),
-    (GEMM, {"workload": "qwen2_7b"}, "workload: the sizes are those of the problem"),
+    (GEMM, {"seq": 64, "ignore": ["window"]}, "seq, ignore: the problem states the sizes"),
+    (GEMM, {"workload": "qwen2_7b"}, "workload: the problem states the sizes"),
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),

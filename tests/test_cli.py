@@ -671,7 +671,7 @@ def test_check_fails_with_1_until_accepted(elsewhere: Path, monkeypatch: pytest.
     assert "updated" in _ok("check", "b", "--update")
     text = (elsewhere / "b" / "small.yaml").read_text()
     (elsewhere / "b" / "small.yaml").write_text(re.sub(r"aic\.CUBE: \d+", "aic.CUBE: 1", text))
-    assert "edited by hand since they were accepted" in _error("check", "b")
+    assert "edited by hand after they were accepted" in _error("check", "b")
     (elsewhere / "b" / "small.yaml").write_text(text)
     usual = EnginePricing.of_op
 

@@ -97,7 +97,7 @@ def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
         fail(str(error))
     axis = axis or value.axes[-1]
     if len(value.axes) < 2 or axis not in value.axes:
-        fail(f"{value}.to({fmt!r}, axis={axis!r}): blocks lie along one of the two axes of a tile")
+        fail(f"{value}.to({fmt!r}, axis={axis!r}): axis must be one of the two axes of a tile")
     if chosen.reads_tensor:
         fail(
             f"rule {chosen.name} of {fmt} reads a tensor's largest magnitude, which is not known while there are tiles"
@@ -303,7 +303,7 @@ class Value:
         f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element",
     )
     __float__ = __int__ = __index__ = _refused("{} as a plain number", NOT_YET)
-    __iter__ = _refused("{} taken apart", "tiles(k, v) gives a tile for each operand that it takes")
+    __iter__ = _refused("{} unpacked", "tiles(k, v) gives one tile for each of its operands")
     __getitem__ = __abs__ = __pow__ = _refused("{} in an operation that kernels do not have", WORDS)
 
 
@@ -357,7 +357,7 @@ class Product:
             fail(f"{a} @ {b}: the {a.axes[1]} axis meets {inner}{other}")
         for x in (left, right):
             if (e := x.event) and x.fmt in BLOCK_FORMATS and x.axes[e.attributes.axis] != inner:
-                fail(f"{a} @ {b}: blocks of {x} lie along {x.axes[e.attributes.axis]}, and a product contracts {inner}")
+                fail(f"{a} @ {b}: blocks of {x} are along {x.axes[e.attributes.axis]}, the product contracts {inner}")
         if a.axes[0] == outer:
             fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
         self.a, self.b, self.axes = left, right, (a.axes[0], outer)
@@ -503,7 +503,7 @@ def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "")
     """Return a b + c rounded once; ``minus``: a b - c, ``from``: c - a b.  The largest of the three is a value."""
     tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
     if not tiles_ or len({x.fmt for x in tiles_}) > 1:
-        fail(f"fma of {a}, {b} and {c}: values of one format are needed, or numbers beside them")
+        fail(f"fma of {a}, {b} and {c}: its operands must be values of one format, or numbers")
     tile = max(tiles_, key=lambda x: len(x.axes))
     if wrong := [x for x in tiles_ if x.axes != tile.axes[: len(x.axes)]]:
         fail(f"fma of {wrong[0]} and {tile}: their axes differ")
@@ -590,7 +590,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     if trace.loop is not None:
         fail("a loop in a loop: one loop walks the tiles of a kernel at a time", frame)
     if not axis:
-        which = f"axis=... says which of {' and '.join(shared)} is walked" if shared else "they share no axis to walk"
+        which = f"name the axis of the loop with axis=...: {' or '.join(shared)}" if shared else "they share no axis"
         fail(f"tiles of {' and '.join(map(str, operands))}: {which}", frame)
     views = tuple(Value(x.axes, x.fmt, x.kind, x.name, prepared=x.prepared) for x in operands)
     trace.enter(axis, operands, views, frame)
@@ -696,7 +696,7 @@ class Trace:
             if isinstance(s, Value):
                 self._check_read(s)
                 if s.fmt in BLOCK_FORMATS and opcode is not Opcode.MATMUL:
-                    fail(f"{opcode.name} of {s}: what is in blocks is a factor of products alone")
+                    fail(f"{opcode.name} of {s}: a tile in a block format can only be a factor of a product")
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
         dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename)
@@ -708,8 +708,8 @@ class Trace:
             fail(f"{s} is walked tile by tile here: use the loop's own variable")
         is_of_tile = s.event is not None and s.event.loop not in (None, self.loop) and s.state is None
         if is_of_tile or s in self._gone:
-            line = f", made in line {s.event.line}," if s.event else ""
-            fail(f"{s}{line} is read behind its loop, where no tile is; what is kept between tiles starts as full(...)")
+            line = f", computed in line {s.event.line}," if s.event else ""
+            fail(f"{s}{line} is read after its loop, where there is no tile; a state of the loop starts as full(...)")
 
     def enter(self, axis: str, operands: tuple[Value, ...], views: tuple[Value, ...], frame: FrameType) -> None:
         """Begin a loop over tiles of ``operands``."""

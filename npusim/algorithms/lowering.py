@@ -168,7 +168,7 @@ class Kernel:
             results = [(trace.moved.get(x, x) if isinstance(x, Value) else x, loop) for x, loop in results]
         except (AttributeError, ProgramError, TypeError) as error:
             if (unbound := [n for n, of in symbols if not of and n != "mask"]) and "None" in str(error):
-                how = f"attention(operands={{{unbound[0]!r}: function}}) binds what its score= takes"
+                how = f"attention(operands={{{unbound[0]!r}: function}}) binds the operands of its score="
                 what = f"nothing is bound to {', '.join(unbound)}, which is None: {how}"
                 error.args = (f"{error}; {what}, kernel.phase({unbound[0]}=...) a tensor",)
             raise
@@ -347,7 +347,7 @@ class _Lowering:
             walked = {*loops, *(walks if set(loops) & set(walks) else ())}
             if v.first is not None and (wrong := [a for a in v.axes if a in walked]):
                 self.kernel.fail(
-                    f"the state {v} starts as {v.first.name}, along whose {wrong[0]} axis a loop goes: a state that "
+                    f"the state {v} starts as {v.first.name}, whose {wrong[0]} axis is that of a loop: a state that "
                     "starts as an operand has none of a loop's axes"
                 )
             if len(of) == 1:
@@ -369,8 +369,8 @@ class _Lowering:
             left, right = e.read[:2]
             if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
                 self.kernel.fail(
-                    f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
-                    "a loop, or of a state; make it in a kernel of its own before",
+                    f"{right} is the right factor of a product: the right factor must be an operand, or computed from "
+                    "operands of the tile in a loop, or from a state; compute it in an earlier kernel",
                     e,
                 )
             if right.event is not None and right.event.loop != e.loop:
@@ -381,9 +381,9 @@ class _Lowering:
                 )
             if left.kind != "operand" and e.attributes.transpose_a and e.loop is None:
                 self.kernel.fail(
-                    f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
-                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop over tiles transposes "
-                    "what rows make, too",
+                    f"{left.written()}.T is the left factor of a product, where only operands can be transposed: "
+                    "compute the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop over tiles also "
+                    "transposes results of rows",
                     e,
                 )
             is_kept = self.is_recurrent or (
@@ -391,8 +391,8 @@ class _Lowering:
             )
             if left.kind != "operand" and e.loop is not None and self.is_of_operands(left) and not is_kept:
                 self.kernel.fail(
-                    f"{left} is the left factor of a product in a loop and made of operands alone: make it in a kernel "
-                    "of its own before, for all tiles at once",
+                    f"{left} is the left factor of a product in a loop and computed from operands only: compute it in "
+                    "an earlier kernel, for all tiles at once",
                     e,
                 )
 
@@ -542,7 +542,7 @@ class _Lowering:
             elif tile is not None:  # only some tiles have the operation: it is done in place
                 if late := next((f for f in _readers(tile, self.events) if self.at[f] > self.at[e]), None):
                     does = "added a product to it" if e.opcode is O.MATMUL else "masked it"
-                    made = "what that makes" if e.opcode is O.MATMUL else "what where(...) returns"
+                    made = "the sum" if e.opcode is O.MATMUL else "the result of where(...)"
                     why = f"{tile} is read after line {e.line} has {does} in its place: read {made}, or read it before"
                     self.kernel.fail(why, late)
                 self.name_of[e.dst] = self.name_of[tile]

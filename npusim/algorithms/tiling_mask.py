@@ -69,7 +69,7 @@ class TilingMask:
             raise TilingError(
                 f"tiling-mask: a block of {rows}x{cols} needs rows + cols - 1 = {rows + cols - 1} <= 2M = "
                 f"{2 * self.m} (M = {self.m}); use smaller blocks, "
-                f"at most {max(1, 2 * self.m + 1 - rows)} keys beside {rows} rows"
+                f"at most {max(1, 2 * self.m + 1 - rows)} keys with {rows} rows"
             )
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:

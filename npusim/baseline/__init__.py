@@ -39,7 +39,7 @@ def check_baselines(
     if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         raise SpecError(
             "--update is refused where the environment variable CI is set: "
-            "accept what changed on your own machine and commit it"
+            "accept the changes on your own machine and commit them"
         )
     if not 0 <= tolerance < 1:
         raise SpecError(f"tolerance {tolerance:g}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")

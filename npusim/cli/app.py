@@ -50,7 +50,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "compare": "two runs or more: the difference of latency, split into causes",
             "report": "runs as one HTML page",
             "diff": "a kernel's output against predicted bits",
-            "invariant": "what changes a call's bits, and what ruling it out costs",
+            "invariant": "choices that change a call's bits, and the price of a guarantee",
             "check": "cycles, and the tile that wins, against accepted ones (CI)",
         },
         "Search and tune": {

@@ -268,7 +268,9 @@ def sides(text: str, option: str) -> int | tuple[int, int]:
     try:
         return int(ascii_digits(before)), int(ascii_digits(after))
     except ValueError:
-        raise SpecError(f"{option} {text}: write keys of a window, 512, or those before and after it: 256,0") from None
+        raise SpecError(
+            f"{option} {text}: write keys of a window, 512, or keys before and after a query: 256,0"
+        ) from None
 
 
 def required_schedule(name: str | None, verb: str) -> str:

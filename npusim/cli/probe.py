@@ -70,7 +70,7 @@ def bits(
         o.option(
             "--cases CASE,...",
             "INPUTS.ACCUMULATOR with C, and with .to_RESULT without: f16.f32,f32.f32.to_f32.",
-            shown="those of the device",
+            shown="the device's",
         ),
     ] = None,
     json: o.Json = False,
@@ -94,7 +94,7 @@ def bits(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"--out {out}: cannot be made: {error.strerror}") from None
+        raise SpecError(f"--out {out}: cannot be created: {error.strerror}") from None
     for name, content in contents.items():
         write(out / name, content)
     if json:
@@ -113,9 +113,9 @@ def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],
     *,
     hw: Annotated[
-        str | None, o.option("--hw DEVICE", "The device that is extended.", shown="that of the probes")
+        str | None, o.option("--hw DEVICE", "The device that is extended.", shown="the probes' device")
     ] = None,
-    out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="beside FILE")] = None,
+    out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="next to FILE")] = None,
     json: o.Json = False,
 ) -> None:
     """Say which arithmetic explains every output of a chip, and write the device file that has it as measured.

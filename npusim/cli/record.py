@@ -85,7 +85,7 @@ def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, 
                 f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
             ) from error
     if not calls:
-        raise SpecError(f"{path}: no launch of a Triton kernel was made")
+        raise SpecError(f"{path}: the program launched no Triton kernel")
     return calls
 
 

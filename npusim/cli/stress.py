@@ -33,7 +33,7 @@ def stress(
         list[str] | None,
         o.option(
             "--over ASPECT[=LOW:HIGH]",
-            "What varies: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, zero, tail, "
+            "To vary: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, zero, tail, "
             "padding, scale, or outliers, logits; may be repeated. a,b,c after = are values.",
             panel="How",
             shown="all",

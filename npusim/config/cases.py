@@ -525,7 +525,7 @@ class ExpectedDecision(SpecModel):
     """What won a space when it was accepted."""
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
-    winner: Text = Field(description="the candidate whose best point takes least time")
+    winner: Text = Field(description="the candidate with the fastest best point")
     margin: StrictFloat | None = Field(default=None, description="how much longer the next candidate's takes, relative")
     choices: tuple[ExpectedChoice, ...]
     accepted: Acceptance | None = None
@@ -555,8 +555,8 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
         return case.model_copy(update={"expect": None})
     raise document.error(
         "expect.accepted.digest",
-        f"{accepted.digest} is not of this file: the case or its numbers were edited by hand since they were "
-        f'accepted; to accept what the case gives today: npusim check {path} --update --reason "..."',
+        f"{accepted.digest} does not match this file: the case or its numbers were edited by hand after they were "
+        f'accepted; to accept the present results of the case: npusim check {path} --update --reason "..."',
     )
 
 
@@ -575,7 +575,7 @@ _WRITTEN = (
 _EXPLAINED: Mapping[str, str] = MappingProxyType(
     {
         "cycles": "cycles: the cores' time without the launch; busy_cycles: of each pipe, over all core groups;\n"
-        f"units: what each unit of the core group that ends last spends its cycles on. {_WRITTEN}",
+        f"units: how each unit of the core group that ends last spends its cycles. {_WRITTEN}",
         "winner": "winner: the fastest candidate; margin: how much longer the next one takes, as a share;\n"
         f"choices: the best point of each candidate, its time and its margin over the next point. {_WRITTEN}",
     }

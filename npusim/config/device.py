@@ -99,8 +99,8 @@ class L2Spec(SpecModel):
         """Return how many bytes of others are still to be written back where it is dirty."""
         if self.dirty_factor is None:
             raise SpecError(
-                "l2: dirty: the device file does not say what is left to be written back (memory.l2.dirty_factor); "
-                "allowed here: clean, warm"
+                "l2: dirty: the device file does not state which share remains to be written back "
+                "(memory.l2.dirty_factor); allowed here: clean, warm"
             )
         return self.dirty_factor.value * self.capacity_bytes.value
 
@@ -185,7 +185,7 @@ class LaunchSpec(SpecModel):
         description="time of a call that the host waits for, in addition to the time of the cores"
     )
     products_overhead_s: Quantity | None = Field(
-        default=None, description="the same of a call whose kernels multiply; missing: kernel_overhead_s"
+        default=None, description="the same for a call with products; missing: kernel_overhead_s"
     )
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
@@ -195,7 +195,7 @@ class LaunchSpec(SpecModel):
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
     masked_s: Quantity | None = Field(
-        default=None, description="of a task that loads a mask, beside these; absent: none"
+        default=None, description="additional time of a task that loads a mask; absent: none"
     )
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
     host_issue_s: Quantity | None = Field(

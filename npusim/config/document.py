@@ -256,7 +256,7 @@ class _Merge:
             return {**node, name: old}
         if value is None and name not in node:
             keys = ", ".join(map(str, node)) or "nothing"
-            raise self.override.error(key, f"null takes away what the other file has; it has {keys} here")
+            raise self.override.error(key, f"null removes a key of the other file, which has {keys} here")
         for stale in [known for known in self.places if known.startswith(f"{path}.")]:
             del self.places[stale]
         for spelled, position in self.override.places.items():

@@ -120,7 +120,7 @@ class MatrixEngine(_QueueSpec):
     startup_cycles: WholeQuantity
     accumulator_format: Text
     arithmetic: dict[str, Choice[str]] = Field(
-        description="registry name by input format, or one that says its parameters: unit.f16.f32:(c+0..15)"
+        description="registry name by input format, or a name that states its parameters: unit.f16.f32:(c+0..15)"
     )
 
     def fractal(self, input_format: str) -> FractalSpec:
@@ -184,7 +184,8 @@ class VectorEngine(_QueueSpec):
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
     row_sum: Choice[MemoryRowSum] = Field(description="order in which the unit adds up a row, by name")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
-        default=None, description="instructions that pay their head: those that start on an idle pipe, or all (absent)"
+        default=None,
+        description="instructions with a head in their time: those that start on an idle pipe, or all (absent)",
     )
     count_mode_cycles: Quantity | None = Field(
         default=None,
@@ -314,7 +315,7 @@ class IssueSpec(SpecModel):
     """
 
     product_issue_factor: Quantity = Field(
-        description="issue slots in a cycle that running products use beside the slots of their own instructions"
+        description="issue slots in a cycle that running products use in addition to those of their own instructions"
     )
     product_compare_factor: Quantity = Field(
         description="share of the pipe of comparisons and conversions that running products use"
@@ -485,7 +486,7 @@ class GroupProductSpec(SpecModel):
     drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
         description=(
-            "time of arithmetic that compilers move beside a product with its own wait, for each 16 "
+            "time of arithmetic that compilers overlap with a product that has its own wait, for each 16 "
             "columns of its operand"
         )
     )

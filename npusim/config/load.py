@@ -75,7 +75,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
     if "name" in document.data and document.position_of("name").file != document.file:
-        raise document.error("", "name: missing; what extends another file has a name of its own")
+        raise document.error("", "name: missing; a file that extends another one needs a name of its own")
     return instance  # type: ignore[return-value]
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _HINTS = MappingProxyType(
     {
-        "basis": f"missing; say how the value is known: {' | '.join(BASES)}",
-        "source": "missing; say where the value comes from",
+        "basis": f"missing; state how the value is known: {' | '.join(BASES)}",
+        "source": "missing; state the source of the value",
         "ops": "missing; by name copy, binary, scalar, select, cast, broadcast, block_reduce, exp_float32, div_float32",
     }
 )

@@ -76,7 +76,7 @@ class DriverSpec(SpecModel):
         description="time of a kernel's blocks during a collective, on the remaining cores, over their time alone",
     )
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
-    call_s: Quantity | None = Field(default=None, description="of a call, beside its kernels and collectives")
+    call_s: Quantity | None = Field(default=None, description="time of a call, apart from kernels and collectives")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
     @property

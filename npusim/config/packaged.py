@@ -56,7 +56,7 @@ def packaged_folder(kind: str) -> Path:
         folder = parent / kind
         if folder.is_dir():
             return folder
-    raise SpecError(f"the packaged folder {kind} is missing beside {_PACKAGE}")
+    raise SpecError(f"the packaged folder {kind} is missing next to {_PACKAGE}")
 
 
 def list_packaged(kind: str) -> list[str]:

@@ -190,14 +190,14 @@ def _where_stated(default: Any, description: str) -> Any:
 class CallFields(SpecModel):
     """What of a call is stated where it is so: keys that are seen, scores, lengths, and how K and V are stored."""
 
-    window: Window | None = _where_stated(None, "keys that a query sees, itself included, or those before and after it")
-    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
-    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
+    window: Window | None = _where_stated(None, "keys that a query sees, itself included, or keys before and after it")
+    sinks: NonNegativeInt = _where_stated(0, "first keys that are visible in addition to the window")
+    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, also queries before them")
     documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
     chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
     softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
-    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
+    sink_logits: StrictBool = _where_stated(False, "each query head has one more score, which belongs to no key")
     lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
     query_lengths: tuple[PositiveInt, ...] = _where_stated(
         (), "queries of each, its last ones: prefill and decode mixed"
@@ -251,7 +251,7 @@ class Problem(Sizes, CallFields):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
-    page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
+    page_seed: NonNegativeInt = _where_stated(0, "seed of the order of pages in memory")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
     filled: tuple[NonNegativeInt, NonNegativeInt] = _where_stated(
         (0, 0), "columns of Q and K, and of V, that are no inputs but zeros, which head sizes count"
@@ -310,7 +310,7 @@ class Problem(Sizes, CallFields):
             raise fault_at(
                 "seq_q",
                 f"{self.seq_q} causal queries but only {self.seq_kv} keys: the first {self.seq_q - self.seq_kv} would "
-                f"see none; seq_kv must be at least seq_q, or unseen says what they give: {_UNSEEN}",
+                f"see none; seq_kv must be at least seq_q, or unseen states their output: {_UNSEEN}",
             )
         if self.causal and not self.unseen and self.causal_offset < 0:
             raise fault_at(
@@ -330,11 +330,13 @@ class Problem(Sizes, CallFields):
 
     def _check_seen(self) -> None:
         if self.sinks and self.window is None:
-            raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none; give a window, or a prefix")
+            raise fault_at(
+                "sinks", f"{self.sinks} first keys need a window, and there is none; give a window, or a prefix"
+            )
         for name in ("window", "prefix", "chunk"):
             value = getattr(self, name)
             if value and not self.causal and not isinstance(value, tuple):
-                raise fault_at(name, f"{value} keys of those up to the query: it needs a causal mask")
+                raise fault_at(name, f"{value} of the keys up to the query need a causal mask")
         ends, wanted = (tuple(accumulate(lengths)) for lengths in (self.documents, self.lengths or (self.seq_kv,)))
         if ends and ends[-1] != wanted[-1]:
             raise fault_at("documents", f"they add up to {ends[-1]}, and there are {wanted[-1]} keys")
@@ -344,7 +346,7 @@ class Problem(Sizes, CallFields):
             )
         before, _ = self.sides
         if before is not None and not self.unseen and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
-            ways = f"must be larger, or unseen says what it gives: {_UNSEEN}"
+            ways = f"must be larger, or unseen states its output: {_UNSEEN}"
             raise fault_at("window", f"{self.window} keys leave the last query without one; {ways}")
 
     @property
@@ -368,8 +370,8 @@ class Problem(Sizes, CallFields):
 
     def _check_lengths(self) -> None:
         if self.query_lengths and len(self.query_lengths) != len(self.lengths):
-            count = f"of {len(self.query_lengths)} sequences"
-            raise fault_at("query_lengths", f"{count}; lengths are those of {len(self.lengths)}")
+            count = f"{len(self.query_lengths)} sequences"
+            raise fault_at("query_lengths", f"{count}, but lengths has {len(self.lengths)}")
         for number, (queries, keys) in enumerate(zip(self.query_lengths, self.lengths, strict=False)):
             if queries > keys:
                 raise fault_at("query_lengths", f"{queries} of sequence {number}, which has {keys} keys")

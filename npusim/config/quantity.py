@@ -74,7 +74,7 @@ class Sourced(SpecModel):
     """What a fact says about itself besides its value."""
 
     basis: Basis = Field(description="how it is known")
-    source: Text = Field(description="where it comes from")
+    source: Text = Field(description="source of the value")
     fitted_on: tuple[str, ...] | None = Field(
         default=None, description="measurement cases a fitted value was fitted on"
     )
@@ -151,7 +151,7 @@ class HardwareModel(SpecModel):
             name = f"_{key.rpartition('.')[2]}"
             low, high = next((limits for unit, limits in RANGES.items() if name.endswith(unit)), (0, LARGEST))
             if quantity.value and not low <= quantity.value <= high:
-                text = f"{quantity.value!r} must lie between {format_limit(low)} and {format_limit(high)}"
+                text = f"{quantity.value!r} must be between {format_limit(low)} and {format_limit(high)}"
                 raise fault_at(key, text)
         return self
 

@@ -150,7 +150,7 @@ class KeyFunction:
         answer = np.asarray(self.sees(q, k))
         if answer.dtype != bool or np.broadcast_shapes(answer.shape, (rows, cols)) != (rows, cols):
             raise SpecError(
-                f"sees: a function of positions q ({rows}, 1) and k (1, {cols}) says of each pair whether q sees k, "
+                f"sees: a function of positions q ({rows}, 1) and k (1, {cols}) states for each pair whether q sees k, "
                 f"bool ({rows}, {cols}); it returned {answer.dtype} {answer.shape}, which is no set of ranges of keys"
             )
         return np.broadcast_to(answer, (rows, cols))

@@ -67,7 +67,7 @@ class Workload(CallFields):
     schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="schema of this file")
     name: Name
     description: Text
-    source: Text | None = Field(default=None, description="where the shapes come from; packaged files say it")
+    source: Text | None = Field(default=None, description="source of the shapes; packaged files state it")
     heads: HeadCount = Field(description="query heads of the layer")
     kv_heads: HeadCount = Field(default_factory=lambda data: data.get("heads", 1), description="default: heads")
     head_dim: PositiveInt
@@ -99,7 +99,7 @@ class Workload(CallFields):
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
     batch: Count = 1
-    seq: Count = Field(description="tokens, unless the command line says otherwise")
+    seq: Count = Field(description="tokens, unless the command line states another number")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     causal: StrictBool = False
     dtype: Dtype = "float16"
@@ -115,7 +115,7 @@ class Workload(CallFields):
         if self.local_layers and self.window is None and self.chunk is None:
             raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
         if self.sinks and self.window is None:
-            raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none")
+            raise fault_at("sinks", f"{self.sinks} first keys need a window, and there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
         if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
@@ -150,7 +150,7 @@ class Workload(CallFields):
         sized = [name for name in ("seq", "seq_kv", "batch") if name in asked]
         lengths = tuple(asked.get("lengths") or (() if sized else self.lengths))
         if lengths and sized:
-            raise SpecError(f"{', '.join(sized)}: lengths say how many sequences there are, and of what; leave it out")
+            raise SpecError(f"{', '.join(sized)}: lengths state the number of sequences and their sizes; leave it out")
         if lengths:
             asked |= {"batch": len(lengths), "seq": max(lengths)}
             queries = asked.get("query_lengths") or self.query_lengths

@@ -50,7 +50,7 @@ def check_archive(path: Path) -> None:
             if claimed > there:
                 raise TensorError(
                     f"{path}: {name} claims {format_bytes(claimed)}, but the file holds {format_bytes(there)} of it"
-                    " at most: truncated, or not what it says"
+                    " at most: truncated, or its header is wrong"
                 )
             total += claimed
             if total > MOST_BYTES:

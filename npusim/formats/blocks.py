@@ -470,7 +470,7 @@ def quantize(
     if is_lost:  # TransformerEngine's and torchao's rules divide by the tensor's scale
         raise FormatError(
             f"{chosen.name}: rule {found.name}: scales of a tensor whose largest magnitude is {tensor:g} are NaN: "
-            "in float32 the tensor's scale is 0; scale it up first, or take another rule"
+            "in float32 the tensor's scale is 0; scale the tensor up first, or use another rule"
         )
     return BlockArray(
         fmt=chosen,

@@ -201,7 +201,7 @@ class CompiledKernel:
             if numba_internals is None:
                 self._plain = _plain(self.function)
                 return None
-            cache.say_once("compiling numeric kernels (first use; then kept)")
+            cache.say_once("compiling numeric kernels (first use; then cached)")
             with cache.alone(file):
                 content = cache.load(file, self._stamp())
                 if content is None:

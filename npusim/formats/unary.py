@@ -107,7 +107,7 @@ ASCEND_ERF = (
     (0.053443748819, 0.75517016694e1, 0.10162808918e3, 0.13938061484e4, 0.50637915060e4, 0.29639384698e5),
     (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),
 )
-_ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 makes of tl.erf; its ex2.approx is taken as correctly rounded"
+_ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 compiles tl.erf to; its ex2.approx is assumed correctly rounded"
 _ASCEND_ERF = "Ascend C, Erf: asc-devkit, adv_api/math/erf.h, its default PADE_APPROXIMATION; NaN assumed to stay"
 _SQRT = "sqrt.approx.ftz.f32 on an H100, every input (reports/silicon/roots.py)"
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"

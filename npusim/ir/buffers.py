@@ -61,7 +61,7 @@ class Ring:
             raise ProgramError(f"ring {self.name}: depth {self.depth}, but it needs at least 1 slot")
         if not 1 <= self.period <= self.depth:
             raise ProgramError(
-                f"ring {self.name}: acknowledgement period {self.period} must lie in 1..depth = {self.depth}, "
+                f"ring {self.name}: acknowledgement period {self.period} must be in 1..depth = {self.depth}, "
                 "or its producer would wait for ever"
             )
 

@@ -98,7 +98,7 @@ def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: I
             if other is not ring and other.space == ring.space and ring_bytes(other).overlaps(ring_bytes(ring)):
                 raise RaceError(
                     f"{program.name}: phase {phase} places ring {ring.name} where slots of ring {other.name} are not "
-                    "read yet; a phase whose memory another one takes must read every slot it fills"
+                    "read yet; a phase must read every slot that it fills before another phase uses its memory"
                 )
 
 

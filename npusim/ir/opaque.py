@@ -340,8 +340,8 @@ def form_of(value: Any) -> Hashable:
     names = _field_names(kind)
     if names is None:
         raise ProgramError(
-            f"the coordinates of a body hold {value!r} ({kind.__name__}); they may hold integers alone, in tuples "
-            "or dataclasses, and all else belongs to what its operations depend on (static)"
+            f"the coordinates of a body hold {value!r} ({kind.__name__}); they may hold only integers, in tuples "
+            "or dataclasses; other values belong to the static ones, on which its operations depend"
         )
     return kind, *[form_of(getattr(value, name)) for name in names]
 

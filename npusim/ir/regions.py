@@ -93,8 +93,8 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
             hangs = " and ".join(s.name for s in terms_of(value))
             raise OpaqueError(
                 f"{op.prefix}{program.name}: {op.label} on {program.queues[op.queue].name} touches a region of tensor "
-                f"{r.tensor.name} that cannot be expressed: its {name} hangs on {hangs} otherwise than by sums and "
-                "products with constants",
+                f"{r.tensor.name} that cannot be expressed: its {name} depends on {hangs} by more than sums "
+                "and products with constants",
                 frozenset(terms_of(value)),
             )
 

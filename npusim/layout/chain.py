@@ -179,7 +179,7 @@ def chain(
     chained = Chain(accumulator, operand, where, depth // stacked, depth // deep, sources)
     if chained.moved and not allow_exchange:
         raise LayoutError(
-            f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values lie in "
+            f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values are in "
             f"the right lane, {chained.moved} a lane would have to move, and exchange is not allowed; "
             f"{_way_out(chained, default)}"
         )

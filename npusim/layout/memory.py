@@ -158,7 +158,7 @@ def fragment_addresses(
         pairs = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
         elements = [memory(row, column) for row, column in pairs]
         if elements != list(range(elements[0], elements[0] + count)):
-            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} on do not lie together")
+            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} on are not contiguous")
         addresses.append(elements[0] * element_bytes)
     return tuple(addresses)
 

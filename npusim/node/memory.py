@@ -122,11 +122,11 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
     if missing <= 0:
         raise SpecError(
             f"{name}: K and V of {layers_on_host} layers have {format_bytes(on_host)}, but its host "
-            f"{format_bytes(budget or 0)}; what would fit: {_what_fits(p, machine, output)}"
+            f"{format_bytes(budget or 0)}; a setting that fits: {_what_fits(p, machine, output)}"
         )
     raise SpecError(
         f"{name}: {format_bytes(missing)} more a device than the {format_bytes(memory.capacity_bytes)} there are: "
-        f"{memory.listed()}; what would fit: {_what_fits(p, machine, output)}"
+        f"{memory.listed()}; a setting that fits: {_what_fits(p, machine, output)}"
     )
 
 

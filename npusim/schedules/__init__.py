@@ -97,7 +97,7 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
     if taken:
         where = f"{taken.origin}: " if taken.origin else ""
-        raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; call it otherwise where it is made")
+        raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; give your schedule another name")
     if ours.keys() & theirs.keys():
         raise SpecError(f"{source}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}

@@ -260,7 +260,7 @@ SCHEDULES = (
     ),
     node_schedule(
         "gemm_allreduce",
-        "a product, its AllReduce beside the next rows",
+        "a product, its AllReduce during the next rows",
         _gemm_allreduce,
         tiling=GemmAllReduceTiling,
         problem=GemmProblem,

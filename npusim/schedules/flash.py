@@ -42,7 +42,7 @@ class TwoLevelTiling(FlashTiling):
         description="tiles that Q K^T and softmax run ahead of P V",
         json_schema_extra=lightest("least"),
     )
-    kernel: KernelName | None = Field(default=CANN.name, description="whose kernel")
+    kernel: KernelName | None = Field(default=CANN.name, description="published kernel")
     barriers: Barriers | None = Field(
         default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
     )

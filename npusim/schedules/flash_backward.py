@@ -50,7 +50,7 @@ class BackwardFields(Tiling):
     )
     gradient: Literal["dq", "dk", "dv"] = Field(
         default="dq",
-        description="whose bits and errors a run shows; all are computed",
+        description="gradient with the bits and errors that a run shows; all are computed",
         json_schema_extra=part_of("model"),
     )
 
@@ -80,7 +80,7 @@ def problem_of(problem: KernelProblem) -> Problem:
     for name, size in (("key", key), ("value", value)):
         if size % FRACTAL:
             raise SpecError(
-                f"problem: flash_backward {name}={size} is no multiple of {FRACTAL}; tensors are taken as they are"
+                f"problem: flash_backward {name}={size} is no multiple of {FRACTAL}; tensors are not padded"
             )
     return Problem(
         batch=batch,

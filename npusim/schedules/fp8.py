@@ -104,7 +104,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     operand = E4M3 if problem.dtype in FP8 else problem.dtype
     if precision.operand not in (E4M3, operand):
         raise TilingError(
-            f"operand: P in {precision.operand}, but the matrix unit reads it beside V in {problem.dtype}; "
+            f"operand: P in {precision.operand}, but the matrix unit reads P together with V in {problem.dtype}; "
             f"use operand={operand} or leave it out"
         )
     p = replace(precision, operand=operand)  # of the same values where the matrix unit has no FP8

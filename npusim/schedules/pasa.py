@@ -64,7 +64,7 @@ class PasaOptions(Blocks):
     def _agrees_with_preset(self) -> Self:
         for name, value in PAPER.items() if self.preset else ():
             if (named := getattr(self, name)) != value:
-                raise ValueError(f"preset=paper is {name}={value}, and {name}={named} is named beside it")
+                raise ValueError(f"preset=paper means {name}={value}, but {name}={named} is given too")
         return self
 
 
@@ -129,7 +129,7 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
     fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
     if precision.shifted != fmt:
         raise TilingError(
-            f"shifted: M and K' in {precision.shifted}, but the matrix unit reads them beside inputs in {fmt}; "
+            f"shifted: M and K' in {precision.shifted}, but the matrix unit reads them together with inputs in {fmt}; "
             f"use shifted={fmt}" + (", or inputs in float64" if precision.shifted == "float64" else "")
         )
     return fmt

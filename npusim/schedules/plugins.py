@@ -76,7 +76,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
     if value is None:
         listed = choices(wanted, offered) if offered else "; it has no schedule at all"
         raise SpecError(f"{source}: no {wanted!r}{listed}")
-    raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not what attention() or schedule() returns")
+    raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not a result of attention() or schedule()")
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:

@@ -146,9 +146,7 @@ class Schedule:
         if not issubclass(self.problem, Problem):
             return "the kernel itself in float64"
         seen = " of the keys that are seen" if self.sees else ""
-        hooked = (
-            " (scores without its hook, whose effect is in the error; a reference= has it)" if self.is_hooked else ""
-        )
+        hooked = " (scores without its hook: the error includes it; a reference= can have it)" if self.is_hooked else ""
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def program(
@@ -296,7 +294,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
             fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
         has_blocks = any(f.name.startswith("block") for f in tiling_fields(type(tiling)))
-        return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... says what fits"
+        return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... shows what fits"
     return f"largest that fits, the other fields unchanged: {' or '.join(fitting_fields)}"
 
 

@@ -66,13 +66,13 @@ class GpuStateFields(GpuChunkFields, StateFields):
 class GatedFields(ChunkFields):
     """The same where a kernel sums log decays: a row of several chunks a vector core."""
 
-    block_sums: int = Field(default=2048, ge=16, multiple_of=16, description="tokens whose sums are a block's")
+    block_sums: int = Field(default=2048, ge=16, multiple_of=16, description="tokens that one block sums")
 
 
 class GpuGatedFields(GpuChunkFields):
     """The same on a GPU, where a block sums those of a chunk."""
 
-    block_sums: int = Field(default=64, ge=16, multiple_of=16, description="tokens whose sums are a block's")
+    block_sums: int = Field(default=64, ge=16, multiple_of=16, description="tokens that one block sums")
 
 
 def sizes_of(problem: KernelProblem, sizes: Mapping[str, int] = SIZES) -> tuple[int, ...]:

@@ -103,8 +103,8 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
     p, height = problem, sizes[0]
     if p.seq_q > 1 and p.layout != "bnsd":
         raise TilingError(
-            f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
-            "packed are one query a head (--seq-q 1), or rows in layout bnsd; leave pack=off"
+            f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} they are not contiguous; "
+            "packing needs one query a head (--seq-q 1), or layout bnsd; use pack=off"
         )
     if _has_whole_heads(p) and height < 2 * min(p.queries):
         raise TilingError(
@@ -330,7 +330,7 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
         if splits != "auto" or tiling.split_keys % block_kv:
-            why = f"no multiple of block_kv={block_kv}" if splits == "auto" else f"beside splits={splits}; give one"
+            why = f"no multiple of block_kv={block_kv}" if splits == "auto" else f"given with splits={splits}; give one"
             raise TilingError(f"split_keys: {tiling.split_keys} is {why}")
         return (lambda block: sized(tiles_of(block), tiling.split_keys // block_kv)), ""
     if isinstance(splits, int):

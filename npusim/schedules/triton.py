@@ -119,10 +119,10 @@ class TritonPrecision:
 
 
 TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
-UNCOUNTED_RETURNS = "the time of programs that return early is not counted: nothing says how long one takes there"
+UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
 _ON_GPUS = ("compiled", "unfused")
 #: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
-MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
+MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is assumed to be that of an H100"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {
         "nvidia": tuple(

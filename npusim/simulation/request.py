@@ -108,8 +108,8 @@ _bits, _output = (partial(_option, panel) for panel in _SHOWN)
 #: What may be there or not in a run, and what is said of options that need it where it is not.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
-        "workload": "the sizes are those of the problem (--problem); leave these options out",
-        "model": "the sizes are those of the problem (--problem), which is not a model's; leave these options out",
+        "workload": "the problem states the sizes (--problem); leave these options out",
+        "model": "the problem states the sizes (--problem), and it is not a model's; leave these options out",
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",

@@ -92,7 +92,7 @@ def _name(moment: Moment) -> str:
 def _described(moment: Moment, lost: Any, result: Any, exact: Any) -> str:
     lane, row, column = (int(x[0]) for x in np.nonzero(lost))
     at = " ".join(f"{name}={index}" for name, index in moment.resolved.path)
-    values = f"{result[lane, row, column]:.6g}, float64 says {exact[lane, row, column]:.6g}"
+    values = f"{result[lane, row, column]:.6g}, in float64 {exact[lane, row, column]:.6g}"
     place = f"{moment.blocks[lane]}{at and ' '}{at} row {row} column {column}"
     return f"{_name(moment)} ({moment.step.opcode.value} to {moment.step.dst.fmt}), {place}: {values}"
 

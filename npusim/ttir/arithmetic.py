@@ -129,7 +129,9 @@ class Arithmetic(Draft):
     def _tt_reshape(self, op: Op, x: Known) -> None:
         shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
         if [n for n in shape if n > 1] != [n for n in before if n > 1]:
-            raise op.fail(f"a block of {_times(before)} as one of {_times(shape)}: axes of 1 may come and go")
+            raise op.fail(
+                f"a block of {_times(before)} as one of {_times(shape)}: only axes of 1 may be added or removed"
+            )
 
         def how(axes: Any, none: Any) -> Any:
             left = [a for a, n in zip(axes, before, strict=True) if n > 1]
@@ -216,7 +218,7 @@ class Arithmetic(Draft):
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
-            raise op.fail("a clamp of what is no block of floats")
+            raise op.fail("a clamp of a value that is no block of floats")
         text = _extreme("minimum", _extreme("maximum", self.text(x), self.text(low)), self.text(high))
         axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
         self._bind(op, Floats(text, axes, x.fmt))
@@ -253,7 +255,7 @@ class Arithmetic(Draft):
         texts = [self.text(x) if isinstance(x, Floats) else f"({zero} + {self.text(x)})" for x in (kept, other)]
         axes = self._joined(mask.of, *blocks)
         if any(x.fmt != mask.of.fmt for x in blocks):
-            raise op.fail("tl.where by a comparison of values in another format than what it chooses")
+            raise op.fail("tl.where by a comparison of values in another format than its result")
         self._bind(op, Floats(f"where({mask.of.text}, {texts[0]}, {texts[1]})", axes, blocks[0].fmt))
 
     def _fused(self, op: Op) -> list[bool]:
@@ -284,7 +286,7 @@ class Arithmetic(Draft):
             self._set(op, x)
             return
         if not isinstance(x, Floats):
-            raise op.fail(f"{op.name} of what is no float")
+            raise op.fail(f"{op.name} of a value that is no float")
         if x.narrow is not None and x.narrow.fmt == fmt:
             self._set(op, x.narrow)
             return
@@ -317,7 +319,7 @@ class Arithmetic(Draft):
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):
-            raise op.fail("a float made of a block's indices")
+            raise op.fail("a conversion of a block's indices to floats")
         times = np.arange(x.base.shape[1])[None]
         if self._walk and x.base.shape[1] > 1 and np.array_equal(np.broadcast_to(times, x.base.shape), x.base):
             walked = next(n.name for n in self.loads.values() if n.is_walked)
@@ -334,9 +336,9 @@ class Arithmetic(Draft):
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
-            raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
+            raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
-            why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
+            why = f"a {kind} along an axis that a mask cuts, whose masked values are {x.pad or 'unknown'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
             of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
@@ -351,7 +353,7 @@ class Arithmetic(Draft):
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: what it hides becomes -inf."""
         if not isinstance(x, Floats):
-            raise op.fail("a mask that is added to what is no block of floats")
+            raise op.fail("a mask that is added to a value that is no block of floats")
         self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
@@ -365,7 +367,7 @@ class Arithmetic(Draft):
             self._added(op, self.values[op.results[0]], c)
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
-            raise op.fail("a product of what is no block of floats")
+            raise op.fail("a product of a value that is no block of floats")
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
             raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
@@ -423,14 +425,14 @@ class Arithmetic(Draft):
         relation, d = mask.of[0]
         is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
-            self.notes.append(f"{op.line}: what is chosen for the first tile is taken to be what start values give")
+            self.notes.append(f"{op.line}: the choice for the first tile is assumed to equal that of start values")
             self._bind(op, b)
             return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
         pad = b.value
         if -math.inf < b.value <= LOW:
-            self.notes.append(f"{op.line}: {b.value:g} is so low that what a mask leaves out has the weight 0")
+            self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
             pad, self.hides_by_numbers = -math.inf, True
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
@@ -470,7 +472,7 @@ class Arithmetic(Draft):
             self._fixed_mask(op, a, b, rules)
             return
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
-            raise op.fail("scores are read after they are masked: read what tl.where returns")
+            raise op.fail("unmasked scores are read after the mask: read the result of tl.where")
         a, walk, known = self._named(op, a), self._walk, self._walk.masks
         masking = f"{a.text} = where(mask, {a.text}, {b.text})"
         if not known or (walk.masked == [a.text] and walk.lines[-1][0] == masking):

@@ -262,7 +262,7 @@ def _kept(call: Call) -> Path:
     """Return the file of one call in the cache folder, by its content."""
     folder, packed = cache.folder(), _packed([call])
     if folder is None:
-        raise SpecError("a recorded call is kept in npusim's cache folder, and none can be written: calls.save(file)")
+        raise SpecError("recorded calls need npusim's cache folder, which cannot be written: calls.save(file)")
     path = folder / f"call-{call.name}-{sha256(packed).hexdigest()[:16]}{SUFFIX}"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

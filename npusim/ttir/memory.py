@@ -111,7 +111,7 @@ class Memory(Arithmetic):
         if condition is not None:
             known = truth(op, condition) if known is None else known & truth(op, condition)
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
-            raise op.fail(f"{pointer.of}: an integer that a mask keeps from being read; other=... says its value")
+            raise op.fail(f"{pointer.of}: a mask hides this integer; state its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
         is_visited = None if self._walk is None else np.arange(self._walk.most)[None] < self._walk.counts
         for is_read in (is_visited, self._only):  # in other iterations nobody reads it
@@ -227,11 +227,11 @@ class Memory(Arithmetic):
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
-            raise op.fail("a store of what is no block of floats, or to an address that was loaded")
+            raise op.fail("a store of a value that is no block of floats, or to a loaded address")
         pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
-            raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
+            raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
         self.stored.append(

@@ -508,8 +508,8 @@ class LaunchGrid:
             seen = KeyRanges(problem.seq_kv)
         if isinstance(problem, Problem) and seen != problem.seen:
             r.notes.append(
-                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
-                "errors are against (--causal, --window)"
+                f"{r.function.name}: the kernel's masks decide which keys a query sees, not the problem; errors are "
+                "against the problem (--causal, --window)"
             )
         values = dict[str, Any]()
         for n, (x, matrix) in r.seen.items():
@@ -524,10 +524,8 @@ class LaunchGrid:
             own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
             axes = dict(written.axes)[prelude.name]
             before, bound[prelude.name] = phase_before(prelude, written, axes, cells, self.sizes, **own)
-            why = (
-                f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
-            )
-            r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
+            why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
+            r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)

@@ -72,7 +72,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
         reader.notes.append(f"{function.name}: {why}")
     if scratch:
-        why = "what a program stores and loads again at once stays with it, is no result, and takes no time"
+        why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
         reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
     if function.operations is not operations:
         reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
@@ -368,7 +368,7 @@ class Reader(Memory):
                 by = self._early(op, next(n for n in o.operands if n != inner))
                 if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] == 1:
                     return by.base
-        raise op.fail(f"{plain_name(inner)} moves by what the loop computes: let it move by one step every time")
+        raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes: use one constant step")
 
     def _early(self, op: Op, name: str) -> Known | None:
         """Return a value that the loop computes of what is known before it."""

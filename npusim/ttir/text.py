@@ -38,7 +38,7 @@ def refusing(line: Line, what: str) -> Iterator[None]:
     except (NpusimError, MemoryError):
         raise
     except Exception as error:
-        raise ProgramError(f"{line}: {what}: not read ({error}); `npusim help triton` lists what is") from error
+        raise ProgramError(f"{line}: {what}: not read ({error}); `npusim help triton` has a list") from error
 
 
 @dataclass(eq=False)

@@ -116,7 +116,7 @@ class Pruner:
         while kernel is not None and not hasattr(kernel, "params"):
             kernel = getattr(kernel, "fn", None)
         if kernel is None:
-            raise SpecError("whose configurations? bind(kernel) says so")
+            raise SpecError("no kernel for these configurations: call bind(kernel) first")
         call = (kernel.__name__, *((n, _described(v)) for n, v in {**named, **rest}.items() if not callable(v)))
         key = (*call, *map(str, configs))
         if key not in self._known:

@@ -136,7 +136,7 @@ def test_a_state_that_starts_as_an_operand_has_no_axis_of_the_loop() -> None:
         return s
 
     a, b = _tensor("a", 32, 32, fmt=F32), _tensor("b", 32, 32, fmt=F32)
-    with pytest.raises(ProgramError, match="starts as b, along whose token axis a loop goes"):
+    with pytest.raises(ProgramError, match="starts as b, whose token axis is that of a loop"):
         _phase(walks_it, a=a, b=b)
 
 

@@ -74,17 +74,17 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; near names: float16"),
     "blocks across a product": (
         [('s.to("float16")', 's.to("mxfp8", axis="row")')], 6,
-        "blocks of w (row x key, mxfp8) lie along row, and a product contracts key",
+        "blocks of w (row x key, mxfp8) are along row, the product contracts key",
     ),
     "blocks along a third axis": (
-        [('s.to("float16")', 's.to("mxfp8", axis="head")')], 5, "blocks lie along one of the two axes of a tile"
+        [('s.to("float16")', 's.to("mxfp8", axis="head")')], 5, "axis must be one of the two axes of a tile"
     ),
     "a rule of another format": (
         [('s.to("float16")', 's.to("mxfp8", rule="te")')], 5, "mxfp8 has float8_e8m0fnu scales of float8_e4m3fn: floor"
     ),
     "a rule without blocks": ([('s.to("float16")', 's.to("float16", rule="floor")')], 5, "it has no blocks"),
     "rows of blocks": (
-        [('s.to("float16")', '(s.to("mxfp8") * 2).to("float16")')], 5, "in blocks is a factor of products alone"
+        [('s.to("float16")', '(s.to("mxfp8") * 2).to("float16")')], 5, "a block format can only be a factor"
     ),
     "a state of no format": ([("0.0, F", '0.0, "single"')], 2, "unknown number format 'single'"),
     "if on a value": (
@@ -111,11 +111,11 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     "index outside": ([("return o", "return o * kj.index")], 8, "index outside of a loop over tiles"),
     "a value of a tile": (
         [("return o", "return o * s.max()")], 8,
-        "s (row x key, float32), made in line 4, is read behind its loop, where no tile is",
+        "s (row x key, float32), computed in line 4, is read after its loop, where there is no tile",
     ),
     "a tile behind its loop": (
         [("return o", "return o + vj.to(F)")], 8,
-        "vj (key x value, float16) is read behind its loop, where no tile is; what is kept",
+        "vj (key x value, float16) is read after its loop, where there is no tile; a state",
     ),
     "a state never written": (
         [STATE], 1,
@@ -165,7 +165,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "no shared axis": (
         [("tiles(k, v)", "tiles(q, v)")], 3,
-        "tiles of q (row x head, float16) and v (key x value, float16): they share no axis to walk",
+        "tiles of q (row x head, float16) and v (key x value, float16): they share no axis",
     ),
     "tiles of a state": ([("tiles(k, v)", "tiles(k, o)")], 3, "it walks operands, the kernel's arguments"),
     "two products": (
@@ -225,11 +225,11 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a right factor that rows make of all tiles": (
         [(LOOP, "    z = (q @ maximum(k, 0.0).T).to(F)\n" + LOOP), ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) + z")], 3,
-        "is the right factor of a product: that is an operand, or made of operands of the tile in a loop",
+        "is the right factor of a product: the right factor must be an operand, or computed from operands",
     ),
     "a left factor made of an operand in a loop": (
         [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,
-        "is the left factor of a product in a loop and made of operands alone: make it in a kernel of its own before",
+        "is the left factor of a product in a loop and computed from operands only: compute it in an earlier kernel",
     ),
     "a number that a loop changes": (
         [(LOOP, "    first = True\n    for kj"), (LAST, LAST + "        first = False\n")], 4,
@@ -243,7 +243,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
             ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) * 2"), ('s.to("float16")', 'where(mask, s, -inf).to("float16")'),
             ("o + pv", "o + pv * s.max()"),
         ], 7,
-        "s (row x key, float32) is read after line 5 has masked it in its place: read what where(...) returns",
+        "s (row x key, float32) is read after line 5 has masked it in its place: read the result of where(...)",
     ),
     "a comparison as a mask": (
         [("s.to(", "where(s > 0, s, 0.0).to(")], 5,

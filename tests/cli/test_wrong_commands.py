@@ -199,7 +199,7 @@ WRONG = (
     ("run gemm --problem m=64,n=64,k=64 --save-output", "--save-output: read where bits are computed"),
     ("run flash --hw xeon_avx512 --sensitivity", "--sensitivity: read by devices with a timing model"),
     ("run flash --fields --seq 64 -o a", "seq, --out: --fields only lists"),
-    ("run flash --window ٥,٥", "--window ٥,٥: write keys of a window, 512, or those"),
+    ("run flash --window ٥,٥", "--window ٥,٥: write keys of a window, 512, or"),
     ("run flash --softcap ٥", "--softcap ٥: write a positive number, such as 50"),
     ("run flash --timeline ٠:٥", "--timeline ٠:٥: write from and to in us"),
     ("run fp8_attention --precision scale=٢", "precision field scale: '٢' is no number"),

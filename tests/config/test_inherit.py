@@ -110,9 +110,9 @@ def test_of_another_chip_comes_what_keys_name_and_nothing_else(
 def test_a_changed_value_without_basis_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     path = write(f"{BASE}group_count: {{value: 20}}\n")
     assert fault(load_device, path).splitlines() == [
-        f"{path}:4  group_count.basis: missing; say how the value is known: "
+        f"{path}:4  group_count.basis: missing; state how the value is known: "
         "vendor | measured | derived | fitted | assumed",
-        f"{path}:4  group_count.source: missing; say where the value comes from",
+        f"{path}:4  group_count.source: missing; state the source of the value",
     ]
 
 

@@ -68,7 +68,7 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         (
             {"causal": True, "seq_kv": 32},
             "seq_q: 64 causal queries but only 32 keys: the first 32 would see none; seq_kv must be at least seq_q, or "
-            "unseen says what they give: zero, nan, mean",
+            "unseen states their output: zero, nan, mean",
         ),
         (
             {"causal": True, "causal_offset": -1},

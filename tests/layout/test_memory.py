@@ -109,7 +109,7 @@ def test_a_swizzle_keeps_every_element_and_every_chunk_together() -> None:
         (lambda: padded(4, 64, padding=-1), "padding of -1"),
         (lambda: swizzled(32, 32), "rows of 32 elements cannot be swizzled"),
         (lambda: swizzled(32, 80), "rows of 80 elements cannot be swizzled"),
-        (lambda: fragment_addresses(A, FOUR, lambda r, c: r + 32 * c, access_bytes=8), "do not lie together"),
+        (lambda: fragment_addresses(A, FOUR, lambda r, c: r + 32 * c, access_bytes=8), "are not contiguous"),
         (lambda: fragment_addresses(A, FOUR, lambda r, c: 64 * r + c, access_bytes=12), "do not fit"),
     ],
 )

@@ -140,7 +140,7 @@ def test_the_papers_setting_is_a_preset_that_nothing_beside_it_contradicts(hw: s
     assert built == build_tiling(fields, {"preset": "paper", **named})
     assert build_tiling(fields, named) == built.model_copy(update={"preset": None})
     assert build_tiling(fields, {}) == fields()
-    with pytest.raises(TilingError, match="preset=paper is correction=ideal, and correction=rounded is named beside"):
+    with pytest.raises(TilingError, match="preset=paper means correction=ideal, but correction=rounded is given too"):
         build_tiling(fields, {"preset": "paper", "correction": "rounded"})
 
 

@@ -161,7 +161,12 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
         (('{"stages": None}', '{"stages": "x"}'), "h200", {}, "MINE decides stages: expected a whole number, got 'x'"),
         (('"" if device.name', "0 if device.name"), "h200", {}, r"mine\.py:10: kernel=.*: needs: returns 0, not a str"),
         (("charges=", "order=lambda phase: phase.none, charges="), "h200", {}, r"mine\.py:11: .*: order: AttributeErr"),
-        (("layout(128, 128, warps=4)", "(1, 2, 3)"), "h200", {}, "MINE has 2 for head_dim 64; tiles are those of layo"),
+        (
+            ("layout(128, 128, warps=4)", "(1, 2, 3)"),
+            "h200",
+            {},
+            "MINE has 2 for head_dim 64; a tile is a result of layo",
+        ),
     ],
 )
 def test_what_a_file_cannot_do_is_refused(

@@ -67,7 +67,7 @@ def test_a_block_too_large_for_the_mask_is_refused_with_the_values() -> None:
         TilingMask(512).check(512, 514)
     assert str(caught.value) == (
         "tiling-mask: a block of 512x514 needs rows + cols - 1 = 1025 <= 2M = 1024 (M = 512); "
-        "use smaller blocks, at most 513 keys beside 512 rows"
+        "use smaller blocks, at most 513 keys with 512 rows"
     )
 
 

@@ -176,7 +176,7 @@ def mapped_labels(items: Iterable[Item], found: set[str]) -> Iterable[None]:
         ("acc_fp16", {"stages": 4, "block_kv": 96}, BufferOverflowError, r"shared memory: K .* > 96 KiB a block"),
         ("acc_fp16", {"block_q": 96}, TilingError, r"96 rows are no multiple of 128 \(4 warps of 32\)"),
         ("acc_fp16", {"block_kv": 56, "arrangement": "1x4", "block_q": 64}, TilingError, "no multiple of 32"),
-        ("acc_fp32", {"exchange": "none"}, TilingError, r"32 of 64 values lie in the right lane.*not allowed"),
+        ("acc_fp32", {"exchange": "none"}, TilingError, r"32 of 64 values are in the right lane.*not allowed"),
         ("acc_fp16", {"exchange": "none", "arrangement": "2x2"}, TilingError, "exchange is not allowed"),
         ("acc_fp16", {"padding": 4}, TilingError, r"136 bytes, so that accesses of 16 bytes \(LDS.128\) would be mis"),
         ("acc_fp16", {"padding": 2, "access_bytes": 8}, TilingError, "pad by a multiple of 4 elements$"),

@@ -90,7 +90,9 @@ def test_others_lines_in_l2_cost_who_reads_much() -> None:
     )
     assert dirty.latency_us - clean.latency_us == pytest.approx(8.2, rel=0.15)
     assert unsaid.cycles == dirty.cycles
-    with pytest.raises(SpecError, match=r"l2: dirty: the device file does not say what is left .* clean, warm"):
+    with pytest.raises(
+        SpecError, match=r"l2: dirty: the device file does not state which share remains .* clean, warm"
+    ):
         npusim.run("flash", seq=256, numerics=False, l2="dirty")
 
 

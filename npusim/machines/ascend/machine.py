@@ -166,7 +166,7 @@ class AscendMachine(Machine):
                     "without barriers within a function; it is a field of devices such as ascend_910b2"
                 )
         made = tiling.model_copy(update={"barriers": None, "kernel": CANN.name})
-        return made, (f"kernel={CANN.name}: CANN's, whose vector functions need no barriers",)
+        return made, (f"kernel={CANN.name}: CANN's kernel, because its vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""

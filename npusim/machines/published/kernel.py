@@ -192,7 +192,7 @@ class GpuKernel(PublishedKernel):
         layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
         tile = layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
         if not isinstance(tile, KernelTile):
-            raise TilingError(f"kernel: {self.name} has {tile!r} for head_dim {dim}; tiles are those of layout(...)")
+            raise TilingError(f"kernel: {self.name} has {tile!r} for head_dim {dim}; a tile is a result of layout(...)")
         return tile
 
     def cuts(self, problem: Problem, tile: tuple[int, int], device: DeviceSpec) -> bool:

@@ -409,7 +409,7 @@ def _check_whole(frame: Frame, tiling: SmTiling) -> None:
     if whole and tiling.groups > 1:
         raise TilingError(
             f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows "
-            f"{tiling.groups} warp groups share, but one has all of them; take fewer warps"
+            f"{tiling.groups} warp groups share, but one group must have all of them; use fewer warps"
         )
 
 

@@ -288,7 +288,7 @@ def _resident(
     if count > MOST_REGISTERS * most:
         raise BufferOverflowError(
             f"registers: {count} a thread for {size} with {fields.warps} warps, "
-            f"{most} there, at most {MOST_REGISTERS * most} with those spilled; smaller tiles or more warps take fewer"
+            f"where the device has {most}, or {MOST_REGISTERS * most} with spilled ones: use smaller tiles, more warps"
         )
     held = {"tile": max(0, min(most, registers.count) - overhead)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
