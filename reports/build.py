@@ -1,4 +1,4 @@
-"""Studies of the papers, written anew: ``python reports/build.py [STUDY ...] [--out DIR]``.
+"""Builds the studies: ``python reports/build.py [STUDY ...] [--out DIR]``.
 
 A study is a folder here with a ``page.py``, whose ``write(folder)`` returns the files it wrote: a page
 from ``template.md``, its figures as JSON (floats to four digits, so that they compare), charts as SVG.
@@ -87,10 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the named studies, or all; return 0, or 2 for bad input."""
     listed = ", ".join(f"{name} ({seconds} s)" for name, seconds in SECONDS.items())
     parser = argparse.ArgumentParser(
-        prog="build.py", description="Write the studies of the papers anew: what is reproduced, what is not, and why."
+        prog="build.py", description="Build the studies: which results are reproduced, which are not, and why."
     )
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"one of {listed}; all unless named")
-    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY, not here")
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"one of {listed}; default: all")
+    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY (default: this folder)")
     given = parser.parse_args(arguments)
     names = given.studies or STUDIES
     try:

@@ -36,7 +36,7 @@ SINKS = (
     ("nvfp4", "sage3_p", 2688.0),
 )
 #: FlashAttention-3 (arXiv 2407.08608), table 3: RMSE of N(0, 1) with N(0, 100) on a thousandth of the elements.
-PUBLISHED_OUTLIERS = {"float16": 1.9e-4, "FP8, a scale a tensor": 2.4e-2, "FP8, FlashAttention-3": 9.1e-3}
+PUBLISHED_OUTLIERS = {"float16": 1.9e-4, "FP8, one scale a tensor": 2.4e-2, "FP8, FlashAttention-3": 9.1e-3}
 #: (operands that are quantised, what the column is called).
 PARTS = (("qk", "Q, K"), ("p", "P"), ("v", "V"), ("qkpv", "all"))
 
@@ -87,8 +87,10 @@ def write(folder: Path) -> list[Path]:
         "smollm2_mean": _ratio(by_shift, "SmolLM2", "mxfp8", "mean", "none"),
     }
     lines = {n: list(zip(BETAS, found, strict=True)) for n, found in by_beta.items()}
-    title = "MXFP8 Q and K, keys shifted as PASA shifts them"
-    picture = chart(title, "beta, share of a block's mean taken", "relative RMSE of the output", lines, log_y=True)
+    title = "Error by beta: MXFP8 Q and K, keys shifted by PASA"
+    picture = chart(
+        title, "beta: share of a block's mean that is subtracted", "relative RMSE of the output", lines, log_y=True
+    )
     data: dict[str, object] = {"parts": by_part, "shifts": by_shift, "rules": by_rule, "levels": two_level}
     data |= {"betas": by_beta, "sinks": sinks, "kernels": found, "latency_us": times, "outliers": outliers()}
     return save_page(folder, "block_scaled", (fields, data), {"block_scaled_beta.svg": picture})
@@ -100,7 +102,7 @@ def outliers() -> dict[str, float]:
     size = absolute_error(half, "outliers") / kernel_error(half, "outliers")
     return {
         "float16": absolute_error(half, "outliers"),
-        "E4M3, a scale a tensor": error("outliers", "float8_e4m3fn") * size,
+        "E4M3, one scale a tensor": error("outliers", "float8_e4m3fn") * size,
         "E4M3, no scales": absolute_error(eight, "outliers"),
     }
 
@@ -125,14 +127,14 @@ def _of_kernels(
         "slower": number(times["flash mxfp8"] / times["flash fa2_fp32"], 3),
         "smoothing": number(times["flash mxfp8,scale_rule=rceil,smooth=k"] - times["flash mxfp8,scale_rule=rceil"], 2),
         "sinks": table(
-            ["P stored as", "rule", "times", "MSE, 1e-5", "published"],
+            ["P stored as", "rule", "factor on P", "MSE, 1e-5", "published"],
             [
                 [fmt, rule or "", f"{x:g}", 1e5 * mse, PUBLISHED_SINKS[int(x)] if fmt == SINKS[0][0] else ""]
                 for (fmt, rule, x), mse in zip(SINKS, sinks.values(), strict=True)
             ],
         ),
         "outliers": table(
-            ["published", "RMSE", "over float16", "here", "RMSE", "over float16"],
+            ["published", "RMSE", "/ float16", "npusim", "RMSE", "/ float16"],
             [[*_over(a, published[0][1]), *_over(b, ours[0][1])] for a, b in zip(published, ours, strict=True)],
         ),
     }

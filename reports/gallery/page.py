@@ -58,7 +58,7 @@ ENTRIES = (
         (split, merge_last),
         PREFILL.model_copy(update={"seq_q": 1, "seq_kv": 8 * TOKENS, "causal": False}),
     ),
-    Entry("standard", "Unfused attention: a kernel an operator", (scaled, masked, softmax_whole), PREFILL),
+    Entry("standard", "Unfused attention: one kernel an operator", (scaled, masked, softmax_whole), PREFILL),
     Entry("gemm", "Matrix product", (product_by_tiles,), GemmProblem(m=TOKENS, n=TOKENS, k=TOKENS)),
 )
 
@@ -66,9 +66,10 @@ ENTRIES = (
 def write(folder: Path) -> list[Path]:
     """Write ``gallery.md``, its figures and a picture for each kernel and device to ``folder``."""
     charts: dict[str, str] = {}
-    content = gather(
-        "gallery", [_entry(entry, charts) for entry in ENTRIES], devices=", ".join(f"`{d}`" for d in DEVICES)
-    )
+    entries = [_entry(entry, charts) for entry in ENTRIES]
+    ran = sum(len(found) for _, figures in entries for found in figures.values() if isinstance(found, dict))
+    counts = {"ran": ran, "pairs": len(ENTRIES) * len(DEVICES)}
+    content = gather("gallery", entries, devices=", ".join(f"`{d}`" for d in DEVICES), **counts)
     return save_page(folder, "gallery", content, charts)
 
 
@@ -105,7 +106,14 @@ def _entry(entry: Entry, charts: dict[str, str]) -> Section:
             ]
         )
         data[hw] = {"cycles": result.cycles, "us": result.latency_us, "rmse": rmse, "sha256": bits}
-    header = ["device", "cycles", "us a call", "relative RMSE", "SHA-256 of the output", "most work, or why not"]
+    header = [
+        "device",
+        "cycles",
+        "us a call",
+        "relative RMSE",
+        "SHA-256 of the output",
+        "unit with most work, or reason",
+    ]
     sources = "\n\n\n".join(
         inspect.getsource(f.function if isinstance(f, Kernel) else f).rstrip() for f in entry.functions
     )
@@ -132,4 +140,4 @@ def _picture(entry: Entry, hw: str, result: Any) -> str:
         if s["start_us"] < end and s["end_us"] > start
     ]
     spec = tracks(shown, start, end, str(WIDTH))
-    return svg({**spec, "title": f"{entry.title} on {hw}: what each pipe does, colours are tiles"}, WIDTH)
+    return svg({**spec, "title": f"{entry.title} on {hw}: operations of each pipe, coloured by tile"}, WIDTH)

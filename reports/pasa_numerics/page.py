@@ -91,7 +91,7 @@ def _chart(errors: Any) -> str:
         ]
         for name in MAIN
     }
-    title = "RMSE against the mean, U(x0, 0.5); a line ends where outputs are NaN"
+    title = "RMSE by mean, U(x0, 0.5); a line ends where outputs are NaN"
     return chart(title, "x0", "RMSE", lines, log_y=True)
 
 
@@ -178,7 +178,7 @@ def _table_3() -> Section:
         "Inva = beta/(1-beta)",
         "Inva_1",
         "error %",
-        "of Inva_1 rounded first",
+        "error %, Inva_1 rounded first",
         "optimal beta",
         "exact Inva",
         "Inva_1, BF16",

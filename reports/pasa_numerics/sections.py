@@ -65,7 +65,7 @@ def orders() -> Section:
         moved_real.append(max(first, second) / min(first, second))
         rows.append(["SmolLM2's tensors", name, number(first), number(second), f"{second / first:.2f}"])
         data[f"real: {name}"] = {own: first, other: second}
-    header = ["case (x0, Am)", "", f"`{own}`", f"`{other}`", "second over first, draw by draw"]
+    header = ["case (x0, Am)", "allocation", f"`{own}`", f"`{other}`", f"`{other}` / `{own}`, draw by draw"]
     fields: dict[str, object] = {
         "orders": table(header, rows),
         "row_sum": stated.value,
@@ -213,7 +213,7 @@ def models() -> Section:
         lost = {name: study.drawn(100 * run[name].error.nan_row_fraction for run in runs) for name in MODELLED}
         outcomes.append([model, *(_outcome(errors[name], lost[name]) for name in MODELLED)])
         data[model] = {"printed": paper, "stand-in": found, "rmse": errors, "NaN rows": lost}
-    header = ["", "K", "Q K^T", "K'", "S'"]
+    header = ["ranges", "K", "Q K^T", "K'", "S'"]
     margins = (_margin(r) for r in (PRINTED["Qwen2-7B"], found))
     fields: dict[str, object] = {
         **dict(zip(("margin_printed", "margin"), margins, strict=True)),
@@ -305,7 +305,7 @@ def real() -> Section:
     fields: dict[str, object] = {
         "real_largest": f"{max(-diagnosis.raw_score_min, diagnosis.raw_score_max):.0f}",
         "real_cost": f"{shifted / plain:.0f}",
-        "real": table(["", *found], rows),
+        "real": table(["allocation", *found], rows),
         "real_beta": table(list(betas), [list(betas.values())]),
         "gain": f"{GAIN:g}",
     }

@@ -66,7 +66,7 @@ def write(folder: Path) -> list[Path]:
     sawtooth = {"d_p(S)": [(s, theory.worst_step(s)) for s in scales]}
     sweep: Any = content[1]["gap_sweep"]
     curves = {n: list(zip(sweep["gaps"], v, strict=True)) for n, v in sweep["mse"].items()}
-    title = "Mean squared error against the sinks' gap, 4096 keys"
+    title = "Mean squared error by gap of the sinks, 4096 keys"
     step = "Worst quantisation step d_p(S) of E4M3"
     charts = {
         "pcast_sawtooth.svg": chart(step, "scale S", "d_p", sawtooth),
@@ -92,7 +92,7 @@ def _thresholds() -> Section:
         "limits": table(
             ["S", "P becomes 0 when m - s reaches", "gap at which half of the normal keys are zeroed"], gap_rows
         ),
-        "steps": table(["S", "d_p(S)", "against S = 256", ""], step_rows),
+        "steps": table(["S", "d_p(S)", "relative to S = 256", "note"], step_rows),
         "critical_256": f"{gaps[256]:.1f}",
     }
     data = {"worst_step": steps, "underflow_exponent": exponents, "critical_gap": gaps}
@@ -131,7 +131,7 @@ def _collapse() -> Section:
         "zeroed, S=256",
         "normal keys' mass",
         '"effective loss"',
-        "mass truly zeroed",
+        "mass actually zeroed",
         "expected",
         "zeroed, S=1, expected",
         "by equation 7",
@@ -206,9 +206,15 @@ def _errors() -> Section:
         "ratios": table(["ratio", *lengths], ratio_rows),
         "rows_2": ", ".join(str(heads * study.QUERIES) for heads in HEADS_2.values()),
         "table_2_above": f"{100 * max(above):.0f}",
+        **dict(zip(("plain_low", "plain_high"), _ends(ratios["forward, S=1 / reverse, S=256"]), strict=True)),
         **_scatter(ratios["forward, S=448 / reverse, S=256"]),
     }
     return fields, {"table_2": found, "table_2_paper": dict(TABLE_2), "ratios": ratios}
+
+
+def _ends(found: list[study.Mean]) -> list[str]:
+    """Return the smallest and the largest of some ratios."""
+    return [f"{end:.1f}" for end in (min(m.value for m in found), max(m.value for m in found))]
 
 
 #: Rows of a small sample, whose scatter is told, and heads of the ratio at blocks of 128 keys.
@@ -248,7 +254,7 @@ def _sweep() -> Section:
         data[gap] = {"mse": values, "ratio": ratio, "difference": difference}
         shown = [f"{m.value:.3f} ± {m.error:.3f}" for m in (*values.values(), difference)]
         rows.append([gap, *shown[:-1], f"{ratio.value:.2f} ± {ratio.error:.2f}", shown[-1]])
-    header = ["gap", *lines, "first over last", "difference"]
+    header = ["gap", *lines, "forward, S=1 / reverse, S=256", "their difference"]
     sweep = {"gaps": list(TABLE_1), "mse": lines, "unit 1e-5": data}
     return {"sweep": table(header, rows)}, {"gap_sweep": sweep}
 
@@ -291,7 +297,7 @@ def _floor() -> Section:
         gain, error = study.mean_of(forward - reverse), float(reverse.mean())
         rows.append([f"{gap:g}", keys, gain.value, gain.error, error, gain.value / error])
         data.append({"gap": gap, "keys": keys, "difference": gain, "error": error})
-    header = ["gap", "keys", "mean difference", "±", "error, reverse", "relative"]
+    header = ["gap", "keys", "mean difference", "±", "error, reverse", "relative difference"]
     return {"floor": table(header, rows)}, {"appendix_b": data}
 
 
@@ -321,9 +327,9 @@ def _real() -> Section:
     header = [
         "configuration",
         "MSE, 1e-5",
-        "over best",
+        "relative to best",
         "RMSE",
-        "squared, over best",
+        "squared, relative to best",
         "exact %",
         "zeroed %",
         "mass zeroed %",

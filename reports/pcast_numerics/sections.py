@@ -65,7 +65,7 @@ def proposition() -> Section:
         "expected",
         "measured, S=1",
         "measured, S=256",
-        "proposition over measured, %",
+        "proposition / measured, %",
     ]
     best = max(shares, key=lambda gap: shares[gap].value)
     real = beyond.real_collapse(study.PRECISIONS["forward, S=1"])
@@ -95,7 +95,7 @@ def coverage() -> Section:
         "P is normal from",
         "m - s up to",
         *(f"gap {gap:g}: normal (expected) / zero, %" for gap in COVERED),
-        "",
+        "note",
     ]
     at = dict(zip(SCALES, found[GAP], strict=True))
     fields: dict[str, object] = {
@@ -121,7 +121,7 @@ def dynamic() -> Section:
             rows.append([gap, order, _of_unit(study.mean_of(static)), *(f"{1e6 * g:.1f}" for g in gains.values())])
             data[f"{gap} {order}"] = {"static 256": study.mean_of(static), "gain": gains}
             largest = max(largest, *gains.values())
-    gained = (f"gain of a scale for {n}, parts in a million" for n in beyond.DYNAMIC)
+    gained = (f"gain with a scale for {n}, parts in a million" for n in beyond.DYNAMIC)
     header = ["gap", "order", "S = 256, 1e-5", *gained]
     return {"dynamic": table(header, rows), "dynamic_most": f"{1e6 * largest:.0f}"}, {"dynamic": data}
 
@@ -243,8 +243,8 @@ def eight_bit() -> Section:
         "inputs",
         f"total, {EIGHT_BIT[0]}",
         f"total, {EIGHT_BIT[-1]}",
-        "S=1 over best, casts",
-        "totals",
+        "S=1 / best, cast",
+        "S=1 / best, total",
     ]
     signals, totals, floors = ({g: r[i].value for g, r in ratios.items()} for i in range(3))
     fields: dict[str, object] = {
@@ -270,7 +270,13 @@ def scaling() -> Section:
         [f"{scale:g}", *(f"{100 * share:.1f}" for share in (s.rounded, s.lost)), number(s.error), number(s.recast)]
         for scale, s in found.items()
     ]
-    header = ["S", "S x rounded, %", "(S x) / S is not x, %", "largest relative error", "other E4M3 code"]
+    header = [
+        "S",
+        "S x rounded, %",
+        "(S x) / S differs from x, %",
+        "largest relative error",
+        "share of other E4M3 codes",
+    ]
     at = found[448.0]
     fields: dict[str, object] = {
         "scaling": table(header, rows),
@@ -286,7 +292,7 @@ def correction() -> Section:
     found = {gap: theory.correction(float(gap), SINKS, KEYS) for gap in GAPS}
     rows = [[gap, math.exp(-gap), mean, mean / math.exp(-gap)] for gap, mean in found.items()]
     fields: dict[str, object] = {
-        "correction": table(["gap", "e^-gap", "mean of exp(m_pre - m_sink)", "over e^-gap"], rows),
+        "correction": table(["gap", "e^-gap", "mean of exp(m_pre - m_sink)", "mean / e^-gap"], rows),
         "correction_ratio": number(found[7] / math.exp(-7), 2),
         "one_rounding": number(2.0 ** -(get_format("float32").mantissa_bits + 1), 2),
     }

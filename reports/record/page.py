@@ -27,7 +27,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _times(made: list[dict[str, str]]) -> Section:
-    header = ["form of", "size", "programs", *(text for d in ("H200", "910B2") for text in (f"{d} us", "rate"))]
+    header = ["tutorial", "size", "programs", *(text for d in ("H200", "910B2") for text in (f"us, {d}", f"rate, {d}"))]
     header.append("relative RMSE")
     listed = [
         [

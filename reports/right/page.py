@@ -40,7 +40,7 @@ def write(folder: Path) -> list[Path]:
     rows = [*_bits(validation["bits"]), *_kept(), *_papers(), *_times(validation["summary"])]
     marked = Counter(unit.evidence for unit in ARITHMETICS.values())
     fields: dict[str, object] = {
-        "table": table(("what", "held against", "count", "result", "where"), rows),
+        "table": table(("quantity", "compared with", "count", "result", "page or file"), rows),
         "confirmed": marked["hardware-vectors"],
         "assumed": marked["assumed"],
         "all_median": validation["summary"]["all but whole models"]["median"],
@@ -79,28 +79,22 @@ def _kept() -> list[list[object]]:
     with (TESTS / "golden" / "defaults.csv").open(encoding="utf-8", newline="") as lines:
         ratios = [float(row["ratio"]) for row in DictReader(lines)]
     off = [100 * (ratio - 1) for ratio in (NEAR, max(ratios))]
-    near = f"{sum(r <= NEAR for r in ratios)} within {off[0]:.0f} % of them, the worst {off[1]:.1f} %"
+    near = f"{sum(r <= NEAR for r in ratios)} within {off[0]:.0f} % of the best, the worst at {off[1]:.1f} %"
     baselines = sorted((TESTS / "baselines").glob("*.yaml"))
     return [
         [
             "bits and cycles of programs",
-            "those accepted before, by hash",
+            "accepted values, by hash",
             len(pins),
-            "equal, or changed by intent",
+            "equal, or changed with a stated reason",
             "`tests/golden/pins.json`",
         ],
-        [
-            "tiles that runs choose",
-            "the best of their spaces, proved",
-            len(ratios),
-            near,
-            "`tests/golden/defaults.csv`",
-        ],
+        ["tiles chosen by runs", "proved best tiles of their spaces", len(ratios), near, "`tests/golden/defaults.csv`"],
         [
             "cycles and decisions of devices",
             "files of baselines in CI",
             len(baselines),
-            "inside their bands",
+            "inside their tolerances",
             "`tests/baselines`",
         ],
     ]

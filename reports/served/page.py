@@ -31,7 +31,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _invariance() -> Section:
-    rows, data = [], {}
+    rows, data, prices = [], {}, dict[str, object]()
     for hw in DEVICES:
         tiling = declared_tiling("split_kv", hw)
         found = npusim.invariant(
@@ -45,9 +45,20 @@ def _invariance() -> Section:
                 parted = first.parted.partition(",")[0]
             cost = "" if f.cost_us is None else f"{f.cost_us:+.2f} ({f.cost_at})"
             rows.append([hw, f.aspect, VERDICTS[f.verdict][0], where, parted, f.guarantee, cost])
+            if f.aspect == "batch" and f.cost_us is not None:
+                prices[f"price_{hw}"] = f"{f.cost_us:.0f}"
             data[f"{hw} {f.aspect}"] = {"verdict": f.verdict, "guarantee": f.guarantee, "cost_us": f.cost_us}
-    header = ["device", "vary", "changes bits", "first difference", "parted at", "ruled out by", "us"]
-    return {"invariance": table(header, rows), "lengths": _listed(LENGTHS), "page": PAGE}, {"invariance": data}
+    header = [
+        "device",
+        "vary",
+        "changes bits",
+        "first difference",
+        "first differing operation",
+        "guarantee",
+        "cost, us",
+    ]
+    fields = {"invariance": table(header, rows), "lengths": _listed(LENGTHS), "page": PAGE, **prices}
+    return fields, {"invariance": data}
 
 
 def _rules() -> Section:
@@ -64,7 +75,7 @@ def _rules() -> Section:
         called = f"split_keys={rule}" if isinstance(rule, int) else rule
         rows.append([called, *(x for pair in zip(parts, kernels, strict=True) for x in pair)])
         data[called] = {"parts": parts, "kernel_us": kernels}
-    header = ["rule", *(x for hw in DEVICES for x in (f"parts, {hw}", "us"))]
+    header = ["rule", *(x for hw in DEVICES for x in (f"parts, {hw}", f"us, {hw}"))]
     return {"rules": table(header, rows)}, {"rules": data}
 
 
@@ -85,7 +96,7 @@ def _pages() -> Section:
         times = [done.latency_us for done in calls]
         rows.append([layout, *times])
         data[layout] = dict(zip(map(str, PAGES), times, strict=True))
-    header = ["layout", *("none" if not n else str(n) for n in PAGES)]
+    header = ["layout", *("no pages" if not n else f"{n} keys" for n in PAGES)]
     return {"pages": table(header, rows)}, {"pages": data}
 
 
@@ -99,7 +110,7 @@ def _latents() -> Section:
         rate = done.timing.roofline.attained_flops_per_s / 1e12 if done.timing.roofline else None
         rows.append([hw, done.latency_us, elements, rate])
         data[hw] = {"latency_us": done.latency_us, "elements_a_token": elements}
-    header = ["device", "us a call", "elements a token from memory", "TFLOP/s"]
+    header = ["device", "us a call", "elements a token, from memory", "TFLOP/s"]
     return {"latents": table(header, rows), "latent_lengths": _listed(LATENT_LENGTHS)}, {"latents": data}
 
 

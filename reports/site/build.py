@@ -122,10 +122,10 @@ def _commands() -> Iterator[tuple[str, str]]:
 
     group: Any = get_command(app)
     context = group.make_context("npusim", [], resilient_parsing=True)
-    parts = ["# Commands", "", "What each command takes; `npusim VERB --help` prints the same."]
+    parts = ["# Commands", "", "The arguments and options of each command, as in `npusim VERB --help`."]
     listed = [name for name in group.list_commands(context) if not group.commands[name].hidden]
     rows = [(f"[{name}](#{name})", group.commands[name].get_short_help_str(1000)) for name in listed]
-    parts += ["", _table(("command", "what it does"), rows), "", _options(group, context)]
+    parts += ["", _table(("command", "description"), rows), "", _options(group, context)]
     for name in listed:
         parts += ["", f"## {name}", "", *_command(group.commands[name], f"npusim {name}", context)]
     yield "commands", "\n".join(parts) + "\n"
@@ -153,7 +153,7 @@ def _options(command: Any, context: Any) -> str:
             is_argument = param.param_type_name == "argument"
             sections.setdefault("Arguments" if is_argument else heading, []).append((f"`{record[0]}`", record[1]))
     last = sorted(sections.items(), key=lambda section: section[0] == "Options")
-    return "\n\n".join(_table((title, "what it does"), rows) for title, rows in last if rows)
+    return "\n\n".join(_table((title, "description"), rows) for title, rows in last if rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -130,7 +130,7 @@ def _table() -> Section:
                 step, mass = result["first"], result["clipped_mass"]
     off = max(abs(x / p - 1) for offset, ps in PUBLISHED.items() for x, p in zip(_of(data, offset), ps, strict=True))
     fields: dict[str, object] = {
-        "table": table(["P times", "", *(f"{s:g}" for s in SPREADS)], rows),
+        "table": table(["factor on P", "source", *(f"{s:g}" for s in SPREADS)], rows),
         "off": f"{off * 100:.0f}",
         "step": step.partition(", batch")[0],
         "mass": f"{mass * 100:.0f}",
@@ -149,12 +149,20 @@ def _cases() -> Section:
     with TemporaryDirectory() as name:
         for case in CASES:
             bad, good = (found(command, Path(name)) for command in (case.command, case.mended))
-            step = bad["first"].partition(", batch")[0] or "none by itself"
+            step = bad["first"].partition(", batch")[0] or "no single step"
             of_bad, of_good = ((result["verdict"], _worst(result)) for result in (bad, good))
             rows.append([case.name, case.source, *of_bad, f"`{step}`", *of_good])
             commands += [f"    npusim {case.command}", f"    npusim {case.mended}"]
             data[case.name] = {n: _kept(result) for n, result in (("found", bad), ("mended", good))}
-    header = ["case", "published", "verdict", "worst", "first step", "mended", "its worst"]
+    header = [
+        "case",
+        "published",
+        "verdict",
+        "worst error",
+        "first wrong step",
+        "verdict, corrected",
+        "worst error, corrected",
+    ]
     return {"cases": table(header, rows), "case_commands": "\n".join(commands)}, {"cases": data}
 
 
@@ -179,7 +187,7 @@ def _sound() -> Section:
             rows.append([f"`npusim {command}`", calm, worst, f"{worst / calm:.2f}", len(result["outcomes"])])
             data[command] = {**_kept(result), "ratio": worst / calm}
     fields: dict[str, object] = {
-        "sound": table(["command", "calm", "worst", "ratio", "inputs tried"], rows),
+        "sound": table(["command", "error, calm inputs", "worst error", "ratio", "inputs tried"], rows),
         "largest": f"{max(d['ratio'] for d in data.values()):.2f}",
         "verdicts": ", ".join(sorted({str(d["verdict"]) for d in data.values()})),
     }

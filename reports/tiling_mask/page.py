@@ -11,7 +11,7 @@ from npusim.algorithms.blocks import attention_cells
 from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.parts.values import program_of
 
 if TYPE_CHECKING:
@@ -118,8 +118,11 @@ def _skipping() -> Section:
         formula = f"{0.5 - block_q / (2 * tokens):.4f}" if block_q == block_kv else ""
         rows.append([tokens, f"{block_q} x {block_kv}", *(f"{v:.4f}" for v in found), formula])
         data.append({"tokens": tokens, "block": [block_q, block_kv], **found._asdict()})
-    header = ["tokens", "block", "skipped", "kept whole", "on the diagonal", "1/2 - b/(2S)"]
-    return {"skipping": table(header, rows)}, {"skipping": data}
+    header = ["tokens", "block", "skipped", "fully visible", "on the diagonal", "1/2 - b/(2S)"]
+    square = [(tokens, float(row[2])) for (tokens, q, kv), row in zip(SQUARES, rows, strict=True) if q == kv]
+    ends = zip(("short", "long"), (square[0], square[-1]), strict=True)
+    fields = {f"{n}_{end}": v for end, (t, x) in ends for n, v in (("tokens", t), ("skipped", percent(x)))}
+    return {"skipping": table(header, rows), **fields}, {"skipping": data}
 
 
 def _memory() -> Section:
@@ -144,7 +147,7 @@ def _workloads() -> Section:
         whole = tokens * tokens
         rows.append([f"`{name}`, {tokens} tokens", _size(whole), _size(size), whole / size])
         data[f"{name} {tokens}"] = {"full": whole, "tiling": size}
-    shown = table(["workload", "full mask", "tensor `mask`", "times smaller"], rows)
+    shown = table(["workload", "full mask", "tensor `mask`", "factor"], rows)
     return {"workloads": shown}, {"workloads": data}
 
 

@@ -95,14 +95,14 @@ def sweeps() -> list[Sweep]:
 
 
 def _times(made: list[tuple[str, str, dict[str, object]]]) -> Section:
-    header = ["kernel", "shape", "configurations", "regret", f"best of {FIRST}", "tau", "median error", "largest"]
+    header = ["kernel", "shape", "configurations", "regret", f"best of {FIRST}", "tau", "median error", "largest error"]
     rows = [
         [
             kernel,
             shape.replace("x", " x "),
             str(f["configurations"]),
             *(percent(float(str(f[n]))) for n in ("regret", "regret_of_first")),
-            "none apart" if f["tau"] is None else f"{f['tau']:.2f}",
+            "no pairs" if f["tau"] is None else f"{f['tau']:.2f}",
             *(percent(float(str(f[n]))) for n in ("median_error", "largest_error")),
         ]
         for kernel, shape, f in made

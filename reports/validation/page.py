@@ -85,7 +85,7 @@ def _short() -> Section:
         for kind, own in groups.items()
         for found, wrong in [(study.errors(own), len(study.wrong_signs(r.residual for r in own)))]
     ]
-    header = ("source", "counted", "median", "nine in ten", "worst", "median with its sign", "wrong sign")
+    header = ("source", "counted", "median", "nine in ten", "worst", "signed median", "wrong sign")
     models = [r for r in study.counted(study.MODELS) if r.residual.quantity == "latency_us"]
     below = groups["all but whole models"]
     fields: dict[str, object] = {
@@ -96,6 +96,7 @@ def _short() -> Section:
         "summary": table(header, lines),
         "median": percent(study.errors(below).median),
         "most": percent(study.errors(below).most),
+        "all_median": percent(study.errors(rows).median),
         "all_most": percent(study.errors(rows).most),
         "free": len(free),
         "free_median": percent(study.errors(free).median),
@@ -123,7 +124,7 @@ def _classes() -> Section:
         untouched = [free.cases, percent(free.median) if free.cases else ""]
         lines.append([device, schedule, every.cases, *_figures(every), *untouched])
         figures[f"{device} {schedule}"] = {"all": every, "untouched": free}
-    header = ("device", "schedule", "times", "median", "nine in ten", "worst", "untouched", "their median")
+    header = ("device", "schedule", "times", "median", "nine in ten", "worst", "untouched", "median of untouched")
     others = [r for r in study.counted() if r.residual.quantity not in study.TIMES]
     kinds = sorted({(r.kind, r.residual.quantity) for r in others})
     more = [
@@ -150,9 +151,10 @@ def _bands() -> Section:
         for key, width in widths.items()
         for device, schedule, kind, tile in [key]
     ]
-    header = ("device", "schedule", "kernel", "tile", "untouched", "inside half's", "most's, shape given", "left out")
+    header = ("device", "schedule", "kernel", "tile", "untouched", "inside the inner band")
+    most = ("inside the outer band, shape included", "inside the outer band, shape left out")
     fields: dict[str, object] = {
-        "bands": table((*header, "nine in ten of its own", "widest band"), lines),
+        "bands": table((*header, *most, "nine in ten of the class", "widest band"), lines),
         **{
             f"{k}_share": f"{100 * a:.0f} to {percent(b, 0)}"
             for k, (a, b) in zip(("half", "most"), bands.SHARES, strict=True)
@@ -167,7 +169,7 @@ def _bands() -> Section:
         "beyond_most": percent(bands.shares(outside)[1]),
         "narrow_most": percent(bands.shares(outside, 0.0)[1]),
         "factors": table(
-            ("wider a doubling", "shares where they should be", "of"),
+            ("widening per doubling", "shares in their range", "shares in all"),
             [[percent(factor), bands.holding(factor), 2 * len(kept)] for factor in bands.FACTORS],
         ),
     }
@@ -201,7 +203,7 @@ def _kinds() -> Section:
         found, bias = study.errors(rows), median(r.error for r in rows)
         lines.append([kind, found.cases, *_figures(found), percent(bias, sign="+")])
         figures[kind] = {"errors": found, "bias": bias}
-    header = ("tiles", "count", "median", "nine in ten", "worst", "median with its sign")
+    header = ("tiles", "count", "median", "nine in ten", "worst", "signed median")
     return {"kinds": table(header, lines)}, {"kinds": figures}
 
 
@@ -226,7 +228,7 @@ def _v100() -> Section:
             )
             kind = "causal" if causal else "full"
             figures[f"{kind} {operators}"] = {"paper": paper, "predicted": ratio, "rate": rate}
-    header = ("causal", "unfused operators", "paper, at most", "predicted", "error", "FastAttention as predicted")
+    header = ("causal", "unfused operators", "paper, at most", "predicted", "error", "predicted rate of FastAttention")
     published = {r.case.schedule: r for r in study.counted("V100")}
     kernel, unfused = (published[name] for name in ("volta_flash", "standard"))
     own = _us("volta_flash", "v100", kernel.case.workload.problem(), "acc_fp32", kernel="xformers")
@@ -267,12 +269,19 @@ def _refits() -> Section:
         seen = "fitted on" if group == refit.FITTED else "predicted"
         cells = [f"{percent(o.errors.median)}, {percent(o.errors.most)}, {o.tau:.2f}" for o in of.values()]
         lines.append([group, seen, *cells, percent(of["refitted"].regret)])
-    header = ("group", "refit", "before any group", "refitted on the first", "as filed", "regret, refitted")
+    header = (
+        "group",
+        "role in the refit",
+        "before any group",
+        "refitted on the first",
+        "device file",
+        "regret, refitted",
+    )
     fields: dict[str, object] = {
         "refits": table(header, lines),
         "fitted_group": refit.FITTED,
         "tried": fit.tried,
-        "constants": table(("constant", "before", "refitted on the first group", "as filed"), constants),
+        "constants": table(("constant", "before any group", "refitted on the first group", "device file"), constants),
     }
     return fields, {"refits": ways, "constants": {"before": before, "refitted": fit.values, "filed": filed}}
 
@@ -330,8 +339,8 @@ def _best() -> Section:
         "measured, us",
         "predicted, us",
         "error",
-        "over flash, measured",
-        "predicted",
+        "time / flash, measured",
+        "time / flash, predicted",
         "best tile as predicted",
     )
     return {"best": table(header, lines), "order": orders[0], "predicted_order": same}, {"best": figures}
@@ -364,7 +373,7 @@ def _worst() -> Section:
                 apart,
             ]
         )
-    header = ("case", "source", "quantity", "measured", "predicted", "error", "", "")
+    header = ("case", "source", "quantity", "measured", "predicted", "error", "fitted", "not counted")
     figures = {f"{r.case.name} {r.residual.quantity}": r.error for r in rows}
     return {"worst": table(header, lines)}, {"errors": figures}
 

@@ -64,18 +64,45 @@ PHRASES = (
     r"\bwhat comes next\b",
     r"\ball there is\b",
     r"\bone's own\b",
+    r"\bheld against\b",
+    r"\bwhat is left\b",
+    r"\bwhat was left\b",
+    r"\bsays little\b",
+    r"\bbits and all\b",
+    r"\bdearest\b",
+    r"\bwhat ruling it out\b",
+    r"\bthen kept\b",
+    r"\bof what is no\b",
+    r"\bwhat would fit\b",
+    r"\btaken apart\b",
+    r"\bin a kernel of its own before\b",
+    r"\bkeys beside a window\b",
+    r"\bdealt in turn\b",
+    r"\bwith an eye on\b",
+    r"\btell nothing apart\b",
+    r"\bstands beside\b",
+    r"\bmet within\b",
+    r"\bthis page of `",
+    r"\bnext to nothing\b",
+    r"\bmost's band\b",
+    r"\bwhat a practitioner\b",
+    r"\bhow far off\b",
+    r"\bwhat comes out\b",
     r"\b1 (?:processes|blocks|points|cases|configurations)\b",
 )
 DIALECT = re.compile("|".join(PHRASES))
 
 
 def _sentences() -> dict[str, str]:
-    """Return what a user can read, by where it is: README, guides, the help of each verb, messages of the package."""
+    """Return the texts of users by place: README, guides, studies, the help of each verb, messages of the package."""
     found = {"README.md": README} | {f"npusim help {topic}": text for topic, text in guides().items()}
+    pages = sorted((ROOT / "reports").rglob("*.md"))
+    assert len(pages) > 40
+    found |= {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
     for name in ("", *(command.name or "" for command in app.registered_commands)):
         told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
         found[f"npusim {name} --help"] = " ".join(told.stdout.split())
-    for path in sorted((ROOT / "npusim").rglob("*.py")):
+    for path in sorted(path for part in ("npusim", "reports") for path in (ROOT / part).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = {
             id(node.body[0].value)
