@@ -776,7 +776,7 @@ def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
 def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> None:
     (elsewhere / "good.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n")
     (elsewhere / "nameless.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\n")
-    assert "nameless.yaml:1  name: missing; what ext" in _npusim("hw", "validate", "nameless.yaml").stdout
+    assert "nameless.yaml:1  name: missing; a file that ext" in _npusim("hw", "validate", "nameless.yaml").stdout
     named = 'cores.aic.engines.CUBE.arithmetic.float16: {value: tree, basis: assumed, source: "s"}\n'
     (elsewhere / "tree.yaml").write_text("schema: npusim.device/1\nextends: ascend_910b2\nname: mine\n" + named)
     assert "unknown arithmetic 'tree'; known names:" in _npusim("hw", "validate", "tree.yaml").stdout

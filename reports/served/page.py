@@ -96,7 +96,7 @@ def _pages() -> Section:
         times = [done.latency_us for done in calls]
         rows.append([layout, *times])
         data[layout] = dict(zip(map(str, PAGES), times, strict=True))
-    header = ["layout", *("no pages" if not n else f"{n} keys" for n in PAGES)]
+    header = ["layout", *("no pages" if not n else f"{n} key{'s' * (n > 1)}" for n in PAGES)]
     return {"pages": table(header, rows)}, {"pages": data}
 
 

@@ -343,7 +343,7 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
         "P = FlashPrecision('p', *['float32'] * 7)\nMINE = attention('flash', mine, precisions=[P])\n",
         encoding="utf-8",
     )  # fmt: skip
-    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; call it")):
+    with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; give your")):
         find_schedule(f"{path}:MINE", "ascend")
 
 

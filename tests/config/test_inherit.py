@@ -46,7 +46,7 @@ def test_quantities_are_replaced_whole(write: Callable[..., Path]) -> None:
 def test_null_takes_away_what_the_other_file_has_and_nothing_else(write: Callable[..., Path]) -> None:
     write("a: {b: 1, c: {d: 2}}\ne: 3\n", "base.yaml")
     assert read_inherited(write("extends: base\na: {c: null}\ne: null\n"), _beside).data == {"a": {"b": 1}}
-    with pytest.raises(SpecError, match=r"mine\.yaml:2  a\.f: null takes away .* it has b, c here"):
+    with pytest.raises(SpecError, match=r"mine\.yaml:2  a\.f: null removes .* has b, c here"):
         read_inherited(write("extends: base\na: {f: null}\n"), _beside)
 
 

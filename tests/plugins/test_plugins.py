@@ -366,7 +366,7 @@ def faulty(tmp_path: Path, body: str) -> str:
             "S = schedule('s', usual, precisions=[P], models=('softcab',))\n",
             r"schedule s: models: no 'softcab'\. Did you mean `softcap`\? There are window, chunk, softcap,",
         ),
-        ("S = 3\n", r"mine\.py: S is a int, not what attention\(\) or schedule\(\) returns"),
+        ("S = 3\n", r"mine\.py: S is a int, not a result of attention\(\) or schedule\(\)"),
         ("S = schedule('s', usual, precisions=[])\n", r"mine\.py:9: schedule s: it needs at least one precision"),
         (
             "def f(problem, tiling, p, machine):\n    return [1 / 0]\nS = schedule('s', f, precisions=[P])\n",

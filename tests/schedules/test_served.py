@@ -400,7 +400,7 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> 
     ("options", "message"),
     [
         ({"lengths": [100, 200], "seq": 100}, "seq: lengths state the number"),
-        ({"lengths": [100, 200], "batch": 2}, "batch: lengths say"),
+        ({"lengths": [100, 200], "batch": 2}, "batch: lengths state"),
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
         ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is given with splits=2"),
         ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),

@@ -478,7 +478,7 @@ def test_packing_is_chosen_where_it_pays() -> None:
     ("fields", "reason"),
     [
         ({"causal": True}, "pack: a causal block has whole heads, and 32 rows hold but one of 20 queries"),
-        ({"layout": "bsnd"}, "pack: 20 queries a head cannot be packed: in layout bsnd other heads lie"),
+        ({"layout": "bsnd"}, "pack: 20 queries a head cannot be packed: in layout bsnd they are not"),
     ],
 )
 def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, Any], reason: str) -> None:

@@ -57,6 +57,6 @@ def test_no_scale_of_a_power_of_two_rounds_and_all_five_curves_meet(data: Any) -
     assert len(sweep["mse"]) == 5
     ends = {name: line[-1] for name, line in sweep["mse"].items()}
     worst = max(ends, key=lambda name: ends[name])
-    assert worst == "forward, S=448", "its rounding of the sinks is what is left"
+    assert worst == "forward, S=448", "only its rounding of the sinks remains"
     assert ends.pop(worst) < 1.15 * min(ends.values())
     assert max(ends.values()) < 1.01 * min(ends.values())
