@@ -401,7 +401,7 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
     )
     text = (
         f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, cores alone. "
-        "Triangles are where roofs meet: left of one, that memory is the limit. Diamonds are this run "
+        "A triangle marks the end of a memory's roof: left of it, that memory is the limit. Diamonds mark this run, "
         "by the bytes that crossed each memory."
     )
     return Figure("roofline", "Roofline", text, charts.roofline(levels, peak), table.grid(levels))
