@@ -516,7 +516,7 @@ def inverse(a: Value, order: str = "") -> Value:
     What lies on and above the diagonal is not read.  One vector core, or one warp group, has all of the tile's rows.
     """
     if not isinstance(a, Value) or len(a.axes) < 2:
-        fail(f"inverse of {a}: it takes a tile, its rows and columns as many")
+        fail(f"inverse of {a}: it needs a square tile")
     if order and order not in INVERSE_ORDERS:
         fail(f"inverse({a.written()}, {order!r}): no such order; there are {', '.join(INVERSE_ORDERS)}")
     if a.fmt != "float32":
@@ -741,7 +741,7 @@ class Trace:
             if new is old or any(c.old is old and c.new is new for c in self.carried):
                 continue
             if other := [n for n, x in self._held.items() if x.root is old.root and frame.f_locals.get(n) is not new]:
-                fail(f"{name} and {other[0]} hold one state: make each by a full(...) of its own", frame)
+                fail(f"{name} and {other[0]} share one state: start each with its own full(...)", frame)
             if not isinstance(new, Value) or (new.axes, new.fmt) != (old.axes, old.fmt):
                 before, now = (
                     f"({' x '.join(x.axes)}, {x.fmt})" if isinstance(x, Value) else "no value" if x is None else x

@@ -177,8 +177,8 @@ class Kernel:
         if trace.loop is not None:
             assert trace.loop_frame is not None
             fail(
-                "a loop over tiles is left by break or return, but its body stands for every tile; which tiles there "
-                "are is for `sees` to say",
+                "a loop over tiles has a break or a return, but its body describes every tile; `sees` decides "
+                "which tiles are visited",
                 trace.loop_frame,
                 trace.left_line,
             )
@@ -353,9 +353,7 @@ class _Lowering:
             if len(of) == 1:
                 self.kernel.fail(f"the state {v} is never written: assign to its variable in a loop over tiles")
             if not used & of:
-                self.kernel.fail(
-                    f"the state {v} is never read, but to make its own next value: leave it out or return it"
-                )
+                self.kernel.fail(f"the state {v} is read only for its own next value: leave it out or return it")
         read = {s for e in self.events for s in e.read}
         for v in self._values():
             if v.event and v not in read and v not in self.results and v.state is None and v.onto is None:

@@ -63,7 +63,7 @@ def bits(
     out: Annotated[Path, o.option("--out -o FOLDER", "Folder for probes, scripts and how to run them.")],
     hw: Annotated[
         str | None,
-        o.option("--hw DEVICE", "The chip's file: its formats are asked.", shown="float16, bfloat16, float32"),
+        o.option("--hw DEVICE", "Device file of the chip: states the formats.", shown="float16, bfloat16, float32"),
     ] = None,
     cases: Annotated[
         str | None,

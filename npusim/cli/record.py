@@ -23,7 +23,7 @@ FILE = "calls.npz"
 
 @app.verb(
     "record",
-    ("npusim record bench.py -- --dtype float16", "run a program, its arguments behind --"),
+    ("npusim record bench.py -- --dtype float16", "run a program, its arguments after --"),
     ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
     ("npusim record calls.npz", "the content of a file"),
     ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
@@ -52,7 +52,7 @@ def record(
     path, _, function = program.partition("::")
     if path.endswith(SUFFIX):
         if function or arguments or seq:
-            raise SpecError(f"record {program}: a file of calls is listed as it is; name the file alone")
+            raise SpecError(f"record {program}: a file of calls is only listed; give the file alone")
         listed = path, read_calls(Path(path))
     else:
         listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)

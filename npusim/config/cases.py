@@ -306,7 +306,7 @@ class _Options(SpecModel):
     @model_validator(mode="after")
     def _a_floor_is_of_the_host(self) -> Self:
         if self.host_floor_us is not None and self.timing in ("core", "kernel"):
-            text = f"timing: {self.timing} has no host in it; leave it out, or say back_to_back or call"
+            text = f"timing: {self.timing} does not include the host; leave it out, or use back_to_back or call"
             raise fault_at("host_floor_us", text)
         return self
 
@@ -325,7 +325,7 @@ class MeasurementCase(_Options):
     name: Text = Field(description="unique in the file")
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
     device: Text = Field(description="a hardware or node file by name")
-    schedule: Text = Field(description="its name, FILE.py:NAME, or FILE.py::KERNEL of Triton, its launch behind it")
+    schedule: Text = Field(description="its name, FILE.py:NAME, or FILE.py::KERNEL of Triton, followed by its launch")
     args: Text | None = Field(default=None, description="arguments of a Triton kernel, in the form of --args")
     grid: Text | None = Field(default=None, description="grid of a Triton kernel")
     constexpr: Text | None = Field(default=None, description="constexpr parameters of a Triton kernel")

@@ -197,7 +197,7 @@ class LaunchSpec(SpecModel):
     masked_s: Quantity | None = Field(
         default=None, description="additional time of a task that loads a mask; absent: none"
     )
-    gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
+    gap_s: Quantity | None = Field(default=None, description="between two kernels that are issued one after the other")
     host_issue_s: Quantity | None = Field(
         default=None, description="the host's, to issue a kernel without waiting for it"
     )

@@ -246,7 +246,7 @@ class RegisterVectorEngine(_QueueSpec):
         description="rounding of casts if neither kernel nor precision states one; absent: nearest_even, known",
     )
     multiply_add: Choice[MultiplyAdd] | None = Field(
-        default=None, description="how often it rounds where the precision does not say; absent: twice, known"
+        default=None, description="number of roundings if the precision states none; absent: two, known"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
     singly_issued_per_cycle_count: PositiveWhole = Field(
@@ -387,7 +387,7 @@ class CodeSpec(SpecModel):
     )
     loop_count: WholeQuantity = Field(description="instructions of a loop that stay there while others are run")
     crowded_cycles: Positive = Field(description="more, if a larger loop and other code are run at once")
-    far_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache behind it")
+    far_count: WholeQuantity = Field(description="instructions of a kernel that remain in the cache after it")
     far_cycles: Positive = Field(description="`fetch_cycles` of a kernel that neither cache holds")
 
 
@@ -545,7 +545,7 @@ class WarpIssue(SpecModel):
     )
     block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
     memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
-    reserved_bytes: WholeQuantity | None = Field(default=None, description="shared memory that a block takes besides")
+    reserved_bytes: WholeQuantity | None = Field(default=None, description="additional shared memory of a block")
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
@@ -602,7 +602,7 @@ class SharedMemoryPipe(SpecModel):
     bank_bytes: PositiveWhole
     phases: dict[str, PhaseSpec] = Field(description="constants by the bits of a lane's access")
     pair_masks: tuple[PairSpec, ...] = Field(
-        description="lanes so far apart let two returns share a cycle, if all have equal addresses"
+        description="distance of lanes whose two returns share a cycle, if all addresses are equal"
     )
     latency_cycles: WholeQuantity = Field(description="time until the warp can use the loaded data")
     shuffle_cycles: PositiveWhole = Field(description="time of one warp's shuffle")

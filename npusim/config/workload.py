@@ -100,7 +100,7 @@ class Workload(CallFields):
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
     batch: Count = 1
     seq: Count = Field(description="tokens, unless the command line states another number")
-    seq_kv: Count | None = Field(default=None, description="keys, where not as many")
+    seq_kv: Count | None = Field(default=None, description="keys; default: seq")
     causal: StrictBool = False
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()

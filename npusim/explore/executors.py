@@ -135,8 +135,8 @@ class ProcessExecutor(Executor):
                         tries[number] += 1
                         if not self._has_done:
                             raise NpusimError(
-                                "a worker process ended unexpectedly (out of memory?); in a script of your own the "
-                                'call must stand under `if __name__ == "__main__":`, or use jobs=1'
+                                "a worker process ended unexpectedly (out of memory?); in your own script the "
+                                'call must be under `if __name__ == "__main__":`, or use jobs=1'
                             )
                         if tries[number] < TRIES:
                             waiting[number] = None

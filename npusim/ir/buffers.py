@@ -62,7 +62,7 @@ class Ring:
         if not 1 <= self.period <= self.depth:
             raise ProgramError(
                 f"ring {self.name}: acknowledgement period {self.period} must be in 1..depth = {self.depth}, "
-                "or its producer would wait for ever"
+                "or its producer would wait forever"
             )
 
     def start(self, generation: int) -> int:

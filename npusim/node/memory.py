@@ -150,7 +150,7 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
         tokens = longest(p.model_copy(update={"batch": 1}), machine, is_offloaded=is_offloaded)
         is_less = tokens and p.batch * p.seq_kv > tokens and (not is_offloaded or offloaded.host_bytes is not None)
         ways += [f"{tokens:,} tokens of one sequence{how}"] if is_less else []
-    return ", or ".join(ways) or "nothing of ranks, 4-bit weights, offloading or shorter prompts; take larger devices"
+    return ", or ".join(ways) or "none of ranks, 4-bit weights, offloading and shorter prompts; use larger devices"
 
 
 def _on(p: ModelProblem, ranks: int) -> ModelProblem:

@@ -316,7 +316,7 @@ def _phases(
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     cut, note = _cut(problem, tiling, whole, device.thing, places)
     if isinstance(splits, int) and splits > tiles:
-        why = "an empty one weighs nothing in the merge, and time counts none"
+        why = "an empty one has the weight 0 in the merge, and takes no time"
         notes = (*notes, f"splits: {splits} of {tiles} tiles of {sizes[1]} keys leave {splits - tiles} empty; {why}")
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)

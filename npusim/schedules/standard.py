@@ -43,8 +43,8 @@ class GpuStandardFields(Tiling):
         ge=256,
         le=131072,
         multiple_of=256,
-        description="scores of a block of the kernels between the products, a row at least; default: so many that all "
-        "multiprocessors have blocks",
+        description="scores of a block of the kernels between the products, a row at least; default: enough for "
+        "blocks on all multiprocessors",
     )
     operators: Literal["added", "eager", "eager_float32"] = Field(
         default="added",

@@ -247,7 +247,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
         raise SpecError(f"{at} has no parameter {unknown[0]}; it takes {', '.join(names)}")
     for p in source.parameters:
         if p.name not in given and not p.default:
-            raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} is given nothing: {p.name}=...")
+            raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} has no argument: {p.name}=...")
         given.setdefault(p.name, p.default)
     constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
     grid = _written(at, "grid", call.func.slice)

@@ -113,8 +113,8 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",
-        "tensors": "read with tensors given (--tensors), and there are none; leave these options out",
-        "drawn": "read where inputs are drawn, and here tensors are given; leave these options out",
+        "tensors": "read only with --tensors, which is not given; leave these options out",
+        "drawn": "read only where inputs are drawn, but tensors are given; leave these options out",
         "bits": "read where bits are computed, and here there are none (--no-numerics, or a model's layers); "
         "leave these options out",
     }

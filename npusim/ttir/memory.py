@@ -62,7 +62,7 @@ class Memory(Arithmetic):
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
-                raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: let both walk the same")
+                raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: visit the same in both")
             self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
             return

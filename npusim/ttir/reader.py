@@ -69,7 +69,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
                 raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
     if "fuses" in how and choices.fuses:
-        why = "of two loops that without a mask contracts multiplications and additions; here neither does"
+        why = "compiled code contracts multiplications and additions in the loop without a mask; here no loop does"
         reader.notes.append(f"{function.name}: {why}")
     if scratch:
         why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
@@ -382,9 +382,9 @@ class Reader(Memory):
         first, second, *more = self.walks
         if self.choices.is_apart:
             if any(" @ " in text for w in self.walks for text, _ in w.lines):
-                raise op.fail("a second loop over tiles that does other than the first: make it a kernel of its own")
+                raise op.fail("a second loop over tiles that differs from the first: put it into its own kernel")
             if not np.array_equal(self.walks[-1].counts, first.counts):
-                raise op.fail("a second loop over more tiles than the first, or fewer: let both walk the same")
+                raise op.fail("a second loop over other tiles than the first: visit the same in both")
             return
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
         if one != other or more:

@@ -158,7 +158,7 @@ def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dic
     if launch.dtype and not {"name", "bytes"} & set(sizes):
         sizes.setdefault("dtype", launch.dtype)
     if (device := rule.device or rules.hw) is None:
-        raise SpecError(f"{where}: hw: missing; which device is it? The file may say it for all rules")
+        raise SpecError(f"{where}: hw: missing; name the device here, or once for all rules")
     said = rule.model_dump(include={"precision", "attention", "group", "unnamed"}, exclude_none=True)
     fields = {**(rule.tiling or {}), **tiling}
     case = {"device": device, "schedule": rule.schedule, **said, "workload": sizes}

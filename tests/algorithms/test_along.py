@@ -120,7 +120,7 @@ def _fails(body: Any, message: str, axes: str = "row token", fmt: str = F32) -> 
 def test_mistakes_are_told_with_their_line() -> None:
     _fails(lambda a: inverse(a, "lu"), r"inverse\(a, 'lu'\): no such order; there are rows, blocks")
     _fails(lambda a: inverse(a.to("float16")), "sums of an inverse are float32; convert it")
-    _fails(lambda a: inverse(a.max()), "it takes a tile")
+    _fails(lambda a: inverse(a.max()), "it needs a square tile")
     _fails(lambda a: a.max().cumsum(), "sums go along the columns of a row; bind the vector as one row, '1 row'")
     _fails(lambda a: a.cumsum("tree"), "no such order; there are sequential, warps")
     _fails(lambda a: a.cumsum(every=-1), r"cumsum\(every=-1\): columns are 0 or more")

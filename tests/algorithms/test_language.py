@@ -123,7 +123,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a state never read": (
         [STATE, (LAST, LAST + "        l = l + s.sum()\n")], 1,
-        "the state l (row, float32) is never read, but to make its own next",
+        "the state l (row, float32) is read only for its own next",
     ),
     "a state made in a loop": (
         [(LAST, f'        l = full("row", 0.0, F)\n{LAST}')], 7,
@@ -131,7 +131,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "two names for a state": (
         [(LOOP, "    a = o\n    for kj")], 4,
-        "o and a hold one state: make each by a full(...) of its own",
+        "o and a share one state: start each with its own full(...)",
     ),
     "arguments of full": (
         [('"row value", 0.0', '0.0, "row value"')], 2,
@@ -211,9 +211,9 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "break": (
         [(LAST, LAST + "        break\n")], 8,
-        "a loop over tiles is left by break or return, but its body stands for every tile",
+        "a loop over tiles has a break or a return, but its body describes every tile",
     ),
-    "return in a loop": ([(LAST, LAST + "        return o\n")], 8, "a loop over tiles is left by break or return"),
+    "return in a loop": ([(LAST, LAST + "        return o\n")], 8, "a loop over tiles has a break or a return"),
     "another format": (
         [("o + pv", '(o + pv).to("float16")')], 7,
         "o is (row x value, float32) where a tile begins, and (row x value, float16) where it "

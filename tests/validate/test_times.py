@@ -273,8 +273,8 @@ def test_warm_inputs_come_from_l2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ("timing: core, host_floor_us: 5, ", "host_floor_us.*timing: core has no host in it"),
-        ("timing: kernel, host_floor_us: 5, ", "host_floor_us.*timing: kernel has no host in it"),
+        ("timing: core, host_floor_us: 5, ", "host_floor_us.*timing: core does not include the host"),
+        ("timing: kernel, host_floor_us: 5, ", "host_floor_us.*timing: kernel does not include the host"),
         ("timing: wall, ", "'core', 'kernel', 'back_to_back' or 'call'"),
         ("host_floor_us: 0, ", "host_floor_us"),
     ],

@@ -97,7 +97,7 @@ class Parts:
             first, other = (_named(loop.stages[0].rows[0]) for loop in phase.loops[:2])
             raise TilingError(
                 f"{phase.name}: {first} and {other} are not in one loop, but cores that share products and rows have "
-                "one loop over tiles and rows after it; make a kernel of its own of each loop, and of rows before it"
+                "one loop over tiles and rows after it; give each loop, and rows before it, a kernel of its own"
             )
         self._check_states()
         self._check_handed()
