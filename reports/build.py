@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="build.py", description="Build the studies: which results are reproduced, which are not, and why."
     )
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"one of {listed}; default: all")
-    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY (default: this folder)")
+    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="write to DIR/STUDY; default: here")
     given = parser.parse_args(arguments)
     names = given.studies or STUDIES
     try:

@@ -119,7 +119,7 @@ def _skipping() -> Section:
         rows.append([tokens, f"{block_q} x {block_kv}", *(f"{v:.4f}" for v in found), formula])
         data.append({"tokens": tokens, "block": [block_q, block_kv], **found._asdict()})
     header = ["tokens", "block", "skipped", "fully visible", "on the diagonal", "1/2 - b/(2S)"]
-    square = [(tokens, float(row[2])) for (tokens, q, kv), row in zip(SQUARES, rows, strict=True) if q == kv]
+    square = [(tokens, visits(tokens, q, kv).skipped) for tokens, q, kv in SQUARES if q == kv]
     ends = zip(("short", "long"), (square[0], square[-1]), strict=True)
     fields = {f"{n}_{end}": v for end, (t, x) in ends for n, v in (("tokens", t), ("skipped", percent(x)))}
     return {"skipping": table(header, rows), **fields}, {"skipping": data}
