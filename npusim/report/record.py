@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
+from npusim.config.problem import KernelProblem
 from npusim.config.record import read_record, record_document
 from npusim.config.tiling import word_of
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
+from npusim.schedules import find_schedule
 from npusim.schedules.define import machine_of
 from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, RunData, Spread
@@ -89,6 +91,8 @@ def record_of(result: RunData) -> RunRecord:
     values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
     values |= {"npusim_version": __version__, "device": _device(result.device)}
     values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
+    if isinstance(result.problem, KernelProblem) and "::" in result.schedule:
+        values["problem"] |= find_schedule(result.schedule, result.device.family).shapes
     decided = machine_of(result.device).decided(result.tiling, result.problem)
     shown = {n: v for n, v in values["tiling"].items() if n not in decided}
     values["tiling"] = {n: word_of(type(result.tiling), n, v) for n, v in shown.items()}

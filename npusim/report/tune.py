@@ -42,8 +42,8 @@ class Tuning:
             "bits": self.letters[number],
             "registers": p.registers,
             "spilled": p.spilled,
-            "limit": p.limit,
-            "limit_share": p.limit_share,
+            "limit": str(p.limit) if p.limit.name else "",
+            "limit_share": p.limit.share,
         }
 
     def pick(self) -> dict[str, Any]:

@@ -488,7 +488,12 @@ class Request:
         if self.problem is None:
             about["workload"] = self.title(self.load())
         if self.problem is not None or self.tensors is None:  # else the tensors' sizes are the problem
-            about["problem"] = (self.problem or self.attention()).model_dump(mode="json")
+            problem = self.problem or self.attention()
+            shapes: Mapping[str, Any] = {}
+            if self._names_sizes() or is_recorded(self.schedule):
+                schedule = self.find_schedule()
+                problem, shapes = schedule.sized(problem), schedule.shapes
+            about["problem"] = {**problem.model_dump(mode="json"), **shapes}
         return about
 
     def asked(self) -> Asked | None:
