@@ -74,7 +74,7 @@ def folder_of(plan: Plan) -> str:
         shape = f"{r.title(plan.workload)}-{lengths}"
     else:
         shape = sizes_of(plan)
-    name = "_".join(f"{plan.schedule.name}-{shape}-{plan.device.name}".split())
+    name = "_".join("-".join(filter(None, (plan.schedule.name, shape, plan.device.name))).split())
     are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
     is_all = are_packaged and not plan.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
     if is_all and len(name.encode()) <= LONGEST_FOLDER:

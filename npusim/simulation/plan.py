@@ -118,7 +118,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
-    request.refuse_unread(features)
+    request.refuse_unread(features, schedule.sizes)
     return schedule, device, features
 
 

@@ -463,11 +463,15 @@ class Request:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
         return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
 
-    def refuse_unread(self, features: Collection[str]) -> None:
-        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`."""
-        changed = self.changed()
+    def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
+        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`.
+
+        ``sizes``: names of the schedule's own sizes.
+        """
+        changed, named = self.changed(), ",".join(f"{name}=.." for name in sizes)
         for need, why in NEEDS.items():
             if need not in features:
+                why = why.replace("(--problem)", f"(--problem {named})") if named else why
                 read = OF_ROWS if need == "attention" and "plain" in features else ()
                 refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
 
