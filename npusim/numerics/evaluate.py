@@ -433,10 +433,9 @@ def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tu
     if count == total:
         return f"all {total} rows"
     per_head: list[tuple[int, int]] = []
-    for first, end in sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()}):
-        if per_head and per_head[-1][1] == first:
-            first, _ = per_head.pop()
-        per_head.append((first, end))
+    for row, end in sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()}):
+        is_next = per_head and per_head[-1][1] == row
+        per_head.append((per_head.pop()[0] if is_next else row, end))
     spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 

@@ -290,7 +290,8 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
         blocks.append(Facts(tuple(_reasons(c, c.latency))))
     alone = {key for key, v in c.differences.items() if key.startswith("tiling.") and _only(v) is not None}
     inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in {*c.problems, *alone}]
-    inputs += _alone(c, "tiling", {f"{n.removeprefix('tiling.')}=": c.differences[n] for n in c.differences if n in alone})
+    fields = {f"{n.removeprefix('tiling.')}=": v for n, v in c.differences.items() if n in alone}
+    inputs += _alone(c, "tiling", fields)
     if inputs or not c.problems:
         blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
     if c.latency is not None:
@@ -434,9 +435,7 @@ def _figures_grid(c: Comparison) -> Iterator[Block]:
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
     alone = [f for f in rows if f.kind == "share" and _only(f.values) is not None]
     yield Columns(Column("", "name", style="label"), *columns).grid(f for f in rows if f not in alone)
-    shares = {
-        f.name.removesuffix("busy"): [v and _written(f, run) for run, v in enumerate(f.values)] for f in alone
-    }
+    shares = {f.name.removesuffix("busy"): [v and _written(f, run) for run, v in enumerate(f.values)] for f in alone}
     if facts := tuple(_alone(c, "busy", shares, ", ")):
         yield Facts(facts)
 

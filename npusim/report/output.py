@@ -53,8 +53,9 @@ def kept_run(word: str) -> Path | None:
     kind, number = match[1], int(match[2])
     files = [f for f in RUNS.glob(f"*/{RESULT_FILE}") if not kind or f"{f.parent.name}-".startswith(f"{kind}-")]
     if number > len(files):
-        there = f"{kind}@1 to {kind}@{len(files)}" if len(files) > 1 else f"{kind}@1" if files else "none"
-        raise SpecError(f"{word}: no such run; {RUNS.absolute()} has {there}{f' of {kind}' * (not files and bool(kind))}")
+        ends = dict.fromkeys((f"{kind}@1", f"{kind}@{len(files)}"))
+        there = " to ".join(ends) if files else f"no run{kind and f' of {kind}'}"
+        raise SpecError(f"{word}: no such run; {RUNS.absolute()} has {there}")
     return sorted(files, key=lambda file: file.stat().st_mtime_ns)[-number].parent
 
 

@@ -77,9 +77,9 @@ def _walks(phase: Phase) -> object:
             walk = ((cell.runs[0].col, cell.runs[0].step > 0),) if cell.runs else ()
         start = cell.row
         heads[cell.batch, cell.head][start, start + cell.rows].add(walk)
-    first = next(iter(heads.values()))
-    if all(rows == first for rows in heads.values()):  # a call of a million tokens has 10,000 blocks a head
-        return _joined(first)
+    listed = list(heads.values())
+    if listed and all(rows == listed[0] for rows in listed):  # a call of a million tokens has 10,000 blocks a head
+        return _joined(listed[0])
     by_head = {head: _joined(rows) for head, rows in heads.items()}
     return next(iter(by_head.values())) if len(set(by_head.values())) == 1 else sorted(by_head.items())
 

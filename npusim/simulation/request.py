@@ -468,12 +468,12 @@ class Request:
 
         ``sizes``: names of the schedule's own sizes.
         """
-        changed, named = self.changed(), ",".join(f"{name}=.." for name in sizes)
+        changed, named = self.changed(), " ".join(filter(None, ("--problem", ",".join(f"{n}=.." for n in sizes))))
         for need, why in NEEDS.items():
             if need not in features:
-                why = why.replace("(--problem)", f"(--problem {named})") if named else why
                 read = OF_ROWS if need == "attention" and "plain" in features else ()
-                refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
+                unread = {n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}
+                refuse(unread, why.replace("--problem", named))
 
     def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""

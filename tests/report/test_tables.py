@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.config.bands import Validated
+from npusim.errors import SpecError
 from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
 from npusim.report.record import load_result, record_of
@@ -151,6 +152,18 @@ def test_verdict_limit_and_advice_name_one_limit(schedule: str, of: dict[str, An
         assert cores is not None and rows["limit"].startswith((f"{cores[1]} of ", f"{cores[1]}, at "))
     assert ("no pipe is the limit" in rows.get("advice", "")) <= waits
     assert str(timing.limit(record.device.link_bytes_per_s)).startswith("latency") == waits  # as `tune` prints it
+
+
+def test_declared_sizes_are_the_problem_and_the_same_run_where_they_are_named() -> None:
+    usual = run("retention", numerics=False)
+    named = run("retention", numerics=False, problem={"tokens": 2048})
+    other = run("retention", numerics=False, problem={"tokens": 1024, "dtype": "bfloat16"})
+    assert "problem    batch=1 heads=16 tokens=2048 key=128 value=128 float16" in str(usual)
+    assert "problem    batch=1 heads=16 tokens=1024 key=128 value=128 bfloat16" in str(other)
+    assert (usual.digest, usual.name) == (named.digest, named.name) == (usual.digest, "retention")
+    assert other.name == "retention-tokens1024"
+    with pytest.raises(SpecError, match="retention has no size tokns=4"):
+        run("retention", numerics=False, problem={"tokns": 4})
 
 
 def test_queues_of_many_resident_blocks_are_one_row_a_kind(record: RunRecord) -> None:
