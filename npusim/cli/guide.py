@@ -23,8 +23,8 @@ new = Verbs(
     epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
 )
 
-#: Comments for the test of the guides: the name of the file that a block of code is.
-_MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
+#: Comments before a block of code: the name of the file that it is, which a reader needs too; others, for tests.
+_FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r" file: (\S+) ", ".*?"))
 
 Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
 
@@ -53,7 +53,7 @@ def show_guide(topic: Topic = None, json: o.Json = False) -> None:
         from npusim.config.messages import choices
 
         raise SpecError(f"help {topic}: no such guide{choices(topic, tuple(known))}")
-    text = _MARK.sub("", known[topic])
+    text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles[topic], text=text))
     else:

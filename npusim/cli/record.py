@@ -12,13 +12,14 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
+from npusim.simulation.request import refuse
 from npusim.units import parse_count, plural
 
 if TYPE_CHECKING:
     from npusim.ttir.calls import Calls
 
 app = Verbs()
-FILE = "calls.npz"
+FILE, GPU = "calls.npz", "h200"
 
 
 @app.verb(
@@ -36,7 +37,7 @@ def record(
     seq: Annotated[
         str | None, o.option("--seq SIZES", "Call the function once with each size: 1024,4096.", shown=False)
     ] = None,
-    hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown="h200")] = "h200",
+    hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown=GPU)] = GPU,
     floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
     json: o.Json = False,
 ) -> None:
@@ -51,8 +52,9 @@ def record(
 
     path, _, function = program.partition("::")
     if path.endswith(SUFFIX):
-        if function or arguments or seq:
-            raise SpecError(f"record {program}: a file of calls is only listed; give the file alone")
+        named = {"--out": None if out == Path(FILE) else out, "--seq": seq, "--hw": None if hw == GPU else hw}
+        named |= {"--floats": floats or None, f"::{function}": function or None, "arguments": arguments or None}
+        refuse(named, f"{path} is a file of recorded calls, which is only listed: npusim record {path}")
         listed = path, read_calls(Path(path))
     else:
         listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)

@@ -129,6 +129,8 @@ def run(
     from npusim.simulation.simulate import run_plan
 
     plan = plan_of(request)
+    if plan.schedule.origin and request.schedule.endswith(".py"):
+        say(f"npusim: {request.schedule} has one schedule, {plan.schedule.name}")
     if "time" not in plan.features:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None, "--like": like}, NEEDS["time"])
     if not {"attention", "bits"} <= plan.features:

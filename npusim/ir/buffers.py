@@ -25,11 +25,12 @@ FlagKind = Literal["binary", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """One physical memory: its capacity and the alignment of allocations, in bytes."""
+    """One memory: its capacity and the alignment of allocations, in bytes; ``is_physical``: a limit of the device."""
 
     name: str
     capacity_bytes: int
     alignment_bytes: int
+    is_physical: bool = True
 
 
 @dataclass(frozen=True)

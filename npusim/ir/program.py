@@ -302,6 +302,7 @@ class TileProgram:
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return ``{memory: (used bytes, total bytes)}`` of one core group."""
-        of_tiles = {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
+        """Return ``{memory: (used bytes, total bytes)}`` of one core group, of physical memories."""
+        physical = {name: space for name, space in self.spaces.items() if space.is_physical}
+        of_tiles = {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in physical.items()}
         return of_tiles | self.occupied

@@ -120,7 +120,7 @@ def evaluate(
     """Execute the chosen blocks and return their bits, errors and events.
 
     ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of
-    the last Q block.
+    the last Q block; of the last blocks where that has fewer than `LEAST_ROWS`.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it; of what is
@@ -383,8 +383,12 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
+        ends = [(b, row, row + n) for b in phase.blocks for _, row, n, _ in _parts(b, output)]
         each = [output.rows_of(n) // output.packed for n in range(output.batch)]
-        return [b for b in phase.blocks if any(row + n == each[b.batch] for _, row, n, _ in _parts(b, output))]
+        last = {b.batch: end - row for b, row, end in ends if end == each[b.batch]}
+        # A few rows say little of an error: where the last block has no more, blocks before it are of the sample too.
+        wide = {n: 1 if count >= LEAST_ROWS else sample_rows(output) for n, count in last.items()}
+        return list({id(b): b for b, _, end in ends if end > each[b.batch] - wide[b.batch]}.values())
     wanted = np.asarray(sorted(rows))
     return [
         b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
@@ -428,7 +432,10 @@ def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tu
     count = sum(len(rows) for rows in written.values())
     if count == total:
         return f"all {total} rows"
-    per_head = sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()})
+    per_head: list[tuple[int, int]] = []
+    for row, end in sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()}):
+        is_next = per_head and per_head[-1][1] == row
+        per_head.append((per_head.pop()[0] if is_next else row, end))
     spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 

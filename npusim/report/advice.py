@@ -173,8 +173,8 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
 
 def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     stall = busiest.main_stall
-    # No other rule can name constants of a node's queue; one that is busy is no waiting one.
-    if stall is None or (timing.overlap is not None and timing.busy_share(busiest) >= BOUND_SHARE):
+    # No other rule can name constants of a node's queue; where a pipe or a link is the limit, none waits.
+    if stall is None or timing.limit(record.device.link_bytes_per_s).is_limit:
         return None
     cause, cycles = stall
     share = percent(cycles / timing.cycles)

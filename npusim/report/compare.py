@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -288,15 +288,31 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
         blocks.append(Facts((("times", cells(text)),)))
     if c.latency is not None:
         blocks.append(Facts(tuple(_reasons(c, c.latency))))
-    inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in c.problems]
+    alone = {key for key, v in c.differences.items() if key.startswith("tiling.") and _only(v) is not None}
+    inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in {*c.problems, *alone}]
+    fields = {f"{n.removeprefix('tiling.')}=": v for n, v in c.differences.items() if n in alone}
+    inputs += _alone(c, "tiling", fields)
     if inputs or not c.problems:
         blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
     if c.latency is not None:
         text = f"time of {_units(c.latency)} by activity, in the core group that ends last"
         blocks += [Facts((("parts", cells(text)),)), _parts_grid(c.latency, heads)]
-    if c.moved:
-        blocks.append(_moved_grid(c))
-    return (*blocks, _figures_grid(c))
+    if grid := _moved_grid(c):
+        blocks.append(grid)
+    return (*blocks, *_figures_grid(c))
+
+
+def _only(values: Sequence[object]) -> int | None:
+    """Return the number of the one run that has a value; None where several have."""
+    known = [run for run, value in enumerate(values) if value is not None]
+    return known[0] if len(known) == 1 else None
+
+
+def _alone(c: Comparison, what: str, of: Mapping[str, Sequence[object]], between: str = " ") -> Iterator[Fact]:
+    """Yield for each run, on a line, the values that it alone has."""
+    for run, head in enumerate(c.heads):
+        if own := [f"{name}{values[run]}" for name, values in of.items() if _only(values) == run]:
+            yield f"{what}, {head} alone", cells(between.join(own))
 
 
 def reason(latency: Breakdown, run: int) -> str:
@@ -391,8 +407,11 @@ def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
     return Columns(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
 
 
-def _moved_grid(c: Comparison) -> Grid:
-    """Return the operations and waits of all units that moved most."""
+def _moved_grid(c: Comparison) -> Grid | None:
+    """Return the operations and waits that moved most, of the units that all runs have; None where there are none."""
+    shared = [m for m in c.moved if all(m.unit in s.units for s in c.sheets)]
+    if not shared:
+        return None
     columns = _beside(
         [f"{c.heads[0]} cycles", *c.heads[1:]],
         lambda m, run: whole(m.part.cycles[run]),
@@ -403,17 +422,22 @@ def _moved_grid(c: Comparison) -> Grid:
         Column("operation, or wait", "part", str),
         *columns,
         Column("times", lambda m: " -> ".join(dict.fromkeys(map(whole, m.times))), align=">"),
-    ).grid(c.moved[:SHOWN])
+    ).grid(shared[:SHOWN])
     if left := len(c.moved) - len(grid.rows):
         rest = (Cell(f"and {left} more: --json", "dim"), *cells(*("" for _ in grid.header[1:])))
         return replace(grid, rows=(*grid.rows, rest))
     return grid
 
 
-def _figures_grid(c: Comparison) -> Grid:
+def _figures_grid(c: Comparison) -> Iterator[Block]:
+    """Yield every figure, and on a line for each run how busy the pipes are that it alone has."""
     columns = _beside(c.heads, _written, _style, change=ComparedFigure.change)
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
-    return Columns(Column("", "name", style="label"), *columns).grid(rows)
+    alone = [f for f in rows if f.kind == "share" and _only(f.values) is not None]
+    yield Columns(Column("", "name", style="label"), *columns).grid(f for f in rows if f not in alone)
+    shares = {f.name.removesuffix("busy"): [v and _written(f, run) for run, v in enumerate(f.values)] for f in alone}
+    if facts := tuple(_alone(c, "busy", shares, ", ")):
+        yield Facts(facts)
 
 
 def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
@@ -464,7 +488,7 @@ def comparison_part(c: Comparison) -> PagePart:
     facts = [Facts(tuple(_chains(c)))] if any(c.chains) else []
     figures = (*_page_figures(c), *_inputs_figure(c))
     title = " and ".join(c.labels)
-    return PagePart(title, subtitle, tuple(_tiles(c)), [*facts, _figures_grid(c)], figures, "\n".join(verdict))
+    return PagePart(title, subtitle, tuple(_tiles(c)), [*facts, *_figures_grid(c)], figures, "\n".join(verdict))
 
 
 def _inputs_figure(c: Comparison) -> Iterator[Figure]:

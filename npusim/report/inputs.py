@@ -31,9 +31,14 @@ LENGTHS = 6
 def problem_text(problem: dict[str, object]) -> str:
     """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
 
-    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``.
+    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``, a recorded launch ``X, Y (4096, 512) float16``.
     """
     p = problem
+    if tensors := cast("dict[str, list[object]]", p.get("tensors")):
+        alike: dict[str, list[str]] = {}
+        for name, (*shape, fmt) in tensors.items():
+            alike.setdefault(f"({', '.join(map(str, shape))}) {fmt}", []).append(name)
+        return "; ".join(f"{', '.join(names)} {shape}" for shape, names in alike.items())
     if "bytes" in p:
         return format_bytes(int(str(p["bytes"])))
     if "seq_q" not in p:
@@ -42,7 +47,7 @@ def problem_text(problem: dict[str, object]) -> str:
             for n, x in p.items()
             if n not in ("dtype", "seed", "count", "operands")
         )
-        return f"{' '.join(sizes)} {p['dtype']}"
+        return " ".join((*sizes, str(p["dtype"])))
     filled = cast("list[int]", p.get("filled", (0, 0)))
     dims = [str(int(str(p[n])) - count) for n, count in zip(("head_dim", "value_head_dim"), filled, strict=True)]
     heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(dims[0], dims[1])

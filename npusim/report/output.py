@@ -53,8 +53,9 @@ def kept_run(word: str) -> Path | None:
     kind, number = match[1], int(match[2])
     files = [f for f in RUNS.glob(f"*/{RESULT_FILE}") if not kind or f"{f.parent.name}-".startswith(f"{kind}-")]
     if number > len(files):
-        of = f" of {kind}" if kind else ""
-        raise SpecError(f"{word}: {RUNS.absolute()} holds {len(files)} runs{of}")
+        ends = dict.fromkeys((f"{kind}@1", f"{kind}@{len(files)}"))
+        there = " to ".join(ends) if files else f"no run{kind and f' of {kind}'}"
+        raise SpecError(f"{word}: no such run; {RUNS.absolute()} has {there}")
     return sorted(files, key=lambda file: file.stat().st_mtime_ns)[-number].parent
 
 

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
+from npusim.config.problem import KernelProblem
 from npusim.config.record import read_record, record_document
 from npusim.config.tiling import word_of
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
+from npusim.schedules import find_schedule
 from npusim.schedules.define import machine_of
 from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, RunData, Spread
 from npusim.timing.result import TimingRecord
+from npusim.ttir import is_recorded
 from npusim.units import MIB
 
 if TYPE_CHECKING:
@@ -89,6 +92,8 @@ def record_of(result: RunData) -> RunRecord:
     values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
     values |= {"npusim_version": __version__, "device": _device(result.device)}
     values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
+    if isinstance(result.problem, KernelProblem) and is_recorded(result.schedule):
+        values["problem"] |= find_schedule(result.schedule, result.device.family).shapes
     decided = machine_of(result.device).decided(result.tiling, result.problem)
     shown = {n: v for n, v in values["tiling"].items() if n not in decided}
     values["tiling"] = {n: word_of(type(result.tiling), n, v) for n, v in shown.items()}
@@ -132,5 +137,7 @@ def read_json(file: Path) -> tuple[str, Any]:
         raise SpecError(
             f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
         ) from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{file}: not a JSON file: it is no text; a run folder or a {RESULT_FILE} is needed") from None
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{file}: not a JSON file: {error}") from None

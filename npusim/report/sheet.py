@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.report.inputs import problem_text
 from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
 
@@ -190,7 +191,8 @@ def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
         "workload": record.workload,
         "ignored": ", ".join(record.ignored) or None,
     }.items()
-    yield from _flat("problem", record.problem)
+    tensors = {"tensors": problem_text(record.problem)} if "tensors" in record.problem else {}
+    yield from _flat("problem", {**record.problem, **tensors})
     yield from _flat("tiling", record.tiling)
     yield from _flat("formats", record.formats)
     if record.numerics is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -40,6 +41,8 @@ _MEASURED = MappingProxyType(
 )
 #: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
 LISTED, NAMED = 12, 2
+#: Resident blocks of a core whose queues are all listed; how the name of such a queue begins.
+LISTED_BLOCKS, _OF_BLOCK = 2, re.compile(r"^B\d+(?=[A-Z])")
 _WEAK_BASES = ("assumed", "fitted", "unknown")
 _WINDOWS = MappingProxyType(
     {
@@ -77,23 +80,27 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 
 
 def limit_words(record: RunRecord, timing: TimingRecord) -> str:
-    """Return what limits a run, in a word: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part."""
+    """Return what limits a run: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part.
+
+    Where the launch is most of a call, it is the limit: ``launch-bound (67 % of the call), cores VECTOR-bound``.
+    """
     limit = timing.limit(record.device.link_bytes_per_s)
     if not limit.name:
         return "nothing ran"
     if not limit.is_link and timing.overlap is not None and timing.overlap.parts_us:
         part, us = max(timing.overlap.parts_us.items(), key=lambda item: item[1])
         return f"{part} takes {us / timing.latency_us * 100:.0f} %"
-    return f"{limit.name}-bound" if limit.is_limit else "latency-bound"
+    if timing.overlap is None and timing.launch_us > timing.core_us:
+        cores = f", cores {limit.bound}-bound" if limit.is_limit else ""
+        return f"launch-bound ({timing.launch_us / timing.latency_us * 100:.0f} % of the call){cores}"
+    return f"{limit.bound}-bound"
 
 
 def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
-    """Yield launch where it is most of a call, and how many core groups work, or how evenly; of a node nothing."""
+    """Yield how many core groups work, or how evenly; of a node nothing."""
     working, groups = len(timing.group_ends), record.device.group_count
     if timing.overlap is not None or not working:
         return
-    if timing.launch_us > timing.core_us:
-        yield f"{timing.launch_us / timing.latency_us * 100:.0f} % launch"
     mean = sum(timing.group_ends.values()) / working / max(timing.group_ends.values())
     if working < groups:
         yield f"{working} of {groups} core groups work"
@@ -215,17 +222,17 @@ def pipes_grid(timing: TimingRecord) -> Grid:
     total, busiest = max(1, timing.cycles), timing.busiest
     limit = busiest if busiest is not None and timing.busy_share(busiest) >= BOUND_SHARE else None
 
-    def waits(row: tuple[str, QueueUse]) -> tuple[str, str]:
-        stall = row[1].main_stall
+    def waits(row: tuple[str, str, QueueUse]) -> tuple[str, str]:
+        stall = row[2].main_stall
         return ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
 
     table = Columns(
         Column(_pipes_title(timing), 0),
-        Column("pipe", lambda row: row[1].pipe),
+        Column("pipe", 1),
         Column(
-            "busy", lambda row: timing.busy_share(row[1]), percent, ">", lambda row: "warn" if row[1] == limit else ""
+            "busy", lambda row: timing.busy_share(row[2]), percent, ">", lambda row: "warn" if row[2] == limit else ""
         ),
-        Column("operations", lambda row: row[1].operations, whole, ">"),
+        Column("operations", lambda row: row[2].operations, whole, ">"),
         Column("waits most for", lambda row: waits(row)[0]),
         Column("share", lambda row: waits(row)[1], align=">"),
     )
@@ -239,7 +246,7 @@ def _pipes_title(timing: TimingRecord) -> str:
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
 
 
-def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
+def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, str, QueueUse]]:
     """Return the queues that were busy, the first behind its core's name; cores that did the same are one."""
     cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
@@ -253,8 +260,22 @@ def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
     for _, alike in groupby(cores, key=use):
         first, *others = alike
         name = ", ".join([first, *(core.rpartition(".")[2] for core in others)])
-        rows += [(name if not number else "", queue) for number, queue in enumerate(cores[first])]
+        rows += [(name if not number else "", *listed) for number, listed in enumerate(_listed(cores[first]))]
     return rows
+
+
+def _listed(queues: Sequence[QueueUse]) -> Iterator[tuple[str, QueueUse]]:
+    """Yield the queues of a core by name; of one kind of more than `LISTED_BLOCKS` resident blocks the busiest."""
+    kinds: dict[str, list[QueueUse]] = {}
+    for queue in queues:
+        kinds.setdefault(_OF_BLOCK.sub("B", queue.pipe), []).append(queue)
+    for queue in queues:
+        same = kinds[_OF_BLOCK.sub("B", queue.pipe)]
+        if len(same) <= LISTED_BLOCKS:
+            yield queue.pipe, queue
+        elif queue is same[0]:
+            busiest = max(same, key=lambda q: q.busy_cycles)
+            yield f"{busiest.pipe}, busiest of {len(same)}", busiest
 
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:

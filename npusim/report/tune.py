@@ -42,8 +42,8 @@ class Tuning:
             "bits": self.letters[number],
             "registers": p.registers,
             "spilled": p.spilled,
-            "limit": p.limit,
-            "limit_share": p.limit_share,
+            "limit": str(p.limit) if p.limit.name else "",
+            "limit_share": p.limit.share,
         }
 
     def pick(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ _TABLE = Columns(
     Column("us", "us", ",.2f", ">"),
     Column("bits", "bits"),
     Column("registers", lambda r: r["registers"], align=">"),
-    Column("spilled", "spilled", align=">"),
+    Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),
     Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
 )
 
@@ -85,8 +85,9 @@ def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
         us = tuning.predictions[first].us or 0.0
         known = "not proved equal to one another" if letter == "?" else f"{count} with equal bits for finite inputs"
         cost = f"{(us / best_us - 1) * 100:.1f} % slower than the best" if us > 1.0005 * best_us else "the best time"
-        reference = ", the first configuration among them" if letters.get(0) == letter else ""
-        yield letter, f"{known}{reference}; best: {tuning.configurations[first].label()}, {cost}"
+        best, alone = tuning.configurations[first].label(), count == 1 and letter != "?"
+        reference = f", the first configuration{'' if alone else ' among them'}" if letters.get(0) == letter else ""
+        yield letter, f"{best} alone{reference}: {cost}" if alone else f"{known}{reference}; best: {best}, {cost}"
 
 
 def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:

@@ -67,10 +67,11 @@ def load(name: str) -> tuple[Schedule, ...]:
 
 
 def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, ...]:
+    offered = [n for n, v in vars(module).items() if _is_schedule(v)]
+    wanted = wanted or (offered[0] if len(offered) == 1 else "")
     value: Any = getattr(module, wanted, None) if wanted else None
     if _is_schedule(value):
         return tuple(_placed(s, module) for s in (value if isinstance(value, tuple) else (value,)))
-    offered = [n for n, v in vars(module).items() if _is_schedule(v)]
     if not wanted:
         raise SpecError(f"{source}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
     if value is None:

@@ -63,7 +63,8 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         problem=KernelProblem,
         summary=f"Triton's {called}, as recorded at {call.where}",
     )
-    return tuple(replace(s, declared=partial(_declared, call, s.declared)) for s in schedules)
+    shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
+    return tuple(replace(s, declared=partial(_declared, call, s.declared), shapes=shapes) for s in schedules)
 
 
 def _configuration(call: Call, tiling: Any) -> CallConfiguration:

@@ -110,6 +110,8 @@ class Schedule:
     models: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
+    #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
+    shapes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
@@ -148,6 +150,12 @@ class Schedule:
         seen = " of the keys that are seen" if self.sees else ""
         hooked = " (scores without its hook: the error includes it; a reference= can have it)" if self.is_hooked else ""
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
+
+    def sized(self, problem: AnyProblem) -> AnyProblem:
+        """Return the problem with the usual sizes of those that it leaves out."""
+        if not self.sizes or not isinstance(problem, KernelProblem):
+            return problem
+        return KernelProblem(**{n: int(size) for n, size in self.sizes.items()} | problem.model_dump())
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True

@@ -10,7 +10,6 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 
 if TYPE_CHECKING:
-    from npusim.config.problem import AnyProblem
     from npusim.simulation.plan import Plan
 
 #: Options that the name of a run's folder says, and those that change what is shown of it alone.
@@ -61,10 +60,10 @@ def digest_of(plan: Plan) -> str:
     return content.hexdigest()[:12]
 
 
-def sizes_of(problem: AnyProblem) -> str:
+def sizes_of(plan: Plan) -> str:
     """Return the whole numbers of a problem that are other than their defaults, each behind its name."""
-    sizes = problem.model_dump(exclude_defaults=True)
-    return "".join(f"{name}{size}" for name, size in sizes.items() if isinstance(size, int))
+    sizes, usual = plan.problem.model_dump(exclude_defaults=True), plan.schedule.sizes
+    return "".join(f"{name}{size}" for name, size in sizes.items() if isinstance(size, int) and size != usual.get(name))
 
 
 def folder_of(plan: Plan) -> str:
@@ -74,8 +73,8 @@ def folder_of(plan: Plan) -> str:
         lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
         shape = f"{r.title(plan.workload)}-{lengths}"
     else:
-        shape = sizes_of(p)
-    name = "_".join(f"{plan.schedule.name}-{shape}-{plan.device.name}".split())
+        shape = sizes_of(plan)
+    name = "_".join("-".join(filter(None, (plan.schedule.name, shape, plan.device.name))).split())
     are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
     is_all = are_packaged and not plan.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
     if is_all and len(name.encode()) <= LONGEST_FOLDER:

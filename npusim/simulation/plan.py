@@ -118,7 +118,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
-    request.refuse_unread(features)
+    request.refuse_unread(features, schedule.sizes)
     return schedule, device, features
 
 
@@ -144,7 +144,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
-    problem = _stored(_seeded(problem, request.seed), request.layout, scales)
+    problem = _stored(_seeded(schedule.sized(problem), request.seed), request.layout, scales)
     if tensors is not None and not isinstance(problem, KernelProblem):
         where = request.tensors if isinstance(request.tensors, str | Path) else "tensors"
         check_finite(tensors, problem if isinstance(problem, Problem) else None, where)

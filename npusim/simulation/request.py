@@ -463,13 +463,17 @@ class Request:
             raise SpecError(f"--eager: schedule {self.schedule} is one kernel; standard runs operator by operator")
         return {**dict(self.tiling or {}), "operators": "eager"}  # a Tiling yields its fields, a mapping is one
 
-    def refuse_unread(self, features: Collection[str]) -> None:
-        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`."""
-        changed = self.changed()
+    def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
+        """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`.
+
+        ``sizes``: names of the schedule's own sizes.
+        """
+        changed, named = self.changed(), " ".join(filter(None, ("--problem", ",".join(f"{n}=.." for n in sizes))))
         for need, why in NEEDS.items():
             if need not in features:
                 read = OF_ROWS if need == "attention" and "plain" in features else ()
-                refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
+                unread = {n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}
+                refuse(unread, why.replace("--problem", named))
 
     def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
@@ -488,7 +492,12 @@ class Request:
         if self.problem is None:
             about["workload"] = self.title(self.load())
         if self.problem is not None or self.tensors is None:  # else the tensors' sizes are the problem
-            about["problem"] = (self.problem or self.attention()).model_dump(mode="json")
+            problem = self.problem or self.attention()
+            shapes: Mapping[str, Any] = {}
+            if self._names_sizes() or is_recorded(self.schedule):
+                schedule = self.find_schedule()
+                problem, shapes = schedule.sized(problem), schedule.shapes
+            about["problem"] = {**problem.model_dump(mode="json"), **shapes}
         return about
 
     def asked(self) -> Asked | None:

@@ -171,7 +171,7 @@ def result_of(
     elif isinstance(problem, Problem):
         name = f"{plan.schedule.name}-{title}-{problem.seq_kv}"
     elif isinstance(problem, KernelProblem):
-        name = "-".join(filter(None, (plan.schedule.name, sizes_of(problem))))
+        name = "-".join(filter(None, (plan.schedule.name, sizes_of(plan))))
     else:
         name = f"{plan.schedule.name}-{problem.flops() or 'bytes'}"
     result = RunData(

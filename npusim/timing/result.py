@@ -181,6 +181,14 @@ class Limit(NamedTuple):
     is_link: bool = False
     is_limit: bool = False
 
+    @property
+    def bound(self) -> str:
+        """The limit by name, ``latency`` where pipes wait for one another."""
+        return self.name if self.is_limit else "latency"
+
+    def __str__(self) -> str:
+        return self.name if self.is_limit else f"latency ({self.name})"
+
 
 #: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
 #: not waited for, over N; one call that is.

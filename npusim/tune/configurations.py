@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, one_line
 from npusim.schedules.triton import architecture_of, arguments_of, launch_of, names_of
 from npusim.ttir import is_recorded
@@ -47,6 +48,8 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     path, mark, launch = request.schedule.partition("::")
     is_launch = bool(mark) and path.endswith(".py")
     if axes and not is_launch:
+        fields = request.find_schedule().tiling.model_fields
+        build_tiling(request.find_schedule().tiling, {n: "auto" for n in axes if n not in fields})  # refuses them
         return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
     if not axes and (not is_launch or ";" in launch):
         raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")

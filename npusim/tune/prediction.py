@@ -12,6 +12,7 @@ from npusim.simulation.classes import class_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
 from npusim.simulation.tile import program_of
+from npusim.timing.result import Limit
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
@@ -20,8 +21,7 @@ Fields = Mapping[str, object]
 #: Share of the least time within which configurations are taken to be as fast: times of memory-bound kernels on a chip
 #: lie as near to one another (issue 57), so that a rule decides between them.
 TIE = 0.02
-#: How a limit begins that is a link beyond the cores, and where none is: pipes wait, and the busiest is named.
-MEMORY, WAITS = "memory", "latency"
+NO_LIMIT = Limit("", 0.0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prediction:
 
     ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread
     and those ``spilled``, where a compiler or the estimate says them; ``warps``: resident on a core; ``limit``: what
-    limits the time, as a run says (`TimingRecord.limit`), and its share.  ``reason``: why there is no time; ``fits``:
+    limits the time, as a run says.  ``reason``: why there is no time; ``fits``:
     whether a larger device would do.
     """
 
@@ -51,8 +51,7 @@ class Prediction:
     registers: int | None = None
     spilled: int = 0
     warps: int = 0
-    limit: str = ""
-    limit_share: float = 0.0
+    limit: Limit = NO_LIMIT
     reason: str = ""
     fits: bool = True
 
@@ -71,13 +70,9 @@ def predict(configuration: Configuration) -> Prediction:
     us, key, room = timing.core_us, class_key(program, plan.device), program.occupancy
     rates = {name: float(link.bytes_per_s.value) for name, link in plan.device.links.items()}
     limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
-    called = (
-        f"{MEMORY} ({limit.name})" if limit.is_link else limit.name if limit.is_limit else f"{WAITS} ({limit.name})"
-    )
     if room is None:
-        return Prediction(us, key, limit=called, limit_share=limit.share)
-    warps = room.blocks * room.warps
-    return Prediction(us, key, room.thread_registers, room.spilled_registers, warps, called, limit.share)
+        return Prediction(us, key, limit=limit)
+    return Prediction(us, key, room.thread_registers, room.spilled_registers, room.blocks * room.warps, limit)
 
 
 def predict_all(
@@ -103,7 +98,7 @@ def ranked(predictions: Sequence[Prediction]) -> list[int]:
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}
     best = min(known, key=lambda i: times[i], default=0)
-    within = times[best] * (1 + TIE * (predictions[best].limit.startswith(MEMORY))) if known else 0.0
+    within = times[best] * (1 + TIE * (predictions[best].limit.is_link)) if known else 0.0
 
     def order(i: int) -> tuple[bool, bool, int, float, int]:
         p, is_tied = predictions[i], times[i] <= within

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
+    from npusim.simulation.simulate import BuiltPlan
 
 #: Keys under which a file may have the output.
 KEYS = ("o", "out", "output")
@@ -155,6 +158,10 @@ class HeldOutput:
     tried: int = 0
     total: int = 0
 
+    @cached_property
+    def _variants(self) -> Variants:
+        return Variants(self.request)
+
     def difference(self) -> Difference:
         """Return the difference, with what explains it."""
         written = self.rows(self.base.program)
@@ -182,15 +189,15 @@ class HeldOutput:
         self.total = len(singles)
         base_matched = self._probe(base, place)
         ranked = sorted(self._try([(c,) for c in singles], place, base), key=lambda e: -e.matched)
-        explained = [e for e in ranked if e.matched == total]
+        explained = [e for e in ranked if e.matched == total and self._holds(e)]
         if explained:
             return explained, None
-        better = [e for e in ranked if e.matched > base_matched][:NEAREST]
+        better = list(islice((e for e in ranked if e.matched > base_matched and self._holds(e)), NEAREST))
         pairs = [(e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field]
         self.total += len(pairs)
         ranked = sorted([*ranked, *self._try(pairs, place, base)], key=lambda e: -e.matched)
-        explained = [e for e in ranked if e.matched == total]
-        near = next((e for e in ranked if not any(map(self.is_foreign, e.changes))), None)
+        explained = [e for e in ranked if e.matched == total and self._holds(e)]
+        near = next((e for e in ranked if not any(map(self.is_foreign, e.changes)) and self._holds(e)), None)
         if explained or near is None or near.matched - base_matched < CLOSES * (near.of - base_matched):
             return explained, None
         return [], near
@@ -201,16 +208,16 @@ class HeldOutput:
         return change.field == "arithmetic" and str(change.value).partition(".")[0] not in makers
 
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
-        """Yield what changes give on the block of the first difference; on all rows where that is equal."""
-        variants = Variants(self.request)
+        """Yield what changes give on the block of the first difference; on all rows where that is equal.
+
+        Their programs are not checked (`_holds`): that takes longer than their bits, and few are named.
+        """
         for changes in listed:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
             try:
-                built = variants.build(Variant(tiling=tiling, precision=precision))
-                built.check()
+                built = self._built(changes)
                 other = self._compute(built.program, place)
             except NpusimError:
                 continue  # this schedule, device or call has no such choice
@@ -218,6 +225,18 @@ class HeldOutput:
             if matched == of:
                 matched, of = self._equal(self.rows(built.program))
             yield Explanation(changes, matched, of, parting(base.events, other.events))
+
+    def _built(self, changes: tuple[Change, ...]) -> BuiltPlan:
+        tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
+        return self._variants.build(Variant(tiling=tiling, precision=precision))
+
+    def _holds(self, explanation: Explanation) -> bool:
+        """Return whether the program of an explanation passes the check that every run's does."""
+        try:
+            self._built(explanation.changes).check()
+        except NpusimError:
+            return False
+        return True
 
     def _compute(self, program: TileProgram, place: Place) -> Computed:
         return compute(program, place, self.source)

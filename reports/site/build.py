@@ -100,7 +100,8 @@ def _linked(source: Path, target: Path, placed: dict[Path, Path]) -> str:
         return f"{label}({_relative(there, target.parent)}{part})"
 
     text = LINK.sub(lead, source.read_text(encoding="utf-8"))
-    text = re.sub(r"(?m)^<!-- (?:test|file): \S+ -->\n", "", text)
+    text = re.sub(r"(?m)^<!-- file: (\S+) -->\n", r"File `\1`:\n\n", text)
+    text = re.sub(r"(?m)^<!-- test: \S+ -->\n", "", text)
     is_alone = re.search(rf"(?m)^  - [^\n]*: {re.escape(_place(source))}$", CONFIG.read_text(encoding="utf-8"))
     return f"{ALONE}{text}" if is_alone else text
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from npusim.timing.result import Limit
 from npusim.tune.prediction import Prediction, ranked
 from reports.parts.document import Section, gather, percent, save_page, table
 
@@ -84,7 +85,7 @@ def sweeps() -> list[Sweep]:
                 key=r["class"],
                 spilled=int(r["spilled"]),
                 warps=int(r["warps"]),
-                limit=r["limit"],
+                limit=Limit(r["limit"], 0.0, is_link=r["limit"] in ("hbm", "l2")),
             )
             for r in both
         ]

@@ -27,6 +27,7 @@ WRONG = (
     ("run Flash", "unknown schedule 'Flash'. Did you mean `flash`? There are allreduce,"),
     ("run flash pasa", "Got unexpected extra argument(s) (pasa)"),
     ("run flash --sqe 1", "No such option: --sqe (Possible options: --seed,"),
+    ("run gla --seq 8k", "the problem (--problem batch=..,heads=..,tokens=..,key=..,value=..); leave"),
     ("run flash --seq", "Option '--seq' requires an argument."),
     ("run flash --seq 0", "--seq 0: write a positive whole number: 4096, 8k"),
     ("run flash --seq -4", "--seq -4: write a positive whole number: 4096, 8k"),
@@ -242,7 +243,8 @@ WRONG = (
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
     # -------------------- tune
     ("tune flash", "flash: no @triton.autotune to take configurations from; give -f FIELD=VALUES"),
-    ("tune flash -f blok=1 -j1", "no configuration has a time: blok: unknown tiling field"),
+    ("tune flash -f blok=1 -j1", "error: blok: unknown tiling field. Did you mean"),
+    ("tune flash -f warps=4,8 -j1", "error: warps: unknown tiling field; allowed: block_q, block_kv,"),
     ("tune nope.py::k[1](x)", "nope.py: no such file"),
     ("tune flash -f block_kv=64 --seq 256 --bits Z -j1", "--bits Z: allowed: any, same, or a class: "),
     ("tune flash -f block_kv=64 --sizes seq=x -j1", "--sizes seq=x: write whole numbers: 4096, 4k"),
@@ -267,6 +269,9 @@ WRONG = (
     ("stress flash --require max-rmse=x", "--require max-rmse x: write an error, such as 0.001"),
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),
+    ("record nope.npz -o z.npz", "--out: nope.npz is a file of recorded calls, which is only listed"),
+    ("record nope.npz::f --floats -- 3", "--floats, ::f, arguments: nope.npz is a file of recorded calls"),
+    ("report binary.yaml", "binary.yaml: not a JSON file: it is no text; a run folder or a"),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),
     ("report empty.yaml", "empty.yaml: not a JSON file: Expecting value:"),
     ("run flash --seq 256 --report --no-save", "--report: nothing is written with --no-save; leave"),
@@ -277,6 +282,8 @@ WRONG = (
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare needs two runs or more"),
+    ("compare @9 @1", "@9: no such run; "),
+    ("compare nope.npz flash", "nope.npz: no run folder or result of that name, and as a schedule: nope.npz: no such"),
     ("compare a/nope a/nope", "a/nope: cannot be read: No such file or directory;"),
     ("compare nope nope", "nope: no run folder or result of that name, and as a schedule: unknown schedule 'nope'"),
     ("compare flash 'flash --depth 3'", "No such option: --depth"),

@@ -334,6 +334,13 @@ def test_room_of_a_gpu_counts_the_registers_of_resident_blocks(hw: str, schedule
     assert 0 < used <= there < 1 << 18
 
 
+@pytest.mark.parametrize(("kernel", "tiles"), [("fa3", 5), ("cudnn", 6)])
+def test_room_of_specialised_warps_counts_the_tiles_of_shared_memory(kernel: str, tiles: int) -> None:
+    done = run("flash", hw="h100", seq=512, tiling={"kernel": kernel}, numerics=False)
+    of_tile = 128 * 128 * 2  # of Q, and of two of K and of V
+    assert done.program.occupancy_bytes() == {"sm.SMEM": (tiles * of_tile, 228 * 1024)}
+
+
 @pytest.mark.parametrize("asked", [{"pareto": True}, {"finite": True}, {"max_rmse": 0.1}])
 def test_what_computes_no_bits_is_not_searched_for_them(asked: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="gemm computes no bits: its points differ in time alone"):

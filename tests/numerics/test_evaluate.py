@@ -45,6 +45,17 @@ def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[
     assert found.computed.sum() == 66
 
 
+@pytest.mark.parametrize(("rows", "sample"), [(135, "rows 108..134 "), (136, "rows 128..135 ")])
+def test_a_last_block_of_few_rows_is_not_the_sample_alone(
+    rows: int, sample: str, build_flash: Callable[..., TileProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npusim.numerics.evaluate.SAMPLE_ROWS", 20)
+    fields = {**FIELDS, "batch": 1, "seq_q": rows, "seq_kv": rows}
+    program = build_flash({"block_q": 32, "block_kv": 32}, **fields)
+    found = evaluate(program, Problem(**fields), recipe_source(Problem(**fields), 0))
+    assert found.sample.startswith(sample), "8 rows are enough, 7 are not"
+
+
 @pytest.mark.parametrize(
     ("schedule", "hw", "fields"),
     [

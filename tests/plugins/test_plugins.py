@@ -531,9 +531,16 @@ def test_a_file_imports_what_lies_beside_it_and_a_hook_needs_its_parameter(tmp_p
         npusim.run(f"{tmp_path}/two.py:LATE", problem=problem, numerics=False)
 
 
-def test_a_file_without_a_name_is_told_what_it_has(sigmoid: str) -> None:
-    with pytest.raises(SpecError, match=r"sigmoid\.py: add :NAME; it has SIGMOID_ATTENTION$"):
-        npusim.run(sigmoid.partition(":")[0])
+def test_a_file_needs_a_name_unless_it_has_one_schedule(sigmoid: str, tmp_path: Path) -> None:
+    file = sigmoid.partition(":")[0]
+    done = CliRunner().invoke(app, ["run", file, "--seq", "256", "--no-numerics", "--no-save"])
+    assert done.exit_code == 0, done.stderr
+    assert f"{file} has one schedule, sigmoid\n" in done.stderr
+    assert npusim.run(file, **TIMED).cycles == npusim.run(sigmoid, **TIMED).cycles
+    two = tmp_path / "two.py"
+    two.write_text(f"{Path(file).read_text(encoding='utf-8')}\n\nOTHER = SIGMOID_ATTENTION\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=r"two\.py: add :NAME; it has SIGMOID_ATTENTION, OTHER$"):
+        npusim.run(str(two))
 
 
 def test_a_baselines_schedule_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,9 @@ def test_a_full_link_is_told_from_a_full_port() -> None:
 
 def test_a_unit_that_moves_no_bytes_is_no_transfer() -> None:
     constants = {"cores.aic.engines.FIXP.startup_cycles": 1.0}
-    text = _advice(_record({"aic.FIXP": 900}, constants=constants, link_bytes=900, stalls={"S ready": 90}))
-    assert text.startswith("[waiting]")
+    busy = _record({"aic.FIXP": 900}, constants=constants, link_bytes=900, stalls={"S ready": 90})
+    assert advise(busy) is None, "and no pipe that waits: it is the limit"
+    assert _advice(_record({"aic.FIXP": 500}, constants=constants, stalls={"S ready": 90})).startswith("[waiting]")
 
 
 def test_waiting_names_the_busiest_pipe_and_its_wait() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from npusim.errors import SpecError
 from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document, comparison_table, reason
 from npusim.report.output import save_run
 from npusim.report.record import record_of
-from npusim.report.text import markdown
+from npusim.report.text import markdown, plain
 from npusim.run import run
 from npusim.simulation.result import with_evidence
 from npusim.timing import METHODS
@@ -305,6 +306,12 @@ def test_runs_of_different_cores_are_split_by_a_unit_of_their_own() -> None:
     assert found.latency.units == ("aiv0.VECTOR", "sm.B0W0")
     assert not found.latency.is_one_clock
     assert "aiv0.VECTOR -> sm.B0W0" in reason(found.latency, 1)
+    text = plain(comparison_table(found), 80)
+    assert not any(line.split()[-1] == "-" or " -> -" in line or " - -> " in line for line in text.splitlines() if line)
+    assert "tiling, A alone  " in text
+    assert "busy, B alone    sm0 B0LDG" not in text
+    assert re.search(r"busy, B alone  (sm0 \w+ [\d.]+ %,?\s+)+", text)
+    assert "moved: unit" not in text, "no unit is on both"
 
 
 def test_a_node_is_split_by_its_kernels_and_collectives() -> None:

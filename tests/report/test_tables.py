@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from npusim.config.bands import Validated
+from npusim.errors import SpecError
 from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
 from npusim.report.record import load_result, record_of
 from npusim.report.tables import run_table, verdict
 from npusim.report.text import plain
+from npusim.report.times import pipes_grid
 from npusim.run import run
 from npusim.simulation.result import FiniteChoice, Spread
 
@@ -55,7 +60,7 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
         verdict(sure).text
         == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 % (3 of 9 cases like it)"
     )
-    assert verdict(record).text.startswith("latency-bound, 59 % launch, 20 of 24 core groups work, ")
+    assert verdict(record).text.startswith("launch-bound (59 % of the call), 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
     assert verdict(replace(record, timing=other)).text.endswith(
         ", 1.2 ms (never measured; nine in ten times of this device's other kernels were within 30 %)"
@@ -64,12 +69,14 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     ended = tuple(replace(u, group=g) for g, u in enumerate([busy] * record.device.group_count))
     early = [replace(u, end_cycles=timing.cycles // 2) for u in ended[1:]]
     uneven = replace(record, timing=replace(timing, uses=(replace(ended[0], end_cycles=timing.cycles), *early)))
-    assert verdict(uneven).text.startswith(f"{busy.pipe}-bound, 59 % launch, load balance 52 %, ")
+    assert verdict(uneven).text.startswith(
+        f"launch-bound (59 % of the call), cores {busy.pipe}-bound, load balance 52 %, "
+    )
     full = replace(timing, link_bytes={"hbm": round(timing.core_us * 1.45e6 * 0.9)})
-    assert verdict(replace(record, timing=full)).text.startswith("hbm-bound, ")
+    assert verdict(replace(record, timing=full)).text.startswith("launch-bound (59 % of the call), cores hbm-bound, ")
     assert "  limit      hbm, at 90.0 % of its bandwidth; " in plain(run_table(replace(record, timing=full)))
     both = replace(record, timing=replace(full, uses=ended))  # a pipe is busier than the link
-    assert verdict(both).text.startswith(f"{busy.pipe}-bound, ")
+    assert verdict(both).text.startswith(f"launch-bound (59 % of the call), cores {busy.pipe}-bound, ")
     assert f"  limit      {busy.pipe} of " in plain(run_table(both))
     assert "output not finite" in verdict(record_of(overflowed)).text
     assert verdict(replace(record, timing=None)).text == "no time and no bits"
@@ -112,6 +119,65 @@ def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunData) -> 
         "finite on the same sample: flash with precision fa2_fp32 (relative RMSE 1.50e-04), "
         "pasa with precision fp16_mean (relative RMSE 5.00e-03)" in text
     )
+
+
+#: Runs by limit: launch, a pipe, a link, none; on NPUs and GPUs, few blocks and many.
+SPREAD: list[tuple[str, dict[str, Any]]] = [
+    ("flash", {"hw": "ascend_910b2", "seq": 512}),
+    ("flash", {"hw": "h100", "seq": 1024}),
+    ("copy", {"hw": "ascend_910b2", "problem": {"bytes": 1 << 20}}),
+    ("copy", {"hw": "h200", "problem": {"bytes": 1 << 26}}),
+    ("gemm", {"hw": "h200", "problem": {"m": 1, "n": 4096, "k": 4096}}),
+    ("gemm", {"hw": "h200", "problem": {"m": 4096, "n": 4096, "k": 4096}}),
+    ("gemm", {"hw": "ascend_910b4", "problem": {"m": 256, "n": 4096, "k": 4096}}),
+    ("ssd", {"hw": "t4", "problem": {"tokens": 512}}),
+    ("retention", {"hw": "ascend_910b2", "problem": {"tokens": 512}}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "of"), SPREAD)
+def test_verdict_limit_and_advice_name_one_limit(schedule: str, of: dict[str, Any]) -> None:
+    record = record_of(run(schedule, numerics=False, **of))
+    timing, rows = record.timing, dict[str, str]()
+    assert timing is not None
+    for line in plain(run_table(record)).splitlines():
+        if line.startswith("  ") and len(words := line.split(maxsplit=1)) > 1:
+            rows.setdefault(words[0], words[1])
+    first, *_ = rows["verdict"].split(", ")
+    cores = re.search(r"(?:^|cores )(\w+)-bound", rows["verdict"].removeprefix("launch-bound"))
+    assert first.startswith("launch-bound") == (timing.launch_us > timing.core_us)
+    waits = rows["limit"].startswith("pipes wait for one another")
+    assert waits == (cores is None or cores[1] == "latency")
+    if not waits:
+        assert cores is not None and rows["limit"].startswith((f"{cores[1]} of ", f"{cores[1]}, at "))
+    assert ("no pipe is the limit" in rows.get("advice", "")) <= waits
+    assert str(timing.limit(record.device.link_bytes_per_s)).startswith("latency") == waits  # as `tune` prints it
+
+
+def test_declared_sizes_are_the_problem_and_the_same_run_where_they_are_named() -> None:
+    usual = run("retention", numerics=False)
+    named = run("retention", numerics=False, problem={"tokens": 2048})
+    other = run("retention", numerics=False, problem={"tokens": 1024, "dtype": "bfloat16"})
+    assert "problem    batch=1 heads=16 tokens=2048 key=128 value=128 float16" in str(usual)
+    assert "problem    batch=1 heads=16 tokens=1024 key=128 value=128 bfloat16" in str(other)
+    assert (usual.digest, usual.name) == (named.digest, named.name) == (usual.digest, "retention")
+    assert other.name == "retention-tokens1024"
+    with pytest.raises(SpecError, match="retention has no size tokns=4"):
+        run("retention", numerics=False, problem={"tokns": 4})
+
+
+def test_queues_of_many_resident_blocks_are_one_row_a_kind(record: RunRecord) -> None:
+    timing = record.timing
+    assert timing is not None
+    queues = [replace(u, queue=f"sm.B{n}LDG", busy_cycles=10 + n) for n, u in enumerate([timing.uses[0]] * 12)]
+    pipe = replace(timing.uses[0], queue="sm.LDG", is_pipe=True)
+    rows = [row[1].text for row in pipes_grid(replace(timing, uses=(*queues, pipe))).rows]
+    assert rows == ["B11LDG, busiest of 12", "LDG"]
+    assert [row[1].text for row in pipes_grid(replace(timing, uses=(*queues[:2], pipe))).rows] == [
+        "B0LDG",
+        "B1LDG",
+        "LDG",
+    ]
 
 
 def test_run_without_a_time_says_so(record: RunRecord) -> None:

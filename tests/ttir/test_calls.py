@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,16 @@ def test_a_file_is_taken_by_the_verbs(file: Path) -> None:
     assert npusim.run(str(file)).schedule == str(file), "the only call of a file needs no number"
 
 
+def test_a_call_prints_the_shapes_of_its_tensors(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    run = CliRunner().invoke(app, ["run", f"{file}::0", "--no-numerics"])
+    assert re.search(r"problem +\w+, \w+, \w+ \(500\) float32\n", run.stdout)
+    search = CliRunner().invoke(app, ["explore", f"{file}::0", "-f", "config=0,1", "-j1"])
+    assert re.search(r" on ascend_910b2, \w+, \w+, \w+ \(500\) float32: 2 points", search.stdout)
+    (tensors,) = (json.loads(f.read_text())["problem"]["tensors"] for f in Path("runs").glob("*/result.json"))
+    assert list(tensors.values()) == [[500, "float32"]] * 3
+
+
 def test_an_autotuners_configurations_are_ranked(file: Path) -> None:
     done = CliRunner().invoke(app, ["tune", f"{file}::0", "--hw", "h200", "-j1", "--json"])
     assert done.exit_code == 0, done.stderr
@@ -156,8 +167,6 @@ def test_wrong_programs_and_files_are_said(
     Path("bad.npz").write_bytes(b"PK nothing")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    import re
-
     assert re.search(why, " ".join(done.stderr.split())), done.stderr
 
 

@@ -185,10 +185,10 @@ class SmCore:
         if has_groups:
             # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
             for name in (RF, SMEM):
-                spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes)
+                spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes, is_physical=False)
         if self.has_warps:
             # No memory of its own: as large as what passes through it.
-            spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1)
+            spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1, is_physical=False)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
         #: Order of row sums that name none: the device's, else left to right, as golden/README.md's flash has it.

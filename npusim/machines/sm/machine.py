@@ -26,6 +26,7 @@ from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
     GROUPS,
     SM,
+    SMEM,
     WARPS,
     GroupFields,
     SmCore,
@@ -33,6 +34,7 @@ from npusim.machines.sm.core import (
     SmTiling,
     has_concurrent_warp_groups,
     has_warps,
+    shared_memory_bytes,
     warp_issue,
 )
 from npusim.machines.sm.groups import (
@@ -348,6 +350,8 @@ class SmMachine(Machine):
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
         occupied = [room.occupied() for room in rooms]
+        if any(t.specialised for _, t in listed):  # one block a core, whose tiles are all of its shared memory
+            occupied.append({SMEM: (core.allocator.peak_bytes[SMEM], shared_memory_bytes(self.device))})
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
