@@ -42,7 +42,7 @@ class GpuDeltaFields(GpuGatedFields):
 
 
 #: Sizes that a problem leaves out; ``unit``: whether rows of K are brought to length 1.
-SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "unit": True})
+SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "tokens": 1024, "unit": True})
 
 
 @cache

@@ -112,8 +112,8 @@ def below_diagonal(size: int, is_seen: bool) -> Callable[[], Any]:
 
 
 def as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function of the same numbers in float32, as tensors hold them."""
-    return lambda: np.ascontiguousarray(function(), np.float32)
+    """Return a function of the same numbers in float32, as tensors hold them: computed once for all heads."""
+    return cache(lambda: np.ascontiguousarray(function(), np.float32))
 
 
 def _tensors(sizes: tuple[int, ...], chunk: int, fmt: str, output: str) -> dict[str, GlobalTensor]:
