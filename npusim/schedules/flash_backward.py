@@ -140,6 +140,15 @@ def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> N
     return np.array(heads)
 
 
+def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:
+    """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
+
+    Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.
+    """
+    is_prefix = tiling.gradient == "dq" and bool({**SIZES, **problem.sizes}["causal"])
+    return "batch", "heads", *(("tokens",) if is_prefix else ())
+
+
 SCHEDULES = schedule(
     "flash_backward",
     flash_backward,
@@ -153,5 +162,6 @@ SCHEDULES = schedule(
     tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
     reference=gradient,
     follows={"lse": log_sums, "forward": forward},
+    grows=grows,
     summary="FlashAttention's backward pass: dQ, dK and dV",
 )
