@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.invariance import ASPECTS
@@ -159,10 +159,10 @@ def test_differences_are_those_of_the_result() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("split_kv", "--require", "batches"), "Did you mean `batch`? There are batch, position, page"),
+        (("split_kv", "--require", "batches"), "Did you mean `batch`? There are batch, position, length, page"),
         (("split_kv", "--vary", "tile", "--require", "batch"), "--require batch: it is not among --vary tile"),
         (("tiling_allreduce", "--hw", "ascend_910b2_x8"), "ascend_910b2_x8: invariance is of one device"),
-        (("gemm", "--problem", "m=64,n=64,k=64"), "schedule gemm is no attention: nothing to examine"),
+        (("gemm", "--problem", "m=64,n=64,k=64"), "schedule gemm has no bits: nothing to examine"),
     ],
 )
 def test_what_cannot_be_examined_is_said(words: tuple[str, ...], message: str) -> None:
@@ -306,3 +306,85 @@ def test_a_query_meets_the_same_row_of_a_bias_whatever_is_beside_it(sizes: dict[
     assert [f.verdict for f in found.findings] == ["cannot", "not seen", "not seen", "not seen"]
     parts = npusim.invariant("split_kv", problem=problem, tiling={"splits": 1, "block_kv": 32}, vary=["splits"])
     assert parts["splits"].verdict == "changes"  # a bias does not hide what changes bits
+
+
+# ---------------------------------------------------------------- plain tensors
+
+SMALL: dict[str, int] = {"heads": 2, "tokens": 128, "key": 32, "value": 32}
+STATES = ("retention", "gla", "gated_delta", "ssd")
+
+
+def verdicts(schedule: str, hw: str, vary: list[str], sizes: dict[str, int] | None = None, **tiling: Any) -> list[str]:
+    problem = KernelProblem(**{**SMALL, **(sizes or {})})
+    found = npusim.invariant(schedule, hw=hw, problem=problem, tiling=tiling, vary=vary)
+    return [f.verdict for f in found.findings]
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])
+@pytest.mark.parametrize("schedule", STATES)
+def test_a_head_of_a_recurrence_has_the_same_bits_in_any_company(schedule: str, hw: str) -> None:
+    aspects = ["batch", "position", "length", "ranks"]
+    assert verdicts(schedule, hw, [*aspects, "tile"]) == ["cannot", "cannot", "not seen", "changes", "cannot"]
+
+
+@pytest.mark.parametrize("schedule", STATES)
+def test_bits_of_runs_are_equal_where_a_recurrence_is_invariant(schedule: str) -> None:
+    """Runs of several batches, heads and lengths have the bits of the run of one."""
+
+    def output(**sizes: int) -> Any:
+        problem = KernelProblem(**{**SMALL, "tokens": 80, **sizes})
+        return npusim.run(schedule, problem=problem, tiling={"chunk": 32}, rows="all", heads="all").output
+
+    one = output()
+    for more in ({"batch": 3}, {"heads": 4}, {"tokens": 81}, {"tokens": 160}):
+        np.testing.assert_array_equal(one[0].view(np.uint16), output(**more)[0, :2, :80].view(np.uint16))
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("gradient", ["dq", "dk", "dv"])
+def test_a_gradient_is_that_of_its_sequence_and_who_adds_it_has_a_price(gradient: str, hw: str) -> None:
+    vary = ["batch", "position", "length", "merge", "ranks"]
+    more: dict[str, Any] = {"gradient": gradient, "block_q": 32, "block_kv": 32, "tile_q": 32, "tile_kv": 32}
+    problem = KernelProblem(**SMALL)
+    apart = npusim.invariant("flash_backward", hw=hw, problem=problem, tiling=more, vary=vary)
+    assert [f.verdict for f in apart.findings[:3]] == ["cannot", "cannot", "none"]  # every query sees every key
+    added = npusim.invariant("flash_backward", hw=hw, problem=problem, tiling={**more, "method": "added"}, vary=vary)
+    is_added = gradient == "dq"
+    assert added["batch"].verdict == ("not seen" if is_added else "cannot")
+    assert added["batch"].guarantee == ("method=apart" if is_added else "")
+    assert apart["merge"].verdict == ("changes" if is_added else "not seen")
+    if is_added:
+        assert apart["merge"].guarantee == "method=apart"
+        assert added["batch"].cost_us == pytest.approx(apart.base.latency_us - added.base.latency_us)
+    later = verdicts("flash_backward", hw, ["length"], {"causal": 1}, **more)
+    assert later == (["not seen"] if is_added else ["none"])  # keys have a part of every later query
+
+
+#: A kernel of plain tensors of a user's own whose decay hangs on how many sequences there are.
+PLANTED_SUM = """
+from dataclasses import replace
+from npusim.schedules import find_schedule
+
+ASCEND = find_schedule("retention", "ascend")
+
+
+def build(problem, tiling, device, precision):
+    chunk = 16 if problem.sizes.get("batch", 1) > 1 else tiling.chunk
+    return ASCEND.build(problem, tiling.model_copy(update={"chunk": chunk}), device, precision)
+
+
+KERNEL = replace(ASCEND, name="planted", build=build)
+"""
+
+
+def test_a_planted_chunk_that_hangs_on_the_batch_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(PLANTED_SUM)
+    sizes = ",".join(f"{n}={size}" for n, size in SMALL.items())
+    words = (f"{file}:KERNEL", "--problem", sizes, "--precision", "output=float32")
+    code, text = call(*words, "--require", "batch,ranks", "--json")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert code == 1
+    assert found["required"] == {"batch": False, "ranks": True}
+    assert found["aspects"]["batch"]["tried"][0]["parted"].startswith("states: ")
+    assert "not batch-invariant; no tested field makes it so" in call(*words, "--vary", "batch")[1]

@@ -365,6 +365,12 @@ class _Lowering:
             if e.opcode is not O.MATMUL:
                 continue
             left, right = e.read[:2]
+            if e.loop is None and any(before.loop is not None for before in self.events[: self.at[e]]):
+                self.kernel.fail(
+                    f"{left.written()} is a factor of a product behind a loop: multiply in the loop, tile by tile, or "
+                    "return what the loop leaves and multiply in a kernel of its own",
+                    e,
+                )
             if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
                 self.kernel.fail(
                     f"{right} is the right factor of a product: the right factor must be an operand, or computed from "

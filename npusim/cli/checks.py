@@ -315,6 +315,7 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
     ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
     ("npusim invariant split_kv -w qwen2_7b --lengths 1k,7k,32k --page 64 --require batch,page", "as it is served"),
+    ("npusim invariant flash_backward -t method=added", "a recurrence or gradients: batch, heads, further tokens"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
 )
 @o.takes(SeedOptions, own_first=True)
@@ -334,7 +335,8 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "Choices: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, choice.",
+            "Choices: batch, position, length, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, "
+            "choice.",
             panel="How",
             shown="all",
         ),
@@ -344,8 +346,9 @@ def invariant(
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 
     A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
-    and the first element that differs is named, with the operation and tile where the computations part. The row
-    choice has the tile and splits that npusim chooses for a varied call itself; --require fails on them too.
+    and the first element that differs is named, with the operation and tile where the computations part. Of plain
+    tensors (retention, gla, gated_delta, ssd, flash_backward) the batch, the heads and further tokens are varied. The
+    row choice has the tile and splits that npusim chooses for a varied call itself; --require fails on them too.
     """
     from npusim.invariance import ASPECTS, examine
     from npusim.report.findings import invariance_document, invariance_table

@@ -345,9 +345,11 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
 
 def _size(name: str, text: str) -> int | float:
-    """Return a size of a launch: a whole number (``4k``) or a decimal one."""
+    """Return a size of a launch: a whole number (``4k``) or a decimal one; 0 is a switch's."""
     from npusim.units import parse_count
 
+    if text == "0":
+        return 0
     try:
         return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)
     except ValueError:

@@ -1,9 +1,13 @@
-"""Calls in which a sequence has the same inputs otherwise: in other company, in other pages, some queries at a time."""
+"""Calls in which a sequence has the same inputs otherwise: in other company, in other pages, some queries at a time.
+
+Kernels of plain tensors have such calls by the sizes that their schedule's ``grows`` names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,30 +18,36 @@ from npusim.simulation.variants import Variant
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem
+    from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource
 
 #: Other sizes of a batch, and of pages in keys, that are tried; queries at a time beside a decoding step, in a prompt.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
+#: Numbers of devices that share the heads of a call.
+RANKS = (2, 4)
+#: Sizes of groups of heads that share something, by name.
+SHARED = ("kv_heads", "groups")
 
 
 @dataclass(frozen=True)
 class VariedCall:
     """A varied call, and where its sequence lies in the batch.
 
-    ``is_last_query``: other queries are beside it, so that the last one's row is compared.
+    ``is_last_query``: other queries are beside it, so that the last one's row is compared.  ``is_longer``: tokens
+    follow, whose steps are none of its rows'.
     """
 
     what: str
     variant: Variant
     position: int = 0
     is_last_query: bool = False
+    is_longer: bool = False
 
 
 def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other sequences beside one."""
     if not problem.lengths:
-        counts = [n * problem.batch for n in BATCHES]
-        return [VariedCall(f"batch={n}", Variant(problem={"batch": n})) for n in counts]
+        return _larger("batch", problem.batch)
     own = tuple(zip(problem.lengths, problem.queries, strict=True))
     longest, queries = max(own)
     companies = {f"{n} times these lengths": own * n for n in BATCHES}
@@ -51,9 +61,7 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
 def positions(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with a sequence at other places of the batch."""
     if not problem.lengths:
-        largest = BATCHES[-1] * problem.batch
-        variant = Variant(problem={"batch": largest})
-        return [VariedCall(f"sequence {n} of {largest}", variant, n) for n in (1, largest - 1)]
+        return _places(problem.batch)
     others = list(zip(problem.lengths, problem.queries, strict=True))
     own, count = others.pop(sequence), problem.batch
     places = [n for n in range(count) if n != sequence]
@@ -86,6 +94,41 @@ def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
         sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
         calls.append(VariedCall(f"a prompt of {PROMPT} in its batch", _of_sequences(problem, sequences), sequence))
     return calls
+
+
+def _larger(name: str, size: int, more: int = 0) -> list[VariedCall]:
+    """Return calls in which a size is some times as large, and where ``more`` is not 0 larger by so many."""
+    sizes = (*((size + more,) if more else ()), *(n * size for n in BATCHES))
+    return [VariedCall(f"{name}={n}", Variant(problem={name: n})) for n in sizes]
+
+
+def _places(batch: int) -> list[VariedCall]:
+    largest = BATCHES[-1] * batch
+    variant = Variant(problem={"batch": largest})
+    return [VariedCall(f"sequence {n} of {largest}", variant, n) for n in (1, largest - 1)]
+
+
+def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, list[VariedCall]]:
+    """Return the calls of a kernel of plain tensors by aspect, of the sizes by which it may grow."""
+    calls: dict[str, list[VariedCall]] = {}
+    if "batch" in grows:
+        calls |= {"batch": _larger("batch", sizes["batch"]), "position": _places(sizes["batch"])}
+    if "tokens" in grows:
+        calls["length"] = [replace(call, is_longer=True) for call in _larger("tokens", sizes["tokens"], 1)]
+    if "heads" in grows:
+        calls["ranks"] = [*shares(sizes)]
+    return calls
+
+
+def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
+    """Yield shares of the heads: whole groups, or what a group shares where several ranks have it."""
+    of_groups = next((name for name in SHARED if name in sizes), "heads")
+    all_heads, all_groups = sizes["heads"], sizes[of_groups]
+    for ranks in RANKS:
+        heads, groups = all_heads // ranks, max(1, all_groups // ranks)
+        if all_heads % ranks == 0 and heads % groups == 0 and heads // groups <= all_heads // all_groups:
+            variant = Variant(problem={of_groups: groups, "heads": heads})
+            yield VariedCall(f"tensor_parallel={ranks}", variant, sequence)
 
 
 def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:
@@ -126,6 +169,26 @@ def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource
         return np.concatenate([np.resize(values, (more, values.shape[1])), values])[-rows:] if more else values[-rows:]
 
     return paged(read, problem, drawn_pages(problem)) if problem.page else read
+
+
+@dataclass(frozen=True)
+class _OfFirst:
+    """Values of a constant tensor, by batch and head: each sequence has the ``each`` batches of the first one."""
+
+    values: Callable[[], Any]
+    each: int
+
+    def __getitem__(self, at: tuple[int, int]) -> Any:
+        return self.values()[at[0] % self.each, at[1]]
+
+
+def alike(program: TileProgram) -> TileProgram:
+    """Return a program of plain tensors in which every sequence has the constants of the first one."""
+    count, constants = program.tensors["o"].batch, dict[str, Any]()
+    for n, values in program.constants.items():
+        batch = program.tensors[n].batch
+        constants[n] = partial(_OfFirst, values, batch if batch % count else batch // count)
+    return replace(program, constants=constants)
 
 
 def structural_difference(one: Any, two: Any) -> str:

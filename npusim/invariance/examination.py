@@ -1,35 +1,44 @@
 """Varies a call, aspect by aspect, and compares the bits of one row block with the bits of the unchanged call.
 
-Aspects are other batches, places in them, pages, queries at a time, splits and their rules, tiles and ranks.
+Aspects are other batches, places in them, further tokens, pages, queries at a time, splits and their rules, tiles and
+ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from npusim.algorithms.split_rules import RULES
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import tiling_fields
 from npusim.errors import ProgramError, SpecError, TilingError, one_line
 from npusim.invariance.company import (
     VariedCall,
+    alike,
     batches,
     chunks,
     inputs_of,
     pages,
+    plain_calls,
     positions,
     prefills,
+    shares,
     structural_difference,
     with_bias_of_one_row,
 )
+from npusim.ir.op import Step
+from npusim.ir.tile import GlobalTile
+from npusim.numerics.evaluate import KernelOutput
+from npusim.numerics.executor import steps_of
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
 from npusim.schedules.define import machine_of
 from npusim.schedules.split_kv import SplitFields
 from npusim.simulation.classes import class_key
+from npusim.simulation.evaluation import source_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
@@ -42,19 +51,36 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
-#: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
-#: ``merge``: the order in which partial results of splits are merged; ``choice``: of fields that nobody named, made for
-#: each call, where the others keep those of the call that is examined.
+#: ``length``: tokens that follow those of a recurrence; ``chunk``: how many queries at a time; ``prefill``: a prompt's
+#: or a decoding step's; ``rule``: that of splits; ``merge``: the order in which partial results are merged, or who adds
+#: them; ``choice``: of fields that nobody named, made for each call, where the others keep those of the call that is
+#: examined.
 Aspect = Literal[
-    "batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks", "choice"
+    "batch",
+    "position",
+    "length",
+    "page",
+    "chunk",
+    "prefill",
+    "splits",
+    "rule",
+    "merge",
+    "tile",
+    "packing",
+    "ranks",
+    "choice",
 ]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 #: Aspects for whose calls another choice may be made.
 CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
-#: Other split counts and numbers of devices that are tried.
-SPLITS, RANKS = (1, 2, 8), (2, 4)
+#: Other aspects that no field of the kernel names.
+UNNAMED: tuple[Aspect, ...] = ("position", "length")
+#: Other split counts that are tried.
+SPLITS = (1, 2, 8)
 #: Sizes of blocks whose halves are other tiles.
-BLOCKS = ("block_kv", "block_q", "block")
+BLOCKS = (*("block_kv", "block_q", "block", "tile_q", "tile_kv"), *("chunk", "block_value", "block_key", "block_sums"))
+#: Fields that name the order in which partial results are merged, and who adds them.
+MERGING = ("merge", "method")
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16
 #: ``cannot``: the same by structure, whatever the inputs; ``same class``: by structure too, for finite inputs; ``not
@@ -201,13 +227,11 @@ def examine(
     if (node := machine_of(device).node) is not None:
         raise SpecError(f"{node.name}: invariance is of one device; --hw {node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
+    if not plan.schedule.has_bits:
+        raise SpecError(f"schedule {plan.schedule.name} has no bits: nothing to examine")
     if isinstance(plan.problem, Problem):
         plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
     base = run_plan(plan)
-    if not isinstance(base.problem, Problem):
-        name = plan.schedule.name
-        why = "; a kernel of plain tensors has no batch size: compare runs of two --problem"
-        raise SpecError(f"schedule {name} is no attention: nothing to examine{why if plan.schedule.origin else ''}")
     chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
     examination = _Examination(plan, base, [*named, *chosen], on_tried)
     is_ruled = isinstance(base.tiling, SplitFields) and base.tiling.splits == "auto"
@@ -221,13 +245,14 @@ class _Examination:
     def __init__(
         self, plan: Plan, base: RunData, named: Iterable[str], on_tried: Callable[[int, int], None] | None
     ) -> None:
-        problem, request = cast("Problem", base.problem), plan.request
+        problem, request = cast("Problem | KernelProblem", base.problem), plan.request
         self.base, self.problem = base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place], Computed] = {}
         self._keys: dict[Place, Hashable] = {}
-        self.source = drawn_source(problem.model_copy(update={"page": 0}))
-        self.sequence = problem.lengths.index(problem.seq_kv) if problem.lengths else 0
+        self.plan = plan
+        self.lengths: tuple[int, ...] = getattr(problem, "lengths", ())
+        self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
         # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
         self.asked = Request(
@@ -242,7 +267,12 @@ class _Examination:
         self.variants = Variants(replace(self.asked, tiling={n: v for n, v in base.tiling if n in named}))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
         self._other: dict[str, None] = {}
-        self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
+        if isinstance(problem, Problem):
+            self.source = drawn_source(problem.model_copy(update={"page": 0}))
+            self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
+        else:
+            output = base.program.tensors["o"]
+            self.heads = max(1, min(output.heads, KEYS // output.rows))
         self.latency = None if base.timing is None else base.latency_us
 
     def findings(self, vary: Collection[str], chosen: Collection[str] | None = None) -> Invariance:
@@ -268,33 +298,42 @@ class _Examination:
 
     def _calls(self) -> dict[Aspect, list[VariedCall]]:
         """Return the calls to try, by aspect; none where a call cannot be varied."""
-        of_problem = self.problem, self.sequence
-        return {
-            "batch": batches(*of_problem),
-            "position": positions(*of_problem),
-            "page": pages(*of_problem),
-            "chunk": chunks(*of_problem),
-            "prefill": prefills(*of_problem),
-            **self._calls_of_fields(),
-            "ranks": list(self._calls_of_ranks()),
-        }
+        made: dict[str, list[VariedCall]]
+        if isinstance(self.problem, Problem):
+            of_problem, sizes = (
+                (self.problem, self.sequence),
+                {n: getattr(self.problem, n) for n in ("heads", "kv_heads")},
+            )
+            made = {
+                "batch": batches(*of_problem),
+                "position": positions(*of_problem),
+                "page": pages(*of_problem),
+                "chunk": chunks(*of_problem),
+                "prefill": prefills(*of_problem),
+                "ranks": list(shares(sizes, self.sequence)),
+            }
+        else:
+            schedule = self.plan.schedule
+            sizes = {**schedule.sizes, **self.problem.sizes}
+            made = plain_calls(sizes, schedule.grows(self.problem, self.base.tiling))
+        made |= self._calls_of_fields()
+        return {name: made.get(name, []) for name in ASPECTS if name != "choice"}
 
-    def _calls_of_fields(self) -> dict[Aspect, list[VariedCall]]:
+    def _calls_of_fields(self) -> dict[str, list[VariedCall]]:
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
-        aspects: tuple[Aspect, ...] = "splits", "rule", "merge", "tile", "packing"
-        values: dict[Aspect, list[tuple[str, object]]] = {aspect: [] for aspect in aspects}
+        values: dict[str, list[tuple[str, object]]] = {aspect: [] for aspect in ("splits", "rule", "tile", "packing")}
         if isinstance(tiling, SplitFields):
             values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
             if not tiling.split_keys:
                 values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]
-            values["merge"] = [("merge", m) for m in known["merge"].choices if m != tiling.merge]
+        values["merge"] = [(n, x) for n in MERGING if n in known for x in known[n].choices if x != getattr(tiling, n)]
         own = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
         for name in (n for n in (*BLOCKS, *own) if n in known and isinstance(getattr(tiling, n), int)):
             half = (getattr(tiling, name) or 0) // 2
             if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
                 values["tile"].append((name, half))
-        if "pack" in known and self.problem.group_size > 1:
+        if "pack" in known and getattr(self.problem, "group_size", 1) > 1:
             # Packed: rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
         return {
@@ -307,15 +346,6 @@ class _Examination:
         """Into how many parts the keys of a block of queries are split, at most."""
         spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
         return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
-
-    def _calls_of_ranks(self) -> Iterator[VariedCall]:
-        """Yield shares of the heads: whole groups, or a KV head that several ranks have."""
-        p = self.problem
-        for ranks in RANKS:
-            heads, kv_heads = p.heads // ranks, max(1, p.kv_heads // ranks)
-            if p.heads % ranks == 0 and heads % kv_heads == 0 and heads // kv_heads <= p.group_size:
-                shares = Variant(problem={"heads": heads, "kv_heads": kv_heads})
-                yield VariedCall(f"tensor_parallel={ranks}", shares, self.sequence)
 
     def _try(self, call: VariedCall, *, as_run: bool = False) -> Tried:
         """Try a call in the kernel of the call that is examined, or in that which a run of it chooses."""
@@ -345,7 +375,7 @@ class _Examination:
         tiling = self.base.tiling
         fields = {n: dict(tiling)[n] for n in self._other}
         if isinstance(tiling, SplitFields) and tiling.splits == "auto" and not tiling.split_keys:
-            is_size = bool(self.problem.lengths) or any(c.is_last_query for c in calls)
+            is_size = bool(self.lengths) or any(c.is_last_query for c in calls)
             fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}
         own = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
         costs = [(own[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
@@ -354,15 +384,17 @@ class _Examination:
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
         """Return a varied call compared with the call that is examined, by structure and else by bits."""
         latency, program = _latency(built), built.program
-        problem = cast("Problem", built.plan.problem)
+        problem = cast("Problem | KernelProblem", built.plan.problem)
         # Places of sequences of one length are compared within the larger batch.
-        is_moved = call.position != self.sequence and not problem.lengths
+        is_moved = call.position != self.sequence and not self.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         keys = self._key_of(*base), self._key_of(program, place)
-        if keys[0] == keys[1]:
+        if keys[0] == keys[1] and not _adds(program):
             return Tried(call.what, is_same_structure=True, latency_us=latency)
-        if call.variant == Variant(tiling=call.variant.tiling):  # classes are those of one problem
+        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(
+            program
+        ):  # classes are those of one problem
             classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
             if classes[0] and classes[0] == classes[1]:
                 return Tried(call.what, is_same_class=True, latency_us=latency)
@@ -373,26 +405,35 @@ class _Examination:
             head, row, column = at
             values = (float(one.rows[head][row, column]) for one in (expected, changed))
             difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
-        parted = parting(expected.events, changed.events)
-        parted = structural_difference(*keys) if call.is_last_query else parted
+        parted = structural_difference(*keys) if call.is_last_query else ""
+        if not call.is_last_query and (difference or not call.is_longer):
+            parted = parting(expected.events, changed.events)
         return Tried(call.what, difference=difference, parted=parted, latency_us=latency)
 
-    def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
-        return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
+    def _row_of(self, call: VariedCall, problem: Problem | KernelProblem, place: Place) -> Place:
+        if not call.is_last_query or isinstance(problem, KernelProblem):
+            return place
+        return replace(place, row=problem.queries[place.batch] - 1)
 
     def _key_of(self, program: TileProgram, place: Place) -> Hashable:
+        is_plain = not isinstance(self.problem, Problem)
         if program is not self.base.program:
-            return row_key(program, place)
+            return row_key(program, place, has_rows=is_plain)
         if place not in self._keys:
-            self._keys[place] = row_key(program, place)
+            self._keys[place] = row_key(program, place, has_rows=is_plain)
         return self._keys[place]
 
-    def _computed(self, program: TileProgram, place: Place, problem: Problem) -> Computed:
+    def _computed(self, program: TileProgram, place: Place, problem: Problem | KernelProblem) -> Computed:
         """Return the bits of rows of the examined sequence from a place on; those of the call itself are kept."""
         made = id(program), place
         if made not in self._made:
-            source = inputs_of(self.source, self.sequence, problem)
-            self._made[made] = compute(program, place, source, min(self.heads, problem.heads))
+            if isinstance(problem, Problem):
+                source, executed, heads = inputs_of(self.source, self.sequence, problem), program, problem.heads
+            else:
+                subject = KernelOutput.of(program)
+                drawn, heads = source_of(replace(self.plan, problem=problem), subject), subject.heads
+                source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
+            self._made[made] = compute(executed, place, source, min(self.heads, heads))
         return self._made[made] if program is self.base.program else self._made.pop(made)
 
     # ---------------------------------------------------------------- guarantees
@@ -400,6 +441,8 @@ class _Examination:
     def _finding(self, aspect: Aspect, calls: list[VariedCall]) -> Finding:
         tried = [self._counted(self._try(call)) for call in calls]
         finding, latency = Finding(aspect, tuple(tried)), self.latency
+        if finding.verdict == "not seen" and aspect in CHOSEN_FOR + UNNAMED and _adds(self.base.program):
+            return self._in_order(finding)
         if finding.verdict != "changes":
             return finding
         times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
@@ -419,6 +462,16 @@ class _Examination:
             case _:
                 return self._fixed_splits(finding, calls)
 
+    def _in_order(self, finding: Finding) -> Finding:
+        """Return what it costs that sums have one order, not that in which their parts come."""
+        for call in self._calls()["merge"]:
+            built = self.variants.build(call.variant)
+            if not _adds(built.program):
+                latency = _latency(built)
+                cost = None if latency is None or self.latency is None else latency - self.latency
+                return replace(finding, guarantee=call.what, cost_us=cost, cost_at="" if cost is None else "this call")
+        return finding
+
     def _fixed(self, *, is_size: bool) -> dict[str, object]:
         """Return the tiling in which splits go by nothing but a sequence: its count of them, or the size of one."""
         if not is_size:
@@ -431,7 +484,7 @@ class _Examination:
         """Return what it costs that splits do not go by the number of blocks."""
         if not isinstance(self.base.tiling, SplitFields):
             return finding
-        is_size = bool(self.problem.lengths) or finding.aspect in ("chunk", "prefill")
+        is_size = bool(self.lengths) or finding.aspect in ("chunk", "prefill")
         if is_size and "split_keys" not in type(self.base.tiling).model_fields:
             return finding
         fixed_fields = self._fixed(is_size=is_size)
@@ -463,6 +516,14 @@ class _Examination:
             return False
         rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
         return first_difference(rows[0].rows, rows[1].rows) is None
+
+
+def _adds(program: TileProgram) -> bool:
+    """Return whether the output is of sums that blocks add to as they come: its order is one of several."""
+    tensors = (t.of for t in program.tensors.values() if t.of is not None and t.of.added)
+    final = next(p for p in reversed(program.phases) if p.serves != "none")
+    steps = (step for step in steps_of(final.body(final.blocks[0])) if isinstance(step, Step))
+    return not {x.tensor.of for step in steps for x in step.srcs if isinstance(x, GlobalTile)}.isdisjoint(tensors)
 
 
 def _latency(built: BuiltPlan) -> float | None:

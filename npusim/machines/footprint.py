@@ -63,7 +63,10 @@ class Footprint:
             elif is_joined:
                 for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                    yield Touch(frame.cut(n, block, WHOLE, *spans), each)
+                    # Of a matrix of its own a walk reads as much as its largest tile has.
+                    largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
+                    tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
+                    yield Touch(frame.cut(n, block, tile, *spans), each)
             else:
                 tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
                 for block in blocks:

@@ -283,27 +283,31 @@ class Trial:
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
-            # As the command runs it: what is not named is chosen anew.
-            latency_us = fixed_us if named is None else self._latency_us({**named, **change}, is_open=True)
+            # As the command runs it: what is not named is chosen anew, and flags and races are checked.
+            fields = {**(own if named is None else named), **change}
+            latency_us = self._latency_us(fields, is_open=named is not None, is_checked=True)
             share = 1 - latency_us / r.latency_us
             if share >= WORTH:
                 return Gain(change, latency_us, share, self._command(change))
         return None
 
-    def _latency_us(self, fields: Fields, *, is_open: bool = False) -> float:
-        """Return the time of the run with other fields; infinity where they do not fit."""
+    def _latency_us(self, fields: Fields, *, is_open: bool = False, is_checked: bool = False) -> float:
+        """Return the time of the run with other fields; infinity where they do not fit, or a check refuses them."""
         r = self._result
         request = Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
         request = replace(request, l2=r.program.l2)
 
         def simulated() -> float:
             try:
-                timing = Variants(request, is_open=is_open).build(Variant(), is_hinted=False).timing()
+                built = Variants(request, is_open=is_open).build(Variant(), is_hinted=False)
+                if is_checked:
+                    built.check()
+                timing = built.timing()
             except (NpusimError, ValueError, ImportError):
                 return inf
             return inf if timing is None else timing.latency_s * 1e6
 
-        call = r.problem, fields, r.precision, request.l2, is_open
+        call = r.problem, fields, r.precision, request.l2, is_open, is_checked
         latency_us: float = remembered("trial", request.find_schedule(), r.device, call, simulated)
         return latency_us
 

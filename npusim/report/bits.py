@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ ERRORS = Columns(
 
 
 def scientific(value: float | None) -> str:
-    """Return an error as people read it: ``1.23e-04``; ``-`` for None."""
-    return "-" if value is None else f"{value:.2e}"
+    """Return an error as people read it: ``1.23e-04``; ``-`` for none, and relative to 0."""
+    return "-" if value is None or math.isinf(value) else f"{value:.2e}"
 
 
 # ---------------------------------------------------------------- the terminal's table

@@ -126,20 +126,29 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
         verdict: [f.aspect for f in findings if f.verdict == verdict] for verdict in VERDICTS
     }
     calls = [f for f in findings if f.verdict == "changes" and f.aspect not in OWN]
-    cures = dict.fromkeys(f.guarantee for f in calls)
-    for cure in cures:
-        cured = [f for f in calls if f.guarantee == cure]
-        cost = max((f.cost_us for f in cured if f.cost_us is not None), default=None)
+    for cure, cured in _by_cure(calls):
         words = f"-t {','.join(cure.split())} makes it so" if cure else "no tested field makes it so"
         about = "name the fields that this call chose" if cured == [f for f in calls if f.aspect == "choice"] else ""
-        price = "" if cost is None else f", {cost:+,.2f} us"
-        yield Cell(f"not {_or([f.aspect for f in cured])}-invariant; {about or words}{price}", "warn")
-    if held := [name for name in names["cannot"] if name not in OWN]:
-        yield Cell(f"invariant, by structure: {', '.join(held)}", "good")
-    if names["not seen"]:
-        yield Cell(f"the same bits on these inputs, not proved: {', '.join(names['not seen'])}")
+        yield Cell(f"not {_or([f.aspect for f in cured])}-invariant; {about or words}{_price(cured)}", "warn")
+    if names["cannot"]:
+        yield Cell(f"invariant, by structure: {', '.join(names['cannot'])}", "good")
+    if names["same class"]:
+        yield Cell(f"invariant for finite inputs, of one class of bits: {', '.join(names['same class'])}", "good")
+    for cure, seen in _by_cure([f for f in findings if f.verdict == "not seen"]):
+        words = f"; -t {cure} has one order of sums{_price(seen)}" if cure else ""
+        yield Cell(f"the same bits on these inputs, not proved: {', '.join(f.aspect for f in seen)}{words}")
     if own := [name for name in names["changes"] if name in OWN]:
         yield Cell(f"{_or(own)} changes the bits", "dim")
+
+
+def _by_cure(findings: Sequence[Finding]) -> Iterator[tuple[str, list[Finding]]]:
+    for cure in dict.fromkeys(f.guarantee for f in findings):
+        yield cure, [f for f in findings if f.guarantee == cure]
+
+
+def _price(findings: Sequence[Finding]) -> str:
+    cost = max((f.cost_us for f in findings if f.cost_us is not None), default=None)
+    return "" if cost is None else f", {cost:+,.2f} us"
 
 
 def _or(names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from npusim.report import bits, times
@@ -61,7 +62,7 @@ def verdict(record: RunRecord) -> Cell:
     """Return a run in a line: what limits it, how near its roof it is, its error, and its time and how sure that is."""
     timing, numerics = record.timing, record.numerics
     is_finite, rmse = numerics is None or numerics.is_finite, None if numerics is None else numerics.rmse
-    is_unlike = rmse is not None and rmse >= UNLIKE
+    is_unlike = rmse is not None and UNLIKE <= rmse < inf
     parts = []
     if timing is not None:
         parts += [times.limit_words(record, timing), *times.lost_words(record, timing)]
@@ -69,7 +70,7 @@ def verdict(record: RunRecord) -> Cell:
             parts.append(f"{timing.roofline.reached * 100:.0f} % of the roofline")
     if not is_finite:
         parts.append("output not finite")
-    elif numerics is not None and rmse is not None:
+    elif numerics is not None and rmse is not None and rmse < inf:  # a relative error of 0 is infinite
         error = f"error {rmse:.1e}"
         parts.append(
             f"OUTPUT IS UNLIKE {numerics.against}: relative {error}, where zeros have 1" if is_unlike else error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,8 +116,21 @@ def document(kind: str, *, version: int = 1, **content: object) -> dict[str, obj
 
 
 def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
-    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
-    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
+    """Return JSON text that ends in a newline; infinity, the relative error of what should be 0, is null.
+
+    Raises `ValueError` for NaN.
+    """
+    content = _with_null(document)
+    return json_safe(json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def _with_null(value: Any) -> Any:
+    """Return JSON data with null in place of infinity."""
+    if isinstance(value, Mapping):
+        return {key: _with_null(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_null(item) for item in value]
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from npusim.schedules.define import Phases
 
-#: Sizes that a problem leaves out.
+#: Sizes that a problem leaves out: a layer of 2048 channels, and tokens whose bits take a few seconds.
 SIZES: Mapping[str, int] = MappingProxyType(
-    {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": False}
+    {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
 )
 #: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
 SLICE = 4096
@@ -140,6 +140,15 @@ def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> N
     return np.array(heads)
 
 
+def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:
+    """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
+
+    Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.
+    """
+    is_prefix = tiling.gradient == "dq" and bool({**SIZES, **problem.sizes}["causal"])
+    return "batch", "heads", *(("tokens",) if is_prefix else ())
+
+
 SCHEDULES = schedule(
     "flash_backward",
     flash_backward,
@@ -153,5 +162,6 @@ SCHEDULES = schedule(
     tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
     reference=gradient,
     follows={"lse": log_sums, "forward": forward},
+    grows=grows,
     summary="FlashAttention's backward pass: dQ, dK and dV",
 )

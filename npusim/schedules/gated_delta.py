@@ -9,7 +9,7 @@ results.  Sizes are those of ``--problem``, missing ones
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,20 +42,17 @@ class GpuDeltaFields(GpuGatedFields):
 
 
 #: Sizes that a problem leaves out; ``unit``: whether rows of K are brought to length 1.
-SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "unit": True})
+SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "tokens": 1024, "unit": True})
 
 
-@cache
 def log_decays(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
     """Return drawn log decays, (batch, heads, tokens), as `retention.log_gates` draws them."""
     return retention.log_gates(seed, batch, heads, tokens, 1)[..., 0]
 
 
-@cache
 def strengths(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
     """Return drawn beta, (batch, heads, tokens): the sigmoid of normal entries."""
-    drawn = np.random.default_rng([seed, *b"beta"]).standard_normal((batch, heads, tokens))
-    return 1 / (1 + np.exp(-drawn))
+    return 1 / (1 + np.exp(-retention.normal(seed, "beta", batch, heads, tokens)))
 
 
 def first_state(batch: int, heads: int, key: int, value: int) -> NDArray[np.float64]:

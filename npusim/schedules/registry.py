@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from types import MappingProxyType
@@ -80,7 +80,8 @@ class Schedule:
     differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
     batch, head)`` that compute inputs of plain tensors from the others, if a call does not give them.
     ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1), if a
-    launch does not name its own.
+    launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may grow without
+    another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Schedule:
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)
+    grows: Callable[[Any, Any], Collection[str]] = lambda *_of: ()
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:

@@ -87,10 +87,17 @@ def log_decay(heads: int) -> NDArray[np.float64]:
 
 
 @cache
+def normal(seed: int, name: str, batch: int, heads: int, *of_head: int) -> NDArray[np.float64]:
+    """Return normal entries, (batch, heads, tokens, ...), which do not depend on other batches, heads, later tokens."""
+    keys = ([seed, *name.encode(), b, h] for b in range(batch) for h in range(heads))
+    drawn = np.array([np.random.default_rng(key).standard_normal(of_head) for key in keys])
+    return drawn.reshape(batch, heads, *of_head)
+
+
+@cache
 def log_gates(seed: int, batch: int, heads: int, tokens: int, key: int) -> NDArray[np.float64]:
     """Return drawn log gates, (batch, heads, tokens, channels): log sigmoid of normal entries, over `GATE_DIVISOR`."""
-    drawn = np.random.default_rng([seed, *b"gates"]).standard_normal((batch, heads, tokens, key))
-    return -np.logaddexp(0, -drawn) / GATE_DIVISOR
+    return -np.logaddexp(0, -normal(seed, "gates", batch, heads, tokens, key)) / GATE_DIVISOR
 
 
 def _sums(gates: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
@@ -112,8 +119,8 @@ def below_diagonal(size: int, is_seen: bool) -> Callable[[], Any]:
 
 
 def as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function of the same numbers in float32, as tensors hold them."""
-    return lambda: np.ascontiguousarray(function(), np.float32)
+    """Return a function of the same numbers in float32, as tensors hold them: computed once for all heads."""
+    return cache(lambda: np.ascontiguousarray(function(), np.float32))
 
 
 def _tensors(sizes: tuple[int, ...], chunk: int, fmt: str, output: str) -> dict[str, GlobalTensor]:
@@ -253,6 +260,7 @@ def declared(
         families=["ascend", "nvidia"],
         tiling=dict(zip(("ascend", "nvidia"), fields, strict=True)),
         reference=made,
+        grows=lambda *_of: ("batch", "heads", "tokens"),
         summary=summary,
     )
 

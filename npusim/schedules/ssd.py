@@ -8,8 +8,8 @@ recurrence, token after token in float64.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +40,17 @@ SIZES: Mapping[str, int] = MappingProxyType(
 )
 
 
-@cache
 def steps(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
     """Return drawn dt, (batch, heads, tokens): `STEP` times the softplus of normal entries."""
-    return STEP * np.logaddexp(0, np.random.default_rng([seed, *b"dt"]).standard_normal((batch, heads, tokens)))
+    return STEP * np.logaddexp(0, retention.normal(seed, "dt", batch, heads, tokens))
 
 
 def rates(heads: int) -> NDArray[np.float64]:
-    """Return A by head: -1 to -16.  source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), evenly here."""
-    return -np.linspace(1, 16, heads)
+    """Return A by head: -1 to -16, spread by multiples of the golden ratio, so that a head's is the same among more.
+
+    source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
+    """
+    return -1 - 15 * (np.arange(heads) * (math.sqrt(5) - 1) / 2 % 1)
 
 
 def skips(heads: int) -> NDArray[np.float64]:

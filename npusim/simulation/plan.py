@@ -74,10 +74,12 @@ class Plan:
     ignored: tuple[str, ...]
     #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
     is_open: bool = False
-    #: References that all presets are compared with, and what a problem's recipe draws: computed once.
+    #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
+    #: tensors by tiling: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
+    exact_results: dict[Tiling, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def machine(self) -> Machine:

@@ -200,41 +200,42 @@ def bits_key(built: BuiltPlan) -> str:
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def row_key(program: TileProgram, place: Place) -> Hashable:
+def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Hashable:
     """Return what programs share that give a row of the output the same bits, whatever the inputs.
 
     That is what is done to it, phase by phase, block by block: operations of each label in their order, on the same
     columns and depths, since none looks from one row at another.  Addresses, queues and the number of rows that are
-    worked on together are left out: they decide no bit.
+    worked on together are left out: they decide no bit.  ``has_rows``: rows of Q and of what phases write for others
+    are part of the key, for a kernel that walks them; in attention they are rows of the output.
     """
     blocks = []
     needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     for phase in program.phases:
         for block in needed[phase.name]:
             steps: dict[str, list[Hashable]] = defaultdict(list)
-            _collect(phase.body(block), program.tensors["o"].batch, steps)
+            _collect(phase.body(block), (program.tensors["o"].batch, has_rows), steps)
             blocks.append(tuple(sorted((label, tuple(operations)) for label, operations in steps.items())))
     return tuple(blocks)
 
 
-def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashable]]) -> None:
+def _collect(items: Iterable[Item], how: tuple[int, bool], into: dict[str, list[Hashable]]) -> None:
     """Add operations by label; those that differ in their rows alone (slices, bands, cores) count once a body."""
     seen: set[Hashable] = set()
     for item in items:
         if isinstance(item, Loop):
             for index in item.indices:
-                _collect(item.body(index), sequences, into)
+                _collect(item.body(index), how, into)
         else:
-            steps = tuple(_step(step, sequences) for step in item.steps)
+            steps = tuple(_step(step, how) for step in item.steps)
             if steps and (item.label, steps) not in seen:
                 seen.add((item.label, steps))
                 into[item.label].append(steps)
 
 
-def _step(step: Step, sequences: int) -> Hashable:
+def _step(step: Step, how: tuple[int, bool]) -> Hashable:
     whole = (step.attributes.transpose_a, True) if step.opcode is Opcode.MATMUL else (False,) * len(step.srcs)
-    sources = tuple(_operand(s, sequences, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
-    return step.opcode.value, step.name, _in_words(step.attributes), _operand(step.dst, sequences), sources
+    sources = tuple(_operand(s, *how, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
+    return step.opcode.value, step.name, _in_words(step.attributes), _operand(step.dst, *how), sources
 
 
 @lru_cache(maxsize=256)
@@ -243,15 +244,18 @@ def _in_words(attributes: Attributes) -> str:
     return str(replace(attributes, warp=None))
 
 
-def _operand(source: Source, sequences: int, *, is_whole: bool = False) -> Hashable:
-    """Return what of an operand decides a row's bits: columns, and all of what a product contracts with."""
+def _operand(source: Source, sequences: int, has_rows: bool, *, is_whole: bool = False) -> Hashable:
+    """Return what of an operand decides a row's bits: columns, and all of what a product contracts with.
+
+    ``has_rows``: as for `row_key`.
+    """
     if isinstance(source, float | int):
         return float(source).hex()
     if isinstance(source, GlobalTile):
         tensor = source.tensor
         part = source.batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
-        has_rows_of_output = tensor.name == "q" or tensor.role in ("output", "workspace")
-        rows = (-1, -1) if has_rows_of_output else (source.row, source.rows)
+        has_rows = has_rows or not (tensor.name == "q" or tensor.role in ("output", "workspace"))
+        rows = (source.row, source.rows) if has_rows else (-1, -1)
         return tensor.name, tensor.fmt, part, *rows, source.col, source.cols
     at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
     if is_whole:

@@ -227,6 +227,10 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [(LOOP, "    z = (q @ maximum(k, 0.0).T).to(F)\n" + LOOP), ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) + z")], 3,
         "is the right factor of a product: the right factor must be an operand, or computed from operands",
     ),
+    "a product of what a loop leaves": (
+        [(LAST, LAST + '    w = (o.to("float16") @ v.T).to("float16")\n    o = (w @ v).to(F)\n')], 8,
+        "o.to('float16') is a factor of a product behind a loop: multiply in the loop, tile by tile, or return what",
+    ),
     "a left factor made of an operand in a loop": (
         [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,
         "is the left factor of a product in a loop and computed from operands only: compute it in an earlier kernel",

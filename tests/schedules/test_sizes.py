@@ -69,3 +69,30 @@ def test_a_case_of_times_takes_sizes_by_name(tmp_path: Path) -> None:
     (residual,) = validate_times(file).residuals
     run = npusim.run("retention", hw="h200", problem=SMALL, numerics=False)
     assert abs(residual.relative_error - (run.latency_us / 10 - 1)) < 0.01
+
+
+STATES = ("retention", "gla", "gated_delta", "ssd", "flash_backward")
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "v100", "t4", "a10", "h200"])
+@pytest.mark.parametrize("name", [*STATES, "flash", "pasa"])
+def test_a_tiling_that_a_run_prints_is_accepted_when_it_is_named(name: str, hw: str) -> None:
+    """V100 and T4 printed stages=2, which they refuse: their tiles go through registers."""
+    sizes: dict[str, object] = {"problem": KernelProblem(**SMALL)} if name in STATES else {"workload": "smollm2"}
+    if name not in STATES:
+        sizes["seq"] = 256
+    run = npusim.run(name, hw=hw, numerics=False, trace_groups=(), **sizes)  # type: ignore[arg-type]
+    printed = {n: value for n, value in run.tiling if value is not None}
+    again = npusim.run(name, hw=hw, numerics=False, trace_groups=(), tiling=printed, **sizes)  # type: ignore[arg-type]
+    assert again.cycles == run.cycles
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200"])
+@pytest.mark.parametrize("name", STATES)
+def test_few_tokens_and_narrow_heads_are_no_contradiction(name: str, hw: str) -> None:
+    """A chunk with one token reads one row of a matrix of its own, and once counted as one that reads all 64."""
+    for tokens in (1, 17):
+        sizes = {"heads": 1, "tokens": tokens, "key": 16, "value": 16}
+        timing = npusim.run(name, hw=hw, numerics=False, trace_groups=(), problem=KernelProblem(**sizes)).timing
+        assert timing is not None
+        assert 0 < timing.compulsory_bytes <= timing.link_bytes.get("hbm", timing.compulsory_bytes)

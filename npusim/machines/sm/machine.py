@@ -192,7 +192,13 @@ class SmMachine(Machine):
         What such a kernel refuses is said where its program is built.
         """
         if not isinstance(tiling, SmFields):
-            return tiling
+            is_copied = isinstance(tiling, GroupFields) and warp_issue(self.device).copies.value != "staged"
+            if is_copied or "stages" not in type(tiling).model_fields or "stages" in tiling.model_fields_set:
+                return tiling
+            # Without asynchronous copies tiles go through registers, one at a time.
+            return type(tiling).model_construct(
+                _fields_set=set(tiling.model_fields_set), **{**dict(tiling), "stages": 1}
+            )
         own, named = dict[str, object](), set(tiling.model_fields_set)
         if (kernel := kernel_of(tiling)) is not None and kernel.tiles:
             with suppress(TilingError):
