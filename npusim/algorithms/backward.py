@@ -275,8 +275,8 @@ def backward(
     )
     cells = query_cells(problem, tile.tile_kv, tile.tile_q)
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
-    sizes, of_rows = {**widths, "row": tile.rows}, {"do": t.do, "forward": t.forward, "p": p}
-    delta = row_sums.phase("delta", grid(t.delta, ("row", tile.rows)), sizes, [t.delta], **of_rows)
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p, "results": [t.delta]}
+    delta = row_sums.phase("delta", grid(t.delta, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
     return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]
 
 
@@ -300,7 +300,7 @@ def _in_memory(
     stack, size = Stacked("part", sums * turns, parts), f"{parts.size_bytes / 2**20:,.1f} MiB of float32"
     rows, sizes = grid(t.delta, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
-    of_rows = {"do": t.do, "forward": t.forward, "p": p}
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}
     if is_series:
         note = f"deterministic: {sums} sums of dQ, {size}; each in the order of keys, then one after the other"
         yield zeros.phase("clear", tuple(places), sizes, [stack])

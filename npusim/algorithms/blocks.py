@@ -289,7 +289,6 @@ def query_cells(
         (row, n, seen.union(offset + row, offset + row + n - 1), seen.common(offset + row, offset + row + n - 1))
         for row, n in chunks(problem.seq_q, block_q)
     ]
-    group = range(problem.group_size)
     for key, keys in chunks(problem.seq_kv, block_kv):
         runs: list[TileRun] = []
         for row, rows, shown, common in each:
@@ -297,21 +296,18 @@ def query_cells(
                 only = frozenset[str]() if any(a <= key and key + keys <= b for a, b in common) else MASKED
                 _add(runs, TileRun(row, rows, 1, block_q, only))
         cells.append(((key, keys), tuple(runs)))
-    members = [[n] for n in group] if part else [[*group]]
-    listed = [[(span, _of_members(runs, heads, problem.seq_q)) for span, runs in cells] for heads in members]
-    placed = offset if depends_on_position(problem, seen) else None
-    order = [n for first in range(min(sums, len(cells))) for n in range(first, len(cells), sums)]
-    turns = ceil_div(len(cells), sums)
+    group, count = problem.group_size, len(cells)
+    members = [[n] for n in range(group)] if part else [[*range(group)]]
+    walked = [[_of_members(runs, heads, problem.seq_q) for _, runs in cells] for heads in members]
+    placed, turns = offset if depends_on_position(problem, seen) else None, ceil_div(count, sums)
     blocks = list[WorkTile]()
-    for batch, head, member, n in product(range(problem.batch), range(problem.kv_heads), range(len(members)), order):
-        (span, runs), axes = listed[member][n], list[tuple[str, int, int]]()
-        if part:
-            axes += [(part, n % sums * turns + n // sums, 1)]
-            axes += [("member", member, 1)] if len(group) > 1 else []
-        if is_series:
-            head_number = (batch * problem.kv_heads + head) * len(group) + member
-            axes += [(SERIES, head_number * sums + n % sums, 1)]
-        blocks.append(WorkTile(batch, head, (("key", *span), *axes), runs, placed))
+    for batch, head, member in product(range(problem.batch), range(problem.kv_heads), range(len(members))):
+        series = ((batch * problem.kv_heads + head) * len(members) + member) * sums
+        for n in (n for first in range(min(sums, count)) for n in range(first, count, sums)):
+            axes = [(part, n % sums * turns + n // sums, 1)] if part else []
+            axes += [("member", member, 1)] if part and group > 1 else []
+            axes += [(SERIES, series + n % sums, 1)] if is_series else []
+            blocks.append(WorkTile(batch, head, (("key", *cells[n][0]), *axes), walked[member][n], placed))
     return tuple(blocks)
 
 

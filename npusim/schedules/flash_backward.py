@@ -98,7 +98,8 @@ def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, ma
     tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
-    return [k if k.name in ("clear", "delta") else replace(k, slice_elements=SLICE) for k in kernels]
+    whole = ("clear", "delta") if tiling.method != "added" else ()  # what also writes 0 has a tile more in UB
+    return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
 
 def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
@@ -138,7 +139,8 @@ def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> N
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
     each = np.array(heads)
-    return each.reshape(output.batch, output.heads, -1, *each.shape[2:]).sum(2)
+    whole: NDArray[np.float64] = each.reshape(output.batch, output.heads, -1, *each.shape[2:]).sum(2)
+    return whole
 
 
 SCHEDULES = schedule(
