@@ -337,3 +337,17 @@ def test_flash_attention_2_on_an_h100(
     timing = result.timing
     (cycles,) = (p.cycles for p in timing.account.phases if p.name == "dkdvdq")
     assert abs(timing.core_us * cycles / timing.cycles / measured - 1) < 0.25
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_bits_of_flash_attention_2_on_an_h100(gradient: str) -> None:
+    """A head of 256 tokens as torch 2.11 computes it deterministically; 0.1 to 0.4 % of the bits differ."""
+    with np.load(Path(__file__).parents[1] / "golden" / "backward_h100_cut.npz") as file:
+        recorded = dict(file)
+    sizes = {"heads": 1, "tokens": 256, "key": 64, "value": 64, "causal": 1}
+    tiling = {"tile_q": 128, "tile_kv": 128, "warps": 8, "stages": None, "gradient": gradient}
+    given = {n: x for n, x in recorded.items() if n not in GRADIENTS}
+    more: dict[str, Any] = {"hw": "h100", "problem": sizes, "rows": "all", "tensors": given}
+    output = npusim.run("flash_backward", tiling={**tiling, "method": "deterministic"}, **more).numerics.output
+    assert (output.view(np.uint16) == recorded[gradient].view(np.uint16)).mean() > 0.996
+    assert np.abs(output.astype(np.float64) - recorded[gradient]).max() < 1e-3
