@@ -21,7 +21,7 @@ from npusim.algorithms.phase import Stacked
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import Repeated, Turned, mask_of
 from npusim.ir.tile import GlobalTensor
-from npusim.units import ceil_div
+from npusim.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -297,7 +297,7 @@ def _in_memory(
     """
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
-    stack, size = Stacked("part", sums * turns, parts), f"{parts.size_bytes / 2**20:,.1f} MiB of float32"
+    stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
     rows, sizes = grid(t.delta, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
     of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}

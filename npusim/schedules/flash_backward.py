@@ -21,7 +21,6 @@ from npusim.config.tiling import Field, Tiling, lightest, part_of
 from npusim.errors import SpecError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
-from npusim.numerics.reference import attention_scores, softmax_weights
 from npusim.schedules.define import schedule
 
 if TYPE_CHECKING:
@@ -104,8 +103,10 @@ def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, ma
 
 def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return a query head's scores in float64, capped, hidden ones -Inf."""
-    k = inputs("k", batch, head // call.group_size)
-    return attention_scores(inputs("q", batch, head), k, call, 0, head)
+    scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
+    scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
+    seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)
+    return np.where(seen, scores, -np.inf)
 
 
 def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
@@ -116,7 +117,8 @@ def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDAr
 def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return O of a query head, (queries, columns of values), in float64."""
     call = problem_of(problem)
-    weights = softmax_weights(_scores(call, inputs, batch, head))
+    scores = _scores(call, inputs, batch, head)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
     made: NDArray[np.float64] = weights @ inputs("v", batch, head // call.group_size) / weights.sum(1, keepdims=True)
     return made
 
@@ -126,7 +128,7 @@ def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, ND
     q, do = (inputs(n, batch, head) for n in ("q", "do"))
     k, v = (inputs(n, batch, head // call.group_size) for n in "kv")
     scores = _scores(call, inputs, batch, head)
-    weights = softmax_weights(scores)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
     weights /= weights.sum(1, keepdims=True)
     slopes = weights * (do @ v.T - (do * (weights @ v)).sum(1, keepdims=True))
     if call.softcap:
