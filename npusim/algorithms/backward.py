@@ -2,7 +2,8 @@
 
 With P = exp(scale Q K^T - LSE) and dS = P (dO V^T - delta), delta = rowsum(dO O), the gradients are dQ = scale dS K,
 dK = scale dS^T Q and dV = P^T dO.  Blocks of queries walk keys for dQ; blocks of keys walk queries for dK and dV, with
-scores that are made transposed.
+scores that are made transposed.  With a soft-cap c of scores s, P has t = c tanh(s / c) in their place, and dS a factor
+1 - (t / c)^2.  Query heads that share keys lie below one another: dK and dV are sums over all of them.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.blocks import attention_cells, grid, query_cells
+from npusim.algorithms.blocks import attention_cells, below_one_another, grid, query_cells, with_columns
 from npusim.algorithms.flash import Accumulate, NamedFormats
-from npusim.algorithms.language import exp, full, tiles, where
+from npusim.algorithms.language import exp, filled, full, tanh, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import Stacked
 from npusim.algorithms.scores import exponent_factor
-from npusim.algorithms.tiling_mask import Turned, mask_of
+from npusim.algorithms.tiling_mask import Repeated, Turned, mask_of
 from npusim.ir.tile import GlobalTensor
-from npusim.units import ceil_div
+from npusim.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.problem import Problem
 
 F32 = "float32"
-#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory, one after the other.
-Method = Literal["apart", "added"]
+#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
+#: additions, or into a sum of each launched block, which works off several blocks of keys in turn; as many are launched
+#: as fill the cores once (FlashAttention-2 without ``deterministic`` and with it: flash_api.cpp, mha_bwd).
+Method = Literal["apart", "added", "deterministic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,38 @@ def row_sums(do: Any, forward: Any, p: BackwardPrecision) -> Any:
     return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32)
 
 
-def weights(s: Any, lse: Any, mask: Any, factor: float, base: float) -> Any:
-    """Return P of a tile of scores: their exponential, without the row's sum; hidden ones are 0."""
-    return exp(where(mask, s * factor - (lse if base == 1 else lse * base), -inf))
+@kernel(results="delta clear", do="row value", forward="row value")
+def row_sums_and_zeros(do: Any, forward: Any, p: BackwardPrecision) -> Any:
+    """Return delta, and the 0 to which parts of dQ are added."""
+    return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32), filled("row key_dim", 0.0, F32)
+
+
+@kernel(results="clear", parts="row key_dim")
+def zeros(parts: Any = None) -> Any:
+    """Return the 0 to which parts are added; nothing is read."""
+    return filled("row key_dim", 0.0, F32)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scale and soft-cap (0: none) of scores, and the factor of what is raised to a power."""
+
+    scale: float
+    cap: float
+    base: float
+
+    def capped(self, s: Any) -> Any:
+        """Return scores in units of the soft-cap, or as they are without one."""
+        return tanh(s * (self.scale / self.cap)) if self.cap else s
+
+    def weights(self, s: Any, lse: Any, mask: Any) -> Any:
+        """Return P of `capped` scores: their exponential, without the row's sum; hidden ones are 0."""
+        factor = (self.cap or self.scale) * self.base
+        return exp(where(mask, s * factor - (lse if self.base == 1 else lse * self.base), -inf))
+
+    def slopes(self, weight: Any, difference: Any, s: Any) -> Any:
+        """Return dS of P, dP - delta and `capped` scores, by scores that are scaled and not capped."""
+        return weight * difference * (1.0 - s * s) if self.cap else weight * difference
 
 
 def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
@@ -85,26 +117,24 @@ def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
     delta="row",
     mask="row key",
 )
-def queries(
-    q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
-) -> Any:
+def queries(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision) -> Any:
     """Return dQ of a block of queries, from tiles of keys."""
     total = full("row key_dim", 0.0, p.scores)
     for kj, vj in tiles(k, v):
-        s, dp = (q @ kj.T).to(p.scores), (do @ vj.T).to(p.scores)
-        ds = (weights(s, lse, mask, scale * base, base) * (dp - delta)).to(p.factor)
+        s, dp = of.capped((q @ kj.T).to(p.scores)), (do @ vj.T).to(p.scores)
+        ds = of.slopes(of.weights(s, lse, mask), dp - delta, s).to(p.factor)
         total = added(total, ds @ kj, p)
-    return (total * scale).to(p.output)
+    return (total * of.scale).to(p.output)
 
 
-def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, scale: float, base: float, p: BackwardPrecision) -> Any:
+def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, of: Scores, p: BackwardPrecision) -> Any:
     """Return the sums dK and dV with a tile's parts, and dS of the tile, keys by queries."""
     (qi, oi, li, di), (dk, dv) = tile, sums
-    s, dp = (k @ qi.T).to(p.scores), (v @ oi.T).to(p.scores)
-    e = weights(s, li, mask, scale * base, base)
+    s, dp = of.capped((k @ qi.T).to(p.scores)), (v @ oi.T).to(p.scores)
+    e = of.weights(s, li, mask)
     weight = e.to(p.factor)
     dv = added(dv, weight @ oi, p)
-    ds = (e * (dp - di)).to(p.factor)
+    ds = of.slopes(e, dp - di, s).to(p.factor)
     return added(dk, ds @ qi, p), dv, ds
 
 
@@ -123,31 +153,40 @@ _OF_KEYS: Mapping[str, Any] = MappingProxyType(
 
 @kernel(results="dk dv", **_OF_KEYS)
 def keys_values(
-    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
+    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
 ) -> Any:
     """Return dK and dV of a block of keys, from tiles of queries."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
     for tile in tiles(q, do, lse, delta):
-        dk, dv = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)[:2]
-    return (dk * scale).to(p.output), dv.to(p.output)
+        dk, dv = _of_tile(k, v, tile, mask, (dk, dv), of, p)[:2]
+    return (dk * of.scale).to(p.output), dv.to(p.output)
 
 
 @kernel(results="part dk dv", **_OF_KEYS)
 def all_parts(
-    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
+    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
 ) -> Any:
     """Return the same, and for each tile of queries the block's part of dQ without its factor."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
     for tile in tiles(q, do, lse, delta):
-        dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)
+        dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), of, p)
         yield (ds.T @ k).to(F32)
-    return (dk * scale).to(p.output), dv.to(p.output)
+    return (dk * of.scale).to(p.output), dv.to(p.output)
 
 
 @kernel(results="dq", parts="row key_dim")
 def scaled(parts: Any, scale: float, p: BackwardPrecision) -> Any:
     """Return dQ of the sum of its parts."""
     return (parts * scale).to(p.output)
+
+
+@kernel(results="total", parts="row column")
+def summed(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+    """Return a gradient of parts in several places, one after the other: of series of blocks, or of query heads."""
+    total = full("row column", 0.0, F32)
+    for part in tiles(parts, axis="place"):
+        total = total + part.to(F32)
+    return (total if scale == 1 else total * scale).to(p.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +207,9 @@ class BackwardTensors:
 
 def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTensors:
     """Return the tensors of a call; the gradient that a run's errors are of is called o."""
-    q = GlobalTensor("q", problem.batch, problem.heads, problem.seq_q, problem.head_dim, problem.dtype, "input")
-    k = replace(q, name="k", rows=problem.seq_kv)
+    group, sizes = problem.group_size, (problem.head_dim, problem.dtype, "input")
+    q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
+    k = replace(q, name="k", rows=problem.seq_kv, packed=1)
     v, do = (replace(x, name=n, cols=problem.value_head_dim) for n, x in (("v", k), ("do", q)))
     lse = replace(q, name="lse", cols=1, fmt=F32)
     like = {"dq": q, "dk": k, "dv": v}
@@ -201,42 +241,89 @@ def backward(
     t: BackwardTensors,
     kind: MaskKind | None,
     method: Method,
+    places: int,
 ) -> list[Phase]:
-    """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory."""
+    """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory.
+
+    ``places``: blocks that a device runs at a time, which decide the number of sums of ``deterministic``.
+    """
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
-    more: dict[str, Any] = {"p": p, "scale": problem.scale, "base": exponent_factor(p.exp_variant)}
-    more |= {"q": t.q, "k": t.k, "v": t.v, "do": t.do}
-    of_rows: dict[str, Any] = {"cells": grid(t.delta, ("row", tile.rows)), "sizes": {**widths, "row": tile.rows}}
-    delta = row_sums.phase("delta", results=[t.delta], do=t.do, forward=t.forward, p=p, **of_rows)
+    of = Scores(problem.scale, problem.softcap or 0.0, exponent_factor(p.exp_variant))
+    more: dict[str, Any] = {"p": p, "of": of, "q": t.q, "k": t.k, "v": t.v, "do": t.do}
     mask = mask_of(problem, (tile.tile_q, tile.tile_kv), kind)
     of_keys: dict[str, Any] = {
         "sizes": {**widths, "row": tile.tile_q, "key": tile.tile_kv},
-        "mask": None if mask is None else Turned(mask),
+        "mask": None if mask is None else Turned(mask, problem.seq_q),
         "lse": _across(t.lse),
         "delta": _across(t.delta),
         **more,
     }
-    if method == "added":
-        count = ceil_div(problem.seq_kv, tile.tile_kv)
-        parts = replace(t.q, name="parts", batch=problem.batch * count, fmt=F32, role="workspace", added=count)
-        cells = query_cells(problem, tile.tile_kv, tile.tile_q, "part")
-        results: list[GlobalTensor | Stacked] = [Stacked("part", count, parts), t.dk, t.dv]
-        total = replace(parts, name="sum", batch=problem.batch, added=0, of=parts)
-        return [
-            delta,
-            all_parts.phase("dkdvdq", cells, results=results, **of_keys),
-            scaled.phase("scaled", results=[t.dq], parts=total, scale=problem.scale, p=p, **of_rows),
-        ]
+    if method != "apart":
+        is_series = method == "deterministic"
+        sums = ceil_div(places, problem.batch * problem.heads) if is_series else 1
+        return list(_in_memory(problem, tile, p, t, of_keys, sums, is_series=is_series))
+    mask = mask_of(problem, (tile.block_q, tile.block_kv), kind)
     of_queries = queries.phase(
         "dq",
-        attention_cells(problem, tile.block_q, tile.block_kv),
+        below_one_another(attention_cells(problem, tile.block_q, tile.block_kv), problem.group_size, problem.seq_q),
         {**widths, "row": tile.block_q, "key": tile.block_kv},
         [t.dq],
-        mask=mask_of(problem, (tile.block_q, tile.block_kv), kind),
+        mask=mask if mask is None or problem.group_size == 1 else Repeated(mask, problem.seq_q),
         lse=t.lse,
         delta=t.delta,
         **more,
     )
     cells = query_cells(problem, tile.tile_kv, tile.tile_q)
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p, "results": [t.delta]}
+    delta = row_sums.phase("delta", grid(t.delta, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
     return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]
+
+
+def _in_memory(
+    problem: Problem,
+    tile: BackwardTile,
+    p: BackwardPrecision,
+    t: BackwardTensors,
+    of_keys: Mapping[str, Any],
+    sums: int,
+    *,
+    is_series: bool,
+) -> Iterator[Phase]:
+    """Yield the kernels of delta, of all three gradients, and those that bring together what several blocks leave.
+
+    Parts are added to 0: the kernel of delta writes it to one sum, one of its own to several.  A block of keys has one
+    query head: dK and dV of each are stored, and added up for a group.
+    """
+    turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
+    parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
+    stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
+    rows, sizes = grid(t.delta, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
+    places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}
+    if is_series:
+        note = f"deterministic: {sums} sums of dQ, {size}; each in the order of keys, then one after the other"
+        yield zeros.phase("clear", tuple(places), sizes, [stack])
+        yield row_sums.phase("delta", rows, sizes, [t.delta], **of_rows)
+    else:
+        note = f"added: one sum of dQ, {size}, in the order of keys; atomic additions have none, and bits of dQ vary"
+        yield row_sums_and_zeros.phase("delta", tuple(places), sizes, [t.delta, stack], **of_rows)
+    results: list[GlobalTensor | Stacked] = [stack, t.dk, t.dv]
+    if group > 1:
+        of_heads = (replace(x, name=f"{n}_heads", role="workspace") for n, x in (("dk", t.dk), ("dv", t.dv)))
+        results[1:] = (Stacked("member", group, replace(x, batch=x.batch * group)) for x in of_heads)
+    cells = query_cells(problem, tile.tile_kv, tile.tile_q, part=stack.axis, sums=sums, is_series=is_series)
+    yield replace(all_parts.phase("dkdvdq", cells, results=results, **of_keys), notes=(note,))
+    total = replace(parts, name="sum", batch=problem.batch * sums, added=0, of=parts)
+    yield _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.rows, p)
+    for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
+        if isinstance(of_members, Stacked):
+            yield _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
+
+
+def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows: int, p: BackwardPrecision) -> Phase:
+    cells, sizes = grid(result, ("row", rows)), {"row": rows, "key_dim": result.cols, "column": result.cols}
+    more: dict[str, Any] = {"sizes": sizes, "results": [result], "scale": scale, "p": p}
+    if parts.count == 1:
+        return scaled.phase(name, cells, parts=parts.tensor, **more)
+    return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)

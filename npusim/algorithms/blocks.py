@@ -6,7 +6,7 @@ import heapq
 import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.phase import TileRun, WorkTile
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
+#: Axis of the grid along which blocks with the same span are one that is launched, in turn in one place.
+SERIES = "series"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,14 @@ def attention_cells(
     )
 
 
+def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) -> tuple[WorkTile, ...]:
+    """Return blocks of query heads as those of KV heads, whose ``group`` query heads of so many rows are one matrix."""
+    if group == 1:
+        return blocks
+    rows = ((b, b.row + b.head % group * queries) for b in blocks)
+    return tuple(replace(b, head=b.head // group, spans=(("row", row, b.rows),)) for b, row in rows)
+
+
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
     """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
@@ -213,17 +223,19 @@ def as_free(
     """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
     Blocks start in the order given, each at the slot that is free first (the first slot of every
-    core before any second one), as a GPU's dispatcher or a work list does it.  How long a block takes is
-    estimated: one unit a tile, and one for its start and end.
+    core before any second one), as a GPU's dispatcher or a work list does it; those of a series (`SERIES`) follow one
+    another there.  How long a block takes is estimated: one unit a tile, and one for its start and end.
     """
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
-    for number, block in enumerate(blocks):
+    for _, series in groupby(enumerate(blocks), key=lambda b: b[1].span(SERIES) or b[0]):
         work, slot, core = free[0]
-        heapq.heapreplace(free, (work + block.tile_count + 1, slot, core))
-        shares[core].append(number)
-        placed.append(block if slot == block.place else block.at(slot))
+        for number, block in series:
+            work += block.tile_count + 1
+            shares[core].append(number)
+            placed.append(block if slot == block.place else block.at(slot))
+        heapq.heapreplace(free, (work, slot, core))
     return tuple(placed), tuple(tuple(share) for share in shares)
 
 
@@ -262,11 +274,15 @@ def kv_runs(
     return tuple(runs)
 
 
-def query_cells(problem: Problem, block_kv: int, block_q: int, part: str = "") -> tuple[WorkTile, ...]:
+def query_cells(
+    problem: Problem, block_kv: int, block_q: int, *, part: str = "", sums: int = 1, is_series: bool = False
+) -> tuple[WorkTile, ...]:
     """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see some of it.
 
-    A tile of which a query does not see all of the block's keys is masked.  ``part``: an axis along which the blocks of
-    a head are numbered.
+    A tile of which a query does not see all of the block's keys is masked.  Query heads that share keys lie below one
+    another: a block walks all of them, or with ``part`` one, its number along ``member``.  ``part``: an axis along
+    which the blocks of a head are numbered, those that add to the same of ``sums`` in turn; ``is_series``: such blocks
+    follow one another in one place.
     """
     seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
     each = [
@@ -280,10 +296,25 @@ def query_cells(problem: Problem, block_kv: int, block_q: int, part: str = "") -
                 only = frozenset[str]() if any(a <= key and key + keys <= b for a, b in common) else MASKED
                 _add(runs, TileRun(row, rows, 1, block_q, only))
         cells.append(((key, keys), tuple(runs)))
-    placed = offset if depends_on_position(problem, seen) else None
-    return tuple(
-        WorkTile(batch, head, (("key", *span), *(((part, number, 1),) if part else ())), runs, placed)
-        for batch in range(problem.batch)
-        for head in range(problem.heads)
-        for number, (span, runs) in enumerate(cells)
-    )
+    group, count = problem.group_size, len(cells)
+    members = [[n] for n in range(group)] if part else [[*range(group)]]
+    walked = [[_of_members(runs, heads, problem.seq_q) for _, runs in cells] for heads in members]
+    placed, turns = offset if depends_on_position(problem, seen) else None, ceil_div(count, sums)
+    blocks = list[WorkTile]()
+    for batch, head, member in product(range(problem.batch), range(problem.kv_heads), range(len(members))):
+        series = ((batch * problem.kv_heads + head) * len(members) + member) * sums
+        for n in (n for first in range(min(sums, count)) for n in range(first, count, sums)):
+            axes = [(part, n % sums * turns + n // sums, 1)] if part else []
+            axes += [("member", member, 1)] if part and group > 1 else []
+            axes += [(SERIES, series + n % sums, 1)] if is_series else []
+            blocks.append(WorkTile(batch, head, (("key", *cells[n][0]), *axes), walked[member][n], placed))
+    return tuple(blocks)
+
+
+def _of_members(runs: tuple[TileRun, ...], members: Sequence[int], rows: int) -> tuple[TileRun, ...]:
+    """Return the tiles of heads of ``rows`` rows below one another that have the same each."""
+    listed = list[TileRun]()
+    for member in members:
+        for run in runs:
+            _add(listed, replace(run, col=run.col + member * rows))
+    return tuple(listed)

@@ -447,6 +447,11 @@ def full(axes: str, start: float, fmt: str) -> Value:
     return state
 
 
+def filled(axes: str, number: float, fmt: str) -> Value:
+    """Return a tile whose elements are a number, which rows write without reading anything."""
+    return _rows(Opcode.FILL, tuple(axes.split()), _checked(fmt), (number,))
+
+
 def initial(operand: Value) -> Value:
     """Return a state that starts as an operand: what a loop binds its variable to is its next value."""
     trace = TRACE.get()

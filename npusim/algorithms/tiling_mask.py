@@ -213,11 +213,40 @@ class SeenMask(ByIndices):
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """A mask of tiles whose rows are keys and whose columns are queries: another's, transposed."""
+class Repeated:
+    """Another mask, of ``each`` queries, for heads below one another: a tile lies within one of them."""
 
     mask: Mask
-    shows_key_0 = False  #: of queries, which are its columns
+    each: int
+    shows_key_0 = False  #: whether every query sees key 0: not looked at
+
+    def tensor(self) -> GlobalTensor:
+        """Return the other's tensor."""
+        return self.mask.tensor()
+
+    def values(self) -> Any:
+        """Return the other's values."""
+        return self.mask.values()
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part of a tile at (row, col)."""
+        return self.mask.cut(varying(lambda r: r % self.each, row), rows, col, cols, offset)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is cut from a matrix in memory."""
+        return bool(getattr(self.mask, "is_loaded", True))
+
+    @property
+    def index_work(self) -> tuple[int, int]:
+        """Comparisons of indices that say whether a key is seen, and numbers that are read for that."""
+        work: tuple[int, int] = getattr(self.mask, "index_work", (0, 0))
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class Turned(Repeated):
+    """A mask of tiles whose rows are keys and whose columns are queries: another's, transposed, of the same heads."""
 
     def tensor(self) -> GlobalTensor:
         """Return the other's tensor, transposed, under a name of its own."""
@@ -233,19 +262,8 @@ class Turned:
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the mask of keys from ``row`` on and queries from ``col`` on."""
-        of = self.mask.cut(col, cols, row, rows, offset)
+        of = Repeated.cut(self, col, cols, row, rows, offset)
         return self.tensor().tile(0, 0, of.col, rows, of.row, cols)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it is cut from a matrix in memory."""
-        return bool(getattr(self.mask, "is_loaded", True))
-
-    @property
-    def index_work(self) -> tuple[int, int]:
-        """Comparisons of indices that say whether a key is seen, and numbers that are read for that."""
-        work: tuple[int, int] = getattr(self.mask, "index_work", (0, 0))
-        return work
 
 
 def mask_of(

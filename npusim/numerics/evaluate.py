@@ -61,7 +61,7 @@ class KernelOutput:
             for n, t in program.tensors.items()
             if t.role in ("input", "constant") and n not in program.constants and not t.of
         )
-        return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
+        return cls(o.batch, o.heads * o.packed, o.rows // o.packed, o.cols, tuple(inputs))
 
     @property
     def output_cols(self) -> int:

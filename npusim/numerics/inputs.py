@@ -240,20 +240,20 @@ def kernel_source(
     by_name = {t.name: t for t in inputs}
 
     def stored(t: GlobalTensor, batch: int, head: int) -> Array:
-        rows, fmt = ceil_div(t.rows, t.shared_rows), formats.get_format(t.fmt)
+        rows, fmt = ceil_div(t.rows // t.packed, t.shared_rows), formats.get_format(t.fmt)
         if t.name in follows and t.name not in (given or ()):
             return formats.cast(follows[t.name](wide, batch, head), t.fmt)
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
             return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
-        size = t.batch * t.heads * rows * t.cols
+        size = t.batch * t.heads * t.packed * rows * t.cols
         array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
         if t.view is not None and array.size:
             array = t.view.array(array)
         if array.size != size or array.dtype != fmt.dtype:
             listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
             raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
-        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
+        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads * t.packed, rows, t.cols)[batch, head]
         return matrix
 
     def wide(name: str, batch: int, head: int) -> Array:
@@ -262,7 +262,7 @@ def kernel_source(
     @cache
     def source(name: str, batch: int, head: int) -> Array:
         t = by_name[name]
-        values = np.broadcast_to(stored(t, batch, head), (t.rows, t.cols))
+        values = np.broadcast_to(stored(t, batch, head), (t.rows // t.packed, t.cols))
         return np.ascontiguousarray(values.T) if t.is_transposed else values
 
     return source

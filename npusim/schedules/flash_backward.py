@@ -1,8 +1,9 @@
 """FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
 
-Sizes are those of ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``; missing ones are `SIZES`.  O and
-LSE of the forward pass are inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are
-against the gradient of softmax in float64.
+Sizes are those of ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
+``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are
+inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are against the gradient of
+softmax in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from npusim.errors import SpecError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
-from npusim.schedules.retention import sizes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 #: Sizes that a problem leaves out: a layer of 2048 channels, and tokens whose bits take a few seconds.
-SIZES: Mapping[str, int] = MappingProxyType(
+SIZES: Mapping[str, float] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
+    | {"kv_heads": 0, "window": 0, "softcap": 0.0}
 )
 #: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
 SLICE = 4096
@@ -76,21 +77,16 @@ class GpuBackwardFields(GroupFields, BackwardFields):
 
 def problem_of(problem: KernelProblem) -> Problem:
     """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
-    batch, heads, tokens, key, value, causal = sizes_of(problem, SIZES)
-    for name, size in (("key", key), ("value", value)):
-        if size % FRACTAL:
+    sizes = {**SIZES, **problem.sizes}
+    for name in ("key", "value"):
+        if sizes[name] % FRACTAL:
             raise SpecError(
-                f"problem: flash_backward {name}={size} is no multiple of {FRACTAL}; tensors are not padded"
+                f"problem: flash_backward {name}={sizes[name]} is no multiple of {FRACTAL}; tensors are not padded"
             )
-    return Problem(
-        batch=batch,
-        heads=heads,
-        seq_q=tokens,
-        head_dim=key,
-        value_head_dim=value,
-        causal=bool(causal),
-        dtype=problem.dtype,
-    )
+    known: dict[str, Any] = {name: sizes[name] for name in ("batch", "heads")}
+    known |= {name: size for name in ("kv_heads", "window", "softcap") if (size := sizes[name])}
+    known |= {"seq_q": sizes["tokens"], "head_dim": sizes["key"], "value_head_dim": sizes["value"]}
+    return Problem(**known, causal=bool(sizes["causal"]), dtype=problem.dtype)
 
 
 def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Any) -> Phases:
@@ -99,45 +95,53 @@ def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, ma
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
     tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
-    first, *rest = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method)
-    return [first, *(replace(phase, slice_elements=SLICE) for phase in rest)]
+    kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
+    whole = ("clear", "delta") if tiling.method != "added" else ()  # what also writes 0 has a tile more in UB
+    return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
 
 def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return a head's scores in float64, hidden ones -Inf."""
-    scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head).T
+    """Return a query head's scores in float64, capped, hidden ones -Inf."""
+    scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
+    scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
     seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)
     return np.where(seen, scores, -np.inf)
 
 
 def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return LSE of a head, (queries, 1), in float64."""
+    """Return LSE of a query head, (queries, 1), in float64."""
     return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1, keepdims=True)
 
 
 def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return O of a head, (queries, columns of values), in float64."""
-    scores = _scores(problem_of(problem), inputs, batch, head)
+    """Return O of a query head, (queries, columns of values), in float64."""
+    call = problem_of(problem)
+    scores = _scores(call, inputs, batch, head)
     weights = np.exp(scores - scores.max(1, keepdims=True))
-    made: NDArray[np.float64] = weights @ inputs("v", batch, head) / weights.sum(1, keepdims=True)
+    made: NDArray[np.float64] = weights @ inputs("v", batch, head // call.group_size) / weights.sum(1, keepdims=True)
     return made
 
 
 def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
-    """Return dQ, dK and dV of a head, those of softmax(scale Q K^T) V with dO, in float64."""
-    q, k, v, do = (inputs(n, batch, head) for n in ("q", "k", "v", "do"))
+    """Return dQ of a query head and its parts of dK and dV, in float64: of softmax of its scores times V, with dO."""
+    q, do = (inputs(n, batch, head) for n in ("q", "do"))
+    k, v = (inputs(n, batch, head // call.group_size) for n in "kv")
     scores = _scores(call, inputs, batch, head)
     weights = np.exp(scores - scores.max(1, keepdims=True))
     weights /= weights.sum(1, keepdims=True)
     slopes = weights * (do @ v.T - (do * (weights @ v)).sum(1, keepdims=True))
+    if call.softcap:
+        slopes *= 1 - np.where(weights > 0, scores / call.softcap, 0) ** 2
     return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
 
 
 def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> NDArray[np.float64]:
-    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64."""
+    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
     call = problem_of(problem)
-    heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(output.heads)] for b in range(output.batch)]
-    return np.array(heads)
+    heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
+    each = np.array(heads)
+    whole: NDArray[np.float64] = each.reshape(output.batch, output.heads, -1, *each.shape[2:]).sum(2)
+    return whole
 
 
 def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
@@ -79,9 +80,9 @@ class Schedule:
     family of an installed package; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
     differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
     batch, head)`` that compute inputs of plain tensors from the others, if a call does not give them.
-    ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1), if a
-    launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may grow without
-    another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
+    ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
+    0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
+    grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Schedule:
     takes_unseen: bool = False
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)
@@ -211,7 +212,8 @@ class Schedule:
         if not isinstance(problem, self.problem):
             wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
             if self.sizes:
-                wanted = f"sizes by name: --problem {','.join(f'{n}={size:d}' for n, size in self.sizes.items())}"
+                stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
+                wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
             raise SpecError(f"schedule {self.name} needs {wanted}")
         if self.sizes and isinstance(problem, KernelProblem):
             self._check_sizes(problem.sizes)
@@ -227,8 +229,11 @@ class Schedule:
         for n, size in sizes.items():
             usual = self.sizes.get(n)
             fits = size in (0, 1) if isinstance(usual, bool) else size >= 1
-            if usual is None or not isinstance(size, int) or not fits:
-                known = ", ".join(f"{m} (0 or 1)" if isinstance(x, bool) else m for m, x in self.sizes.items())
+            if isinstance(usual, float):
+                fits = 0 < size < inf
+            if usual is None or not isinstance(size, int | type(usual)) or not fits:
+                kinds = {bool: " (0 or 1)", float: " (any positive number)"}
+                known = ", ".join(f"{m}{kinds.get(type(x), '')}" for m, x in self.sizes.items())
                 raise SpecError(f"problem: {self.name} has no size {n}={size}; whole numbers from 1 on for {known}")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:

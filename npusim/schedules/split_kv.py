@@ -12,7 +12,14 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from npusim.algorithms.blocks import attention_cells, attention_tensors, depends_on_position, kv_runs, of_sequences
+from npusim.algorithms.blocks import (
+    attention_cells,
+    attention_tensors,
+    below_one_another,
+    depends_on_position,
+    kv_runs,
+    of_sequences,
+)
 from npusim.algorithms.flash import attention_phase, flash
 from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.split import (
@@ -123,8 +130,7 @@ def _packed_blocks(p: Problem, sizes: tuple[int, int], *, is_placed: bool) -> tu
     """Return the blocks of sequences of one length; where a masked one holds but one head, of each head's rows."""
     (height, keys), group = sizes, p.group_size
     if _has_whole_heads(p) and height < 2 * p.seq_q:
-        rows = ((b, b.row + b.head % group * p.seq_q) for b in attention_cells(p, *sizes, is_placed=is_placed))
-        return tuple(replace(b, head=b.head // group, spans=(("row", row, b.rows),)) for b, row in rows)
+        return below_one_another(attention_cells(p, *sizes, is_placed=is_placed), group, p.seq_q)
     runs = kv_runs(p.seen, p.causal_offset, p.seq_q, p.seq_kv, keys)
     below = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * group})
     height = height // p.seq_q * p.seq_q if _has_whole_heads(p) else height

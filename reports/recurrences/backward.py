@@ -16,25 +16,79 @@ if TYPE_CHECKING:
 __all__ = ["on_h100"]
 
 HERE = Path(__file__).resolve().parent
-#: Phases of a run by the kernels that were measured.
+#: Phases of a run by the kernels that were measured; torch clears and sums with kernels of its own.
 FA2 = {"dot_do_o": "delta", "dq_dk_dv": "dkdvdq", "convert_dq": "scaled"}
+TORCH = {"fill": "clear", "sum_dk": "sum_dk", "sum_dv": "sum_dv"}
+#: Queries and keys of a tile by head size.  source: flash_bwd_launch_template.h
+TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128), 256: (64, 64)}
 #: Spilled registers from which what ptxas does is no account of registers any more.
 MANY_SPILLS = 100
 
 
 def on_h100() -> Section:
     """Return tables and figures of both."""
-    with (HERE / "backward.csv").open(encoding="utf-8", newline="") as read:
-        rows = list(csv.DictReader(read))
+    rows = _rows("backward.csv")
     library, figures = _library([r for r in rows if r["kernel"].startswith("fa2")])
     compiled, more = _compiled([r for r in rows if r["kernel"].startswith("triton") and r["causal"] == "0"])
     return {**library, **compiled}, {"fa2_backward": figures, "triton_backward": more}
 
 
+def _rows(file: str) -> list[dict[str, str]]:
+    with (HERE / file).open(encoding="utf-8", newline="") as read:
+        return list(csv.DictReader(read))
+
+
+def of_both_methods() -> Section:
+    """Return FlashAttention-2's backward pass as torch calls it, with atomic additions and deterministic."""
+    figures: list[dict[str, Any]] = []
+    # A window with both sides is none of `flash_backward`'s, whose windows end with a query's own key.
+    for row in (r for r in _rows("deterministic.csv") if not r["window"] or r["window"].endswith("/0")):
+        measured = {phase: float(row[n]) for n, phase in {**FA2, **TORCH}.items() if row[n]}
+        sizes = {n: int(row[n]) for n in ("batch", "heads", "kv_heads", "tokens", "causal")}
+        sizes |= {"window": int(row["window"].partition("/")[0]) + 1} if row["window"] else {}
+        method = "deterministic" if row["deterministic"] == "1" else "added"
+        found = _called(sizes, int(row["width"]), method)
+        total = sum(found.values()), sum(measured.values())
+        known: dict[str, Any] = {"off": found["dkdvdq"] / measured["dkdvdq"] - 1, "us": total[0], "measured": total[1]}
+        figures.append({**sizes, "width": int(row["width"]), "method": method, **known})
+    lines = [_of_group(name, [f for f in figures if _group(f) == name]) for name in dict.fromkeys(map(_group, figures))]
+    heads = ["calls", "count", "kernel, added", "kernel, deterministic", "price measured", "price predicted"]
+    calls = [abs(f["us"] / f["measured"] - 1) for f in figures]
+    known = {"both_count": len(figures), "both_median": percent(median(abs(f["off"]) for f in figures))}
+    return {**known, "both": table(heads, lines), "both_calls": percent(median(calls))}, {"fa2_both": figures}
+
+
+def _group(f: dict[str, Any]) -> str:
+    if "window" in f:
+        return "windows"
+    if f["kv_heads"] < f["heads"]:
+        return "grouped heads"
+    return "other lengths" if f["tokens"] % max(TILES[64]) else "whole tiles"
+
+
+def _of_group(name: str, listed: list[dict[str, Any]]) -> list[str]:
+    """Return a line: how far the kernels are off, and a deterministic call over the same with atomic additions."""
+    of = {method: [f for f in listed if f["method"] == method] for method in ("added", "deterministic")}
+    ranges = [f"{percent(min(x))} to {percent(max(x))}" for x in ([f["off"] for f in of[m]] for m in of)]
+    pairs = list(zip(of["added"], of["deterministic"], strict=True))
+    prices = [sorted(b[n] / a[n] for a, b in pairs) for n in ("measured", "us")]
+    return [name, str(len(listed)), *ranges, *(f"{x[0]:.2f} to {x[-1]:.2f}" for x in prices)]
+
+
 def _times(shape: str, causal: str, fields: dict[str, Any]) -> dict[str, float]:
     """Return microseconds of each kernel of a call, batch x heads x tokens x width."""
     batch, heads, tokens, width = map(int, shape.split("x"))
-    sizes = {"batch": batch, "heads": heads, "tokens": tokens, "key": width, "value": width, "causal": int(causal)}
+    return _simulated({"batch": batch, "heads": heads, "tokens": tokens, "causal": int(causal)}, width, fields)
+
+
+def _called(sizes: dict[str, int], width: int, method: str) -> dict[str, float]:
+    tile_q, tile_kv = TILES[width]
+    fields = {"method": method, "tile_q": tile_q, "tile_kv": tile_kv, "warps": 8, "stages": None}
+    return _simulated(sizes, width, fields)
+
+
+def _simulated(of: dict[str, int], width: int, fields: dict[str, Any]) -> dict[str, float]:
+    sizes = {**of, "key": width, "value": width}
     run = npusim.run("flash_backward", hw="h100", problem=sizes, tiling=fields, numerics=False)  # type: ignore[arg-type]
     assert run.timing is not None
     assert run.timing.account is not None

@@ -54,7 +54,11 @@ class Choice(NamedTuple):
 
 def write(folder: Path) -> list[Path]:
     """Write ``recurrences.md`` and its data to ``folder``."""
-    return save_page(folder, "recurrences", gather("recurrences", [_on_h100(), _on_910b2(), backward.on_h100()]))
+    return save_page(
+        folder,
+        "recurrences",
+        gather("recurrences", [_on_h100(), _on_910b2(), backward.on_h100(), backward.of_both_methods()]),
+    )
 
 
 def _rows(file: str) -> list[dict[str, str]]:

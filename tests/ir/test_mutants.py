@@ -55,7 +55,11 @@ SMALL = {
 }
 #: Further programs of a schedule: sizes and fields.
 MORE: dict[str, tuple[tuple[dict[str, int], dict[str, object]], ...]] = {
-    "flash_backward": (({"causal": 1}, {"block_q": 128}), ({"causal": 1}, {"method": "added"}))
+    "flash_backward": (
+        ({"causal": 1}, {"block_q": 128}),
+        ({"causal": 1}, {"method": "added"}),
+        ({"causal": 1, "kv_heads": 1}, {"method": "deterministic"}),
+    )
 }
 #: Where the lanes of its warps need more rows, or shared memory has room for fewer blocks.
 OWN = {"h200": {"block_q": 64}, "v100": {"block_q": 256, "warps": 8, "residents": 2, "tile_kv": 128}}

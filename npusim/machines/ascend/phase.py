@@ -17,7 +17,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import as_free
+from npusim.algorithms.blocks import SERIES, as_free
 from npusim.algorithms.flow import summed
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.ir.content import Itself, kept_by_blocks
@@ -91,7 +91,7 @@ class AscendPhase:
         blocks: Sequence[WorkTile] = self.phase.cells
         shares = tuple[tuple[int, ...], ...]()
         count, more = self.group.device.group_count.value, dict[str, Any]()
-        if self.tiling.is_work_list:
+        if self.tiling.is_work_list or blocks[0].span(SERIES):
             blocks, shares = as_free(blocks, count)
         if self.parts.is_continuous:
             blocks, more = overlapping(blocks, shares or count, self.parts.lag)
