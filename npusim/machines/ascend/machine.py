@@ -32,7 +32,7 @@ from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
 from npusim.machines.published import cann, find_kernel
 from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
-from npusim.machines.published.kernel import AscendKernel
+from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel
 from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
@@ -192,12 +192,16 @@ class AscendMachine(Machine):
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
         t = attention_fields(tiling)
+        chunks = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None))
+        has_products = any(s.is_product for s in phase.stages)
+        own = chunks.of_phase(phase.name) if chunks is not None and has_products else {}
         if not _is_attention(phase):
             if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
                 return gemm_tiling(phase, tiling, self.group), ""
             elements = phase.slice_elements or SLICE_ELEMENTS
             buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
-            return AscendTiling(elements=elements, buffers=buffers, code=self._code(t, phase)), ""
+            made = {"elements": elements, "buffers": buffers, "code": self._code(t, phase)}
+            return AscendTiling(**{**made, **own}), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
@@ -219,7 +223,7 @@ class AscendMachine(Machine):
                 "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else "",
             )
         if (kernel := kernel_of(t)) is None:
-            return fields, ""
+            return replace(fields, **own), ""
         return replace(
             fields,
             barriers=t.barriers or kernel.barriers,

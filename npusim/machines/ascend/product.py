@@ -90,7 +90,10 @@ class CubeProduct:
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
             self.plan = replace(self.plan, left_depth=PING_PONG)
+        if tiling.one_slot:
+            self.plan = replace(self.plan, left_depth=1, right_depth=1)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
+        self.until_left = tiling.until_left
         self.how = frame.product_attributes(stage, group.arithmetic)
         if made := [n for n in row.srcs if frame.places[n] == "down"]:
             group.refuse_route(
@@ -236,6 +239,10 @@ class CubeProduct:
             yield from body(*pieces[-1], starts=False, ends=True)
         if not self.stays:
             yield from self._drains(block, tile, corner, corners)
+        made = [n for n in (self.left, self.right) if self.frame.places[n] == "up" and self.until_left]
+        if made and corner.is_last:
+            shapes = ((self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)) for n in made)
+            yield pass_on(f"{self.name}.give", FIXP, *(self.cross[n][0].front(*x) for n, x in zip(made, shapes, strict=True)))
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
         """Return how deep the product's sum is, and its corners in order."""
