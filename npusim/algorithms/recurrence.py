@@ -61,7 +61,11 @@ class StatePrecision(NamedFormats):
 
     def left(self, product: Any, fmt: str = F32) -> Any:
         """Return a product in ``fmt``, as rows read it where it was left."""
-        return product.to(fmt if self.product == F32 else self.product).to(fmt)
+        return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
+
+    def wide(self, left: Any, fmt: str = F32) -> Any:
+        """Return in ``fmt`` what a product has left."""
+        return left if self.product == fmt else left.to(fmt)
 
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
@@ -99,8 +103,7 @@ def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecis
     """Return a chunk's results: of its own keys, weighted by their decay, and of the state before it."""
     a = (p.left(q @ k.T) * decay).to(p.factor)
     inter = (q @ h).to(p.product)
-    o, inter = p.left(a @ v), inter.to(F32)
-    return (o + (inter if out is None else inter * out)).to(p.output)
+    return (p.left(a @ v) + (p.wide(inter) if out is None else p.wide(inter) * out)).to(p.output)
 
 
 # ---------------------------------------------------------------- decays of a head and a token
@@ -151,9 +154,7 @@ def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: Sta
 
 
 @_of_a_chunk
-def kkt(
-    ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision, as_pto: bool = False
-) -> Any:
+def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision, as_pto: bool = False) -> Any:
     """Return A of a chunk, for a kernel of its own to invert I + A; ``as_pto``: beta by its logarithm, beside g."""
     if as_pto:
         return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
@@ -175,9 +176,7 @@ def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
 
 
 @kernel(results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row")
-def delta_states(
-    k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision, as_pto: bool = False
-) -> Any:
+def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision, as_pto: bool = False) -> Any:
     """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
 
     ``end``: g of a chunk's last token; ``first``: S before the first chunk; ``as_pto``: K has the decays, computed
@@ -186,12 +185,11 @@ def delta_states(
     s = initial(first)
     for kj, wj, uj, gj, ej in tiles(k, w, u, g, end):
         h, kept = s.to(p.factor), s.to(p.factor)
-        if as_pto:
-            kj = (kj.to(F32) * exp(ej - gj)).to(p.factor)
+        keys = (kj.to(F32) * exp(ej - gj)).to(p.factor) if as_pto else kj
         x = uj.to(F32) - p.left(wj @ h)
         yield kept, x.to(p.factor)
         fed = (x if as_pto else x * exp(ej - gj)).to(p.factor)
-        s = s * exp(ej) + p.left(kj.T @ fed, p.state)
+        s = s * exp(ej) + p.left(keys.T @ fed, p.state)
     return s
 
 
@@ -253,7 +251,7 @@ def gated_outputs(
     else:
         weights = (p.left(q @ k.T) * exp(below + (g - gt))).to(p.factor)
         inter = (q @ h).to(p.product)
-        o = p.left(weights @ v) + inter.to(F32) * exp(g)
+        o = p.left(weights @ v) + p.wide(inter) * exp(g)
     return (o if skip is None else o + x.to(F32) * skip).to(p.output)
 
 

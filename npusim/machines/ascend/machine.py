@@ -71,6 +71,11 @@ def kernel_of(named: Any) -> AscendKernel | None:
     return find_kernel(AscendKernel, getattr(named, "kernel", None))
 
 
+def chunks_of(tiling: Any) -> AscendChunkKernel | None:
+    """Return the published kernel of a recurrence that a tiling names, if any."""
+    return find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None))
+
+
 def attention_fields(tiling: Any) -> KernelFields:
     """Return what a tiling says of attention, with defaults where it has no such field."""
     if isinstance(tiling, KernelFields):
@@ -99,7 +104,9 @@ class AscendMachine(Machine):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
                 raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
-        if "kernel" not in type(tiling).model_fields:
+        if (chunks := chunks_of(tiling)) is not None:
+            return tiling, (f"kernel={tiling.kernel}: {chunks.whose}",)
+        if "kernel" not in type(tiling).model_fields or not issubclass(type(tiling), VectorFields):
             return tiling, ()
         if has_registers(self.device):
             return self._on_registers(tiling)
@@ -192,7 +199,7 @@ class AscendMachine(Machine):
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
         t = attention_fields(tiling)
-        chunks = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None))
+        chunks = chunks_of(tiling)
         has_products = any(s.is_product for s in phase.stages)
         own = chunks.of_phase(phase.name) if chunks is not None and has_products else {}
         if not _is_attention(phase):

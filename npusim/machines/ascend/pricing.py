@@ -280,14 +280,15 @@ class _Run:
         self.last = name
 
     def expand(self, step: Step) -> None:
-        """Add the copies that make a whole tile of each operand with one row or one column, one a row of the tile."""
+        """Add the copies that make a whole tile of an operand with one row or one column: one a row of the tile."""
+        slope, interval = self.spec.op("copy").slope_cycles_per_repeat, self.spec.row_interval_cycles
         for s in step.srcs:
             if not isinstance(s, float) and (s.rows < step.dst.rows or s.cols < step.dst.cols):
                 self.end()
-                count = repeats(step.dst, self.spec)
-                self.add(Step(Opcode.COPY, step.dst, (step.dst,)), "copy", count, ("slope_cycles_per_repeat", self.spec.op("copy").slope_cycles_per_repeat), joins=True)
-                if self.spec.row_interval_cycles is not None:
-                    self._book("row_interval_cycles", self.spec.row_interval_cycles.value * step.dst.rows, is_op=False)
+                copied = Step(Opcode.COPY, step.dst, (step.dst,))
+                self.add(copied, "copy", repeats(step.dst, self.spec), ("slope_cycles_per_repeat", slope), joins=True)
+                if interval is not None:
+                    self._book("row_interval_cycles", interval.value * step.dst.rows, is_op=False)
                 self.end()
 
     def _waits(self, reads: Sequence[object], count: int, *, is_pass: bool) -> bool:

@@ -239,10 +239,14 @@ class CubeProduct:
             yield from body(*pieces[-1], starts=False, ends=True)
         if not self.stays:
             yield from self._drains(block, tile, corner, corners)
-        made = [n for n in (self.left, self.right) if self.frame.places[n] == "up" and self.until_left]
-        if made and corner.is_last:
-            shapes = ((self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)) for n in made)
-            yield pass_on(f"{self.name}.give", FIXP, *(self.cross[n][0].front(*x) for n, x in zip(made, shapes, strict=True)))
+        if self.until_left and corner.is_last:
+            made = [n for n in (self.left, self.right) if self.frame.places[n] == "up"]
+            fronts = (self.cross[n][0].front(*self._handed(n, block, tile)) for n in made)
+            yield pass_on(f"{self.name}.give", FIXP, *fronts)
+
+    def _handed(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:
+        """Return what a slot that rows fill is asked for: rows of the tile, its width and format."""
+        return self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
         """Return how deep the product's sum is, and its corners in order."""
@@ -371,8 +375,7 @@ class CubeProduct:
         if not (self.takes_turns and self.lifted and held[0]):
             return op
         waited = self.lifted[0]
-        shape = frame.shape(waited, block, tile)[0], frame.width(waited), frame.fmt(waited)
-        return replace(op, handshake=(self.cross[waited][0].front(*shape),))
+        return replace(op, handshake=(self.cross[waited][0].front(*self._handed(waited, block, tile)),))
 
     def _operand(self, n: str, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
         """Return the part of an operand in L1 that one product reads."""
