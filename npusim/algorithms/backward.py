@@ -171,16 +171,11 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
     q = GlobalTensor("q", problem.batch, problem.heads, problem.seq_q, problem.head_dim, problem.dtype, "input")
     k = replace(q, name="k", rows=problem.seq_kv)
     v, do = (replace(x, name=n, cols=problem.value_head_dim) for n, x in (("v", k), ("do", q)))
-    lse = replace(q, name="lse", cols=1, fmt=F32)
+    lse = replace(q, name="lse", rows=1, cols=problem.seq_q, fmt=F32)  # read as a column and as a row
     like = {"dq": q, "dk": k, "dv": v}
     gradients = {n: replace(x, name="o" if n == judged else n, fmt=output, role="output") for n, x in like.items()}
     forward, delta = replace(do, name="forward"), replace(lse, name="delta", role="workspace")
     return BackwardTensors(q, k, v, do, forward, lse, delta, **gradients)
-
-
-def _across(vector: GlobalTensor) -> GlobalTensor:
-    """Return a vector of rows as the one row that tiles across it read."""
-    return replace(vector, name=f"{vector.name}^T", rows=1, cols=vector.rows, of=vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +201,14 @@ def backward(
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
     more: dict[str, Any] = {"p": p, "scale": problem.scale, "base": exponent_factor(p.exp_variant)}
     more |= {"q": t.q, "k": t.k, "v": t.v, "do": t.do}
-    of_rows: dict[str, Any] = {"cells": grid(t.delta, ("row", tile.rows)), "sizes": {**widths, "row": tile.rows}}
+    of_rows: dict[str, Any] = {"cells": grid(t.do, ("row", tile.rows)), "sizes": {**widths, "row": tile.rows}}
     delta = row_sums.phase("delta", results=[t.delta], do=t.do, forward=t.forward, p=p, **of_rows)
     mask = mask_of(problem, (tile.tile_q, tile.tile_kv), kind)
     of_keys: dict[str, Any] = {
         "sizes": {**widths, "row": tile.tile_q, "key": tile.tile_kv},
         "mask": None if mask is None else Turned(mask),
-        "lse": _across(t.lse),
-        "delta": _across(t.delta),
+        "lse": t.lse,
+        "delta": t.delta,
         **more,
     }
     if method == "added":

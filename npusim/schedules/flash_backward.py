@@ -111,8 +111,8 @@ def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.flo
 
 
 def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return LSE of a head, (queries, 1), in float64."""
-    return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1, keepdims=True)
+    """Return LSE of a head, (1, queries), in float64."""
+    return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1)[None]
 
 
 def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
