@@ -63,9 +63,9 @@ class StatePrecision(NamedFormats):
         """Return a product in ``fmt``, as rows read it where it was left."""
         return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
 
-    def wide(self, left: Any, fmt: str = F32) -> Any:
+    def wide(self, product: Any, fmt: str = F32) -> Any:
         """Return in ``fmt`` what a product has left."""
-        return left if self.product == fmt else left.to(fmt)
+        return product if self.product == fmt else product.to(fmt)
 
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")

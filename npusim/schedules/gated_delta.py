@@ -22,7 +22,7 @@ from npusim.algorithms.recurrence import F32, Chunks, StatePrecision
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import Field, one_of, power_of_two
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.published import kernels
+from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendChunkKernel
 from npusim.schedules import retention
 from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
@@ -105,7 +105,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     a = one("a", role="input")
     phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], drawn, a=a))
     blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
-    as_pto = getattr(tiling, "kernel", None) is not None
+    as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
         known = {n: f for n, f in drawn.items() if n in bound}

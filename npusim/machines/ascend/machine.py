@@ -32,7 +32,7 @@ from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
 from npusim.machines.published import cann, find_kernel
 from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
-from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel
+from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel, PublishedKernel
 from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
@@ -73,7 +73,8 @@ def kernel_of(named: Any) -> AscendKernel | None:
 
 def chunks_of(tiling: Any) -> AscendChunkKernel | None:
     """Return the published kernel of a recurrence that a tiling names, if any."""
-    return find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None))
+    found = find_kernel(PublishedKernel, getattr(tiling, "kernel", None))
+    return found if isinstance(found, AscendChunkKernel) else None
 
 
 def attention_fields(tiling: Any) -> KernelFields:
@@ -105,6 +106,11 @@ class AscendMachine(Machine):
             if tiling.pipeline == "core" and tiling.order != "rolling":
                 raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
         if (chunks := chunks_of(tiling)) is not None:
+            if has_registers(self.device):
+                raise TilingError(
+                    f"kernel={tiling.kernel}: it is of vector units that work from UB to UB, such as ascend_910b2's; "
+                    f"those of {self.device.name} work on registers"
+                )
             return tiling, (f"kernel={tiling.kernel}: {chunks.whose}",)
         if "kernel" not in type(tiling).model_fields or not issubclass(type(tiling), VectorFields):
             return tiling, ()

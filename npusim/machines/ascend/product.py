@@ -60,6 +60,13 @@ class DepthPiece:
         return min(load, self.length - start), self.at - start
 
 
+def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling) -> ProductPlan:
+    plan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
+    if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
+        plan = replace(plan, left_depth=PING_PONG)
+    return replace(plan, left_depth=1, right_depth=1) if tiling.one_slot else plan
+
+
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
@@ -87,11 +94,7 @@ class CubeProduct:
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
         #: Of what rows make, whether it is the first and the last product that reads it.
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
-        self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
-        if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
-            self.plan = replace(self.plan, left_depth=PING_PONG)
-        if tiling.one_slot:
-            self.plan = replace(self.plan, left_depth=1, right_depth=1)
+        self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
         self.until_left = tiling.until_left
         self.how = frame.product_attributes(stage, group.arithmetic)

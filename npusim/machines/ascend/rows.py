@@ -468,7 +468,7 @@ class VectorShare:
             elif root in self.carried:
                 whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
-                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)))
+                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)), 0, frame.cols(root, block, tile))
             elif root in self.lasting:
                 bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:
