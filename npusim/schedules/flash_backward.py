@@ -112,7 +112,8 @@ def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.flo
 
 def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return LSE of a head, (1, queries), in float64."""
-    return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1)[None]
+    made: NDArray[np.float64] = np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1)[None]
+    return made
 
 
 def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
