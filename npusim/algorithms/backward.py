@@ -211,16 +211,11 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
     q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
     k = replace(q, name="k", rows=problem.seq_kv, packed=1)
     v, do = (replace(x, name=n, cols=problem.value_head_dim) for n, x in (("v", k), ("do", q)))
-    lse = replace(q, name="lse", cols=1, fmt=F32)
+    lse = replace(q, name="lse", rows=1, cols=q.rows, fmt=F32, packed=1)  # read as a column and as a row
     like = {"dq": q, "dk": k, "dv": v}
     gradients = {n: replace(x, name="o" if n == judged else n, fmt=output, role="output") for n, x in like.items()}
     forward, delta = replace(do, name="forward"), replace(lse, name="delta", role="workspace")
     return BackwardTensors(q, k, v, do, forward, lse, delta, **gradients)
-
-
-def _across(vector: GlobalTensor) -> GlobalTensor:
-    """Return a vector of rows as the one row that tiles across it read."""
-    return replace(vector, name=f"{vector.name}^T", rows=1, cols=vector.rows, of=vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +249,8 @@ def backward(
     of_keys: dict[str, Any] = {
         "sizes": {**widths, "row": tile.tile_q, "key": tile.tile_kv},
         "mask": None if mask is None else Turned(mask, problem.seq_q),
-        "lse": _across(t.lse),
-        "delta": _across(t.delta),
+        "lse": t.lse,
+        "delta": t.delta,
         **more,
     }
     if method != "apart":
@@ -276,7 +271,7 @@ def backward(
     cells = query_cells(problem, tile.tile_kv, tile.tile_q)
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
     of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p, "results": [t.delta]}
-    delta = row_sums.phase("delta", grid(t.delta, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
+    delta = row_sums.phase("delta", grid(t.do, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
     return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]
 
 
@@ -298,7 +293,7 @@ def _in_memory(
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
     stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
-    rows, sizes = grid(t.delta, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
+    rows, sizes = grid(t.do, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
     of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}
     if is_series:

@@ -42,6 +42,8 @@ class StatePrecision(NamedFormats):
         S from chunk to chunk, and what is added to it.
     factor
         What rows make for products, S among them as the next kernel reads it.
+    product
+        What products leave for rows.
     output
         The result.
     exp_variant, arithmetic
@@ -51,10 +53,19 @@ class StatePrecision(NamedFormats):
     name: str
     state: str = F32
     factor: str = "input"
+    product: str = F32
     output: str = "input"
     exp_variant: str = "exp.correct"
     arithmetic: str = ""
-    intermediates = ("state", "factor", "output")
+    intermediates = ("state", "factor", "product", "output")
+
+    def left(self, product: Any, fmt: str = F32) -> Any:
+        """Return a product in ``fmt``, as rows read it where it was left."""
+        return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
+
+    def wide(self, product: Any, fmt: str = F32) -> Any:
+        """Return in ``fmt`` what a product has left."""
+        return product if self.product == fmt else product.to(fmt)
 
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
@@ -74,7 +85,7 @@ def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
     for kj, vj, ej in tiles(k, v, keep):
         yield s.to(p.factor)
         fed = vj if into is None else (vj.to(F32) * into).to(p.factor)
-        s = s * ej + (kj.T @ fed).to(p.state)
+        s = s * ej + p.left(kj.T @ fed, p.state)
 
 
 @kernel(
@@ -90,9 +101,9 @@ def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
 )
 def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecision) -> Any:
     """Return a chunk's results: of its own keys, weighted by their decay, and of the state before it."""
-    a = ((q @ k.T).to(F32) * decay).to(p.factor)
-    inter = (q @ h).to(F32)
-    return ((a @ v).to(F32) + (inter if out is None else inter * out)).to(p.output)
+    a = (p.left(q @ k.T) * decay).to(p.factor)
+    inter = (q @ h).to(p.product)
+    return (p.left(a @ v) + (p.wide(inter) if out is None else p.wide(inter) * out)).to(p.output)
 
 
 # ---------------------------------------------------------------- decays of a head and a token
@@ -131,21 +142,23 @@ _of_a_chunk = kernel(
 )
 
 
-def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any) -> Any:
-    return (ki @ kj.T).to(F32) * exp(below + (g - gt)) * beta
+def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+    return p.left(ki @ kj.T) * exp(below + (g - gt)) * beta
 
 
 @_of_a_chunk
 def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
-    a = _kkt(ki, kj, beta, g, gt, below)
+    a = _kkt(ki, kj, beta, g, gt, below, p)
     return inverse(a).to(p.factor)
 
 
 @_of_a_chunk
-def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
-    """Return A of a chunk, for a kernel of its own to invert I + A."""
-    return _kkt(ki, kj, beta, g, gt, below).to(p.factor)
+def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision, as_pto: bool = False) -> Any:
+    """Return A of a chunk, for a kernel of its own to invert I + A; ``as_pto``: beta by its logarithm, beside g."""
+    if as_pto:
+        return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
+    return _kkt(ki, kj, beta, g, gt, below, p).to(p.factor)
 
 
 @kernel(results="t", a="row token", walks="row token")
@@ -163,18 +176,20 @@ def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
 
 
 @kernel(results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row")
-def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision) -> Any:
+def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision, as_pto: bool = False) -> Any:
     """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
 
-    ``end``: g of a chunk's last token; ``first``: S before the first chunk.
+    ``end``: g of a chunk's last token; ``first``: S before the first chunk; ``as_pto``: K has the decays, computed
+    while W S is under way, not X.
     """
     s = initial(first)
     for kj, wj, uj, gj, ej in tiles(k, w, u, g, end):
         h, kept = s.to(p.factor), s.to(p.factor)
-        x = uj.to(F32) - (wj @ h).to(F32)
+        keys = (kj.to(F32) * exp(ej - gj)).to(p.factor) if as_pto else kj
+        x = uj.to(F32) - p.left(wj @ h)
         yield kept, x.to(p.factor)
-        fed = (x * exp(ej - gj)).to(p.factor)
-        s = s * exp(ej) + (kj.T @ fed).to(p.state)
+        fed = (x if as_pto else x * exp(ej - gj)).to(p.factor)
+        s = s * exp(ej) + p.left(keys.T @ fed, p.state)
     return s
 
 
@@ -183,7 +198,7 @@ def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
     """Return what a chunk adds to the state, token by token as far as it has decayed at the chunk's end."""
     s = full("key value", 0.0, p.state)
     for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
-        s = s + (kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor)).to(p.state)
+        s = s + p.left(kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor), p.state)
     return s
 
 
@@ -212,15 +227,31 @@ def passed(s: Any, end: Any, first: Any, p: StatePrecision) -> Any:
     still="below",
 )
 def gated_outputs(
-    q: Any, k: Any, v: Any, h: Any, below: Any, g: Any, gt: Any, x: Any, skip: Any, p: StatePrecision
+    q: Any,
+    k: Any,
+    v: Any,
+    h: Any,
+    below: Any,
+    g: Any,
+    gt: Any,
+    x: Any,
+    skip: Any,
+    p: StatePrecision,
+    as_pto: bool = False,
 ) -> Any:
     """Return a chunk's results as `outputs`, decays by their sums, ``gt`` those of the tokens that are met.
 
-    ``skip``: how much of its own input ``x`` a result has, a number by head, if any.
+    ``skip``: how much of its own input ``x`` a result has, a number by head, if any; ``as_pto``: rows come before
+    products that they do not need.
     """
-    weights = ((q @ k.T).to(F32) * exp(below + (g - gt))).to(p.factor)
-    inter = (q @ h).to(F32)
-    o = (weights @ v).to(F32) + inter * exp(g)
+    if as_pto:
+        decay = exp(below + (g - gt))
+        weights, inter = (p.left(q @ k.T) * decay).to(p.factor), p.left(q @ h) * exp(g)
+        o = p.left(weights @ v) + inter
+    else:
+        weights = (p.left(q @ k.T) * exp(below + (g - gt))).to(p.factor)
+        inter = (q @ h).to(p.product)
+        o = p.left(weights @ v) + p.wide(inter) * exp(g)
     return (o if skip is None else o + x.to(F32) * skip).to(p.output)
 
 

@@ -323,7 +323,7 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
     values = key_values(text.split(","), "--problem")
     if is_launch or not values.keys() <= {"m", "n", "k", "count", "bytes", "operands", "dtype"}:
-        return KernelProblem(**{n: x if n == "dtype" else _size(n, x) for n, x in values.items()})
+        return KernelProblem(**{n: x if n == "dtype" else _size(n, x, is_launch) for n, x in values.items()})
     dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
     if (
@@ -344,11 +344,11 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     return kernel_problem(sizes | ({"operands": operands} if operands else {}), dtype)
 
 
-def _size(name: str, text: str) -> int | float:
-    """Return a size of a launch: a whole number (``4k``) or a decimal one; 0 is a switch's."""
+def _size(name: str, text: str, is_launch: bool) -> int | float:
+    """Return a size: a whole number (``4k``) or a decimal one; a launch has no size 0, a schedule decides itself."""
     from npusim.units import parse_count
 
-    if text == "0":
+    if text == "0" and not is_launch:
         return 0
     try:
         return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)

@@ -191,6 +191,9 @@ class VectorEngine(_QueueSpec):
         default=None,
         description="additional time of an instruction on a row vector, in kernels with barriers where needed",
     )
+    row_interval_cycles: Quantity | None = Field(
+        default=None, description="additional time of each of the copies, one a row, that expand a row or a column"
+    )
     ops: dict[str, VectorOpSpec]
 
     @model_validator(mode="after")

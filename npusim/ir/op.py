@@ -182,7 +182,7 @@ class Pace:
     ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
     many tiles that cores hand one another share the cost of one, or 0: it bears none; ``extra``: that kernel's
     own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.  ``code``: of a vector unit
-    with registers.
+    with registers.  ``expands``: whether a row or a column becomes a whole tile first, by an instruction a row.
     """
 
     joins: bool = False
@@ -190,6 +190,7 @@ class Pace:
     extra: bool = False
     phase: str = ""
     code: VectorCode | None = None
+    expands: bool = False
 
 
 ALONE = Pace()

@@ -371,7 +371,7 @@ class Lockstep:
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
             for cut, values in zip(self._cuts([s.dst for s in steps]), result, strict=True):
-                cut[...] = values
+                cut[...] = values.reshape(cut.shape)  # a column, to the one row of a tensor
         else:
             before[...] = result
 
@@ -498,9 +498,7 @@ class TensorStore:
         return matrix
 
     def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
-        """Return a head's matrix of another tensor transposed, or the sum of what writers have added so far."""
-        if not of.added:
-            return self.head(of, batch, head).T
+        """Return the sum of what writers have added to a head's matrix of another tensor so far."""
         first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
         return reduce(add, rest, first)
 

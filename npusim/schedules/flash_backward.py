@@ -109,8 +109,10 @@ def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.flo
 
 
 def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return LSE of a query head, (queries, 1), in float64."""
-    return np.logaddexp.reduce(_scores(problem_of(problem), inputs, batch, head), 1, keepdims=True)
+    """Return LSE of the query heads of a KV head, (1, queries of one head after the other), in float64."""
+    call = problem_of(problem)
+    heads = range(head * call.group_size, (head + 1) * call.group_size)
+    return np.concatenate([np.logaddexp.reduce(_scores(call, inputs, batch, h), 1) for h in heads])[None]
 
 
 def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:

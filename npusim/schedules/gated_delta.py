@@ -20,8 +20,10 @@ from npusim.algorithms.blocks import grid
 from npusim.algorithms.phase import Ends
 from npusim.algorithms.recurrence import F32, Chunks, StatePrecision
 from npusim.config.problem import KernelProblem
-from npusim.config.tiling import Field, power_of_two
+from npusim.config.tiling import Field, one_of, power_of_two
 from npusim.ir.tile import GlobalTensor
+from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published.kernel import AscendChunkKernel
 from npusim.schedules import retention
 from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
 
@@ -31,6 +33,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.schedules.define import Phases
+
+
+class DeltaFields(GatedFields):
+    """The same with whose kernels they are."""
+
+    kernel: Annotated[str, one_of(partial(kernels, AscendChunkKernel))] | None = Field(
+        default=None, description="published kernels whose decisions hold, or your own FILE.py:NAME; default: none"
+    )
 
 
 class GpuDeltaFields(GpuGatedFields):
@@ -92,6 +102,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     a = one("a", role="input")
     phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], drawn, a=a))
     blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
+    as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
         known = {n: f for n, f in drawn.items() if n in bound}
@@ -103,16 +114,16 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
     if machine.row_cores > 1:  # cores that share the rows of a product, of which one alone inverts
         whole = of.stack("A", of.chunk, of.chunk, p.factor)
-        phase(recurrence.kkt, "kkt", blocks, wide, [whole], **met)
+        phase(recurrence.kkt, "kkt", blocks, wide, [whole], **met, as_pto=as_pto)
         phase(recurrence.solved, "solve", blocks, wide, [t], a=whole)
     else:
         phase(recurrence.kkt_inverse, "kkt", blocks, wide, [t], **met)
     phase(recurrence.wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=k, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")
-    walk = {"k": k, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g), "first": first}
+    walk = {"k": k, "w": made["w"], "u": made["u"], "g": g, "end": Ends("row", g), "first": first, "as_pto": as_pto}
     phase(recurrence.delta_states, "states", of.panels(), of.spans(), [h, made["x"], last], **walk)
     seen = replace(below, name="seen")
-    read = {"q": tokens["q"], "k": k, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g}
+    read = {"q": tokens["q"], "k": k, "v": made["x"], "h": h, "below": seen, "g": g, "gt": g, "as_pto": as_pto}
     phase(recurrence.gated_outputs, "outputs", of.blocks(), of.spans(), [o], **read)
     return [replace(each, slice_elements=each.slice_elements or SLICE) for each in phases]
 
@@ -137,5 +148,5 @@ SCHEDULES = retention.declared(
     recurrence_of,
     "the gated delta rule in its WY form, chunk by chunk",
     SIZES,
-    (GatedFields, GpuDeltaFields),
+    (DeltaFields, GpuDeltaFields),
 )

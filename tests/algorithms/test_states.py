@@ -20,6 +20,9 @@ from npusim.timing.auto import simulate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from npusim.config.device import DeviceSpec
+    from npusim.ir.program import TileProgram
+
 F32 = "float32"
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a100", "v100")
 HEADS, CHUNK, WIDTH = 2, 32, 32
@@ -78,13 +81,19 @@ def _blocks(tokens: int) -> tuple[WorkTile, ...]:
     return tuple(WorkTile(0, h, spans, tuple(runs)) for h in range(HEADS))
 
 
-def _computed(hw: str, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return what a device computes, by result: (batch, heads, rows, columns); the program is checked and timed."""
-    device = load_device(hw)
+def built(phase: Phase, device: DeviceSpec) -> TileProgram:
+    """Return the program of one kernel on a device, one tile ahead where it is an Ascend."""
     machine = machine_of(device)
     tiling = build_tiling(ATTENTION_TILING[device.family], {"depth": "1"} if device.family == "ascend" else {})
     fields, _ = machine.fields_for(phase.name, phase, tiling)
-    program = machine.build("states", [(phase, fields)], 1)
+    made: TileProgram = machine.build("states", [(phase, fields)], 1)
+    return made
+
+
+def _computed(hw: str, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what a device computes, by result: (batch, heads, rows, columns); the program is checked and timed."""
+    device = load_device(hw)
+    program = built(phase, device)
     check(program, device.flags)
     assert simulate(program, device).cycles > 0
     done = execute(program, lambda n, b, h: inputs[n][b, h])
@@ -94,7 +103,10 @@ def _computed(hw: str, phase: Phase, inputs: Mapping[str, Array]) -> dict[str, A
     }
 
 
-def _of_chunks(function: Any, tokens: int, out: GlobalTensor) -> Phase:
+def of_chunks(function: Any, tokens: int, out: GlobalTensor | None = None) -> Phase:
+    """Return a kernel of q, k and v, chunk by chunk, with results of tokens where nothing else is said."""
+    shape = (WIDTH, tokens) if function is transposed else (tokens, WIDTH)
+    out = out or _tensor("o", *shape, "output")
     sizes = {"row": CHUNK, "token": CHUNK, "key": WIDTH, "value": WIDTH}
     operands = {n: _tensor(n, tokens, WIDTH) for n in "qkv"}
     return function.phase(function.__name__, _blocks(tokens), sizes, [out], fmt="float16", **operands)
@@ -109,7 +121,7 @@ def test_a_state_as_right_factor_is_the_recurrence_bit_for_bit(hw: str, tokens: 
     for at in range(0, tokens, CHUNK):  # no mask within a chunk: every query sees the whole chunk
         end = min(at + CHUNK, tokens)
         expected[:, :, at:end] = q[:, :, at:end] @ (k[:, :, :end].transpose(0, 1, 3, 2) @ v[:, :, :end])
-    found = _computed(hw, _of_chunks(summed, tokens, _tensor("o", tokens, WIDTH, "output")), inputs)
+    found = _computed(hw, of_chunks(summed, tokens), inputs)
     assert np.array_equal(found["o"].astype(int), expected)
 
 
@@ -119,7 +131,7 @@ def test_a_state_and_a_tile_of_rows_may_be_transposed_as_left_factors(hw: str) -
     inputs = {n: _integers((1, HEADS, tokens, WIDTH), i) for i, n in enumerate("qkv")}
     q, k, v = (inputs[n].astype(int) for n in "qkv")
     out = Stacked("chunk", tokens // CHUNK, _tensor("o", WIDTH, CHUNK, "output", tokens // CHUNK))
-    found = _computed(hw, _of_chunks(transposed, tokens, out), inputs)["o"]  # type: ignore[arg-type]
+    found = _computed(hw, of_chunks(transposed, tokens, out), inputs)["o"]  # type: ignore[arg-type]
     for chunk in range(tokens // CHUNK):
         before, mine = slice(chunk * CHUNK), slice(chunk * CHUNK, chunk * CHUNK + CHUNK)
         state = 2 * k[0, :, before].transpose(0, 2, 1) @ v[0, :, before]

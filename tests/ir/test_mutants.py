@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from algorithms.test_states import built, of_chunks, summed, transposed
 
 from ir.oracle import Changed, find_race, unrolled
 from npusim.config.load import apply_overrides, load_device
@@ -59,7 +62,8 @@ MORE: dict[str, tuple[tuple[dict[str, int], dict[str, object]], ...]] = {
         ({"causal": 1}, {"block_q": 128}),
         ({"causal": 1}, {"method": "added"}),
         ({"causal": 1, "kv_heads": 1}, {"method": "deterministic"}),
-    )
+    ),
+    "gated_delta": (({}, {"kernel": "pto_chunks"}),),
 }
 #: Where the lanes of its warps need more rows, or shared memory has room for fewer blocks.
 OWN = {"h200": {"block_q": 64}, "v100": {"block_q": 256, "warps": 8, "residents": 2, "tile_kv": 128}}
@@ -87,6 +91,9 @@ def programs() -> dict[str, TileProgram]:
                     found[called] = schedule.program(of, tiling, device, schedule.precision(None))
                 except NpusimError:
                     continue  # not on this device
+        for function, tokens in (*product((summed,), (96, 80)), (transposed, 64)):
+            with suppress(NpusimError):
+                found[f"states {function.__name__} {tokens} on {hw}"] = built(of_chunks(function, tokens), device)
     return found
 
 
@@ -317,6 +324,16 @@ def test_mutants_that_pass_have_no_race_in_a_full_unrolling(record_property: Cal
 def test_mutants_of_two_loops_and_of_sums_that_stay(record_property: Callable[[str, object], None]) -> None:
     assert len([key for key in programs() if key.startswith("flash_backward")]) >= 17
     counts = examine(60, seed=3, of="flash_backward")
+    record_property("counts", dict(counts))
+    assert counts["passed"] and counts["refused and met"]
+
+
+@pytest.mark.parametrize("of, least", [("states", 10), ("gated_delta", 8), ("ssd", 6)])
+def test_mutants_of_states_that_are_factors(
+    of: str, least: int, record_property: Callable[[str, object], None]
+) -> None:
+    assert len([key for key in programs() if key.startswith(of)]) >= least
+    counts = examine(25, seed=4, of=of)
     record_property("counts", dict(counts))
     assert counts["passed"] and counts["refused and met"]
 

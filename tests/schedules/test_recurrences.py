@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from ir.oracle import unrolled
 
 import npusim
 from npusim.config.load import load_device
@@ -63,6 +64,44 @@ def test_integers_of_the_delta_rule_are_exact(hw: str, monkeypatch: pytest.Monke
     error = _run("gated_delta", hw, {"unit": 0}, tensors=tensors).numerics.error
     assert error.max_abs_error == 0
     assert np.abs(tensors["k"][0, 0].astype(int) @ tensors["k"][0, 0].T.astype(int)).sum() > 160  # tokens do meet
+
+
+def _as_pto(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
+    """Return a run of PTO's kernels on integers: beta, whose logarithm they take, is 1."""
+    ones = np.ones((1, 2, PROBLEM["tokens"]))
+    monkeypatch.setattr(gated_delta, "log_decays", _always(0 * ones))
+    monkeypatch.setattr(gated_delta, "strengths", _always(ones))
+    tiling, tensors = {**TILING, "kernel": "pto_chunks"}, _integers(np.random.default_rng(2), 2, 0.06)
+    chosen = {"problem": {**PROBLEM, "unit": 0}, "tiling": tiling, "rows": "all", "heads": "all", "tensors": tensors}
+    return npusim.run("gated_delta", hw="ascend_910b2", **chosen, **more)
+
+
+def test_integers_of_ptos_kernels_are_exact_and_products_left_in_16_bits_move_fewer_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide, half = (_as_pto(monkeypatch, precision=f"stored,product={fmt}") for fmt in ("float32", "float16"))
+    for made in (wide, half):
+        assert made.numerics.error.max_abs_error == 0
+        assert any("kernel=pto_chunks" in note for note in made.notes)
+    left = [sum(r.slot_bytes for r in made.program.rings if r.producers == ("aic.FIXP",)) for made in (wide, half)]
+    assert left[0] == 2 * left[1] > 0
+
+
+def test_ptos_kernels_give_a_slot_back_when_the_product_has_left_and_take_turns_by_chunks() -> None:
+    device = load_device("ascend_910b2")
+    declared = find_schedule("gated_delta", device.family)
+    tiling = build_tiling(declared.tiling, {**TILING, "kernel": "pto_chunks"})
+    program = declared.program(KernelProblem.of(PROBLEM), tiling, device, declared.precision())
+    phases = {p.name: [op.label for _, op in unrolled(p.body(p.blocks[0]))] for p in program.phases}
+    assert [x for x in phases["wy"] if x.endswith(".give")] == ["W.give", "U.give"]
+    assert phases["outputs"][0] == "turn.take"
+    assert [x for x in phases["outputs"] if x == "turn.give" or x.startswith("O.store")][1::2] == ["turn.give"] * 2
+    assert {r.depth for r in program.rings if r.name.startswith("kkt ") and r.name.endswith("slots")} == {2}
+
+
+def test_ptos_kernels_are_refused_where_vector_units_work_on_registers() -> None:
+    with pytest.raises(TilingError, match="kernel=pto_chunks: it is of vector units that work from UB to UB"):
+        npusim.run("gated_delta", hw="ascend_950", problem=PROBLEM, tiling={"kernel": "pto_chunks"}, numerics=False)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -56,6 +56,16 @@ def test_long_instructions_that_depend_on_one_another_are_one_run() -> None:
     assert cycles(*steps, joins=False) == 3 * (11 + 32 + 15)
 
 
+def test_a_column_becomes_a_whole_tile_by_a_copy_a_row_where_a_kernel_expands() -> None:
+    # 32 copies of one repeat each, 13 cycles apart; without them the column is spread to blocks, 8 rows a repeat.
+    unit = load_device("ascend_910b2").engine("aiv", "VECTOR")
+    assert isinstance(unit, VectorEngine)
+    steps = [Step(Opcode.MUL, place(1), (place(0), place(2, cols=cols))) for cols in (1, 64)]
+    column, whole = ([vector_cycles([s], unit, None, "unit", joins=True, expands=e)[0] for e in (0, 1)] for s in steps)
+    assert column[1] - column[0] == 11 + 32 * (1 + 13) + 13
+    assert whole[1] == whole[0]
+
+
 def test_short_ones_that_depend_have_a_barrier_and_others_have_none() -> None:
     def short(number: int) -> Tile:
         return place(number, 4)

@@ -32,7 +32,7 @@ from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
 from npusim.machines.published import cann, find_kernel
 from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
-from npusim.machines.published.kernel import AscendKernel
+from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel, PublishedKernel
 from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
@@ -71,6 +71,12 @@ def kernel_of(named: Any) -> AscendKernel | None:
     return find_kernel(AscendKernel, getattr(named, "kernel", None))
 
 
+def chunks_of(tiling: Any) -> AscendChunkKernel | None:
+    """Return the published kernel of a recurrence that a tiling names, if any."""
+    found = find_kernel(PublishedKernel, getattr(tiling, "kernel", None))
+    return found if isinstance(found, AscendChunkKernel) else None
+
+
 def attention_fields(tiling: Any) -> KernelFields:
     """Return what a tiling says of attention, with defaults where it has no such field."""
     if isinstance(tiling, KernelFields):
@@ -99,7 +105,14 @@ class AscendMachine(Machine):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
                 raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
-        if "kernel" not in type(tiling).model_fields:
+        if (chunks := chunks_of(tiling)) is not None:
+            if has_registers(self.device):
+                raise TilingError(
+                    f"kernel={tiling.kernel}: it is of vector units that work from UB to UB, such as ascend_910b2's; "
+                    f"those of {self.device.name} work on registers"
+                )
+            return tiling, (f"kernel={tiling.kernel}: {chunks.whose}",)
+        if "kernel" not in type(tiling).model_fields or not issubclass(type(tiling), VectorFields):
             return tiling, ()
         if has_registers(self.device):
             return self._on_registers(tiling)
@@ -192,12 +205,16 @@ class AscendMachine(Machine):
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
         t = attention_fields(tiling)
+        chunks = chunks_of(tiling)
+        has_products = any(s.is_product for s in phase.stages)
+        own = chunks.of_phase(phase.name) if chunks is not None and has_products else {}
         if not _is_attention(phase):
             if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
                 return gemm_tiling(phase, tiling, self.group), ""
             elements = phase.slice_elements or SLICE_ELEMENTS
             buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
-            return AscendTiling(elements=elements, buffers=buffers, code=self._code(t, phase)), ""
+            made = {"elements": elements, "buffers": buffers, "code": self._code(t, phase)}
+            return AscendTiling(**{**made, **own}), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
@@ -219,7 +236,7 @@ class AscendMachine(Machine):
                 "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else "",
             )
         if (kernel := kernel_of(t)) is None:
-            return fields, ""
+            return replace(fields, **own), ""
         return replace(
             fields,
             barriers=t.barriers or kernel.barriers,

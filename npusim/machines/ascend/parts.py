@@ -28,6 +28,7 @@ class Parts:
     def __init__(self, frame: Frame, tiling: AscendTiling) -> None:
         self.frame, self.ahead = frame, tiling.ahead
         self.has_products = any(s.is_product for s in frame.stages)
+        self.is_loopless = self.has_products and not frame.loop_axis
         self.cuts = self._cut() if self.has_products and frame.loop_axis else []
         self.lags = [self.ahead * i for i in range(len(self.cuts))]
         #: Tiles that the last part is behind the first.
@@ -127,7 +128,7 @@ class Parts:
         for n, place in frame.places.items():
             readers = [s for s in frame.stages if n in s.read and n not in s.written]
             parts = {self.part_of(s) for s in readers}
-            if place == "carried" and self.has_products and len(frame.axes(n)) > 1:
+            if place == "carried" and self.has_products and len(frame.axes(n)) > 1 and self.ahead:
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads after a product, "
                     "past which only row vectors stay stored; compute it there, from the product's result or a state"

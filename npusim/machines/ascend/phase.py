@@ -178,6 +178,8 @@ class AscendPhase:
         ``is_work``: what they do alone, in whatever order, what costs the same once.
         """
         turn, loop = self.turn, self.parts_of_loop
+        if self.parts.is_loopless:  # a block is what others tell by their tiles
+            loop = (*self.phase.loops[0].stages, *self.phase.finish)
         by_product = turn is not None and turn.consumers == (FIXP,)
         for s in stages:
             if turn is not None and (s.is_product if by_product else s in loop[:1]):

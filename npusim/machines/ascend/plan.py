@@ -105,6 +105,11 @@ class AscendTiling:
         Route from vector stages to products; None: on the chip if the device has such a route.
     is_work_list
         Whether each block goes to the first idle core group.
+    expands
+        Whether a row or a column becomes a whole tile first, by an instruction a row.
+    one_slot, handed, until_left
+        Whether each operand of a phase with products has one slot, in L1 and in UB; slots of a hand-over at least;
+        whether one that rows fill is given back when the product of what is in it has left L0C.
     is_continuous
         Whether stages continue with the next block's tiles while the last tiles of a block are still in flight.
     """
@@ -123,6 +128,10 @@ class AscendTiling:
     buffers: int = PING_PONG
     route: Route | None = None
     is_work_list: bool = False
+    expands: bool = False
+    one_slot: bool = False
+    handed: int = 1
+    until_left: bool = False
     is_continuous: bool = False
 
     @property

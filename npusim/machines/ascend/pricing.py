@@ -100,9 +100,9 @@ class EnginePricing(Transfers):
                 self._vector[alike] = Cost(cycles, terms=terms)
             return self._vector[alike]
         joins = pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-        alike = key, joins, signature(steps, banks)
+        alike = key, joins, pace.expands, signature(steps, banks)
         if alike not in self._vector:
-            cycles, terms = vector_cycles(steps, spec, banks, key, joins=joins)
+            cycles, terms = vector_cycles(steps, spec, banks, key, joins=joins, expands=pace.expands)
             self._vector[alike] = Cost(cycles, terms=terms)
         return self._vector[alike]
 
@@ -217,13 +217,19 @@ PIPE_REPEATS = 8
 
 
 def vector_cycles(
-    steps: Sequence[Step], spec: VectorEngine, banks: BankSpec | None, key: str, *, joins: bool = False
+    steps: Sequence[Step],
+    spec: VectorEngine,
+    banks: BankSpec | None,
+    key: str,
+    *,
+    joins: bool = False,
+    expands: bool = False,
 ) -> tuple[int, Terms]:
     """Return the cycles of steps that follow one another, and the constants behind them.
 
     ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
     ``joins``: instructions between two barriers are a run that pays the head of its first and the tail of its
-    last; else each pays its own.
+    last; else each pays its own.  ``expands``: as `Pace` has it.
     """
     terms: dict[str, float] = {}
     run = _Run(spec, key, terms)
@@ -231,6 +237,8 @@ def vector_cycles(
         row = VECTOR_COSTS.get(step.opcode)
         if row is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
+        if expands:
+            run.expand(step)
         for name, count in row(step, spec):
             op = entry(spec.ops, name, f"{key}.ops: no vector op {name!r}; known: ")
             run.add(step, name, count, _slope(step, op, banks), joins=joins)
@@ -270,6 +278,18 @@ class _Run:
         for at in writes:
             self._written[at] = self._repeats - count, self._repeats, is_broadcast or is_pass
         self.last = name
+
+    def expand(self, step: Step) -> None:
+        """Add the copies that make a whole tile of an operand with one row or one column: one a row of the tile."""
+        slope, interval = self.spec.op("copy").slope_cycles_per_repeat, self.spec.row_interval_cycles
+        for s in step.srcs:
+            if not isinstance(s, float) and (s.rows < step.dst.rows or s.cols < step.dst.cols):
+                self.end()
+                copied = Step(Opcode.COPY, step.dst, (step.dst,))
+                self.add(copied, "copy", repeats(step.dst, self.spec), ("slope_cycles_per_repeat", slope), joins=True)
+                if interval is not None:
+                    self._book("row_interval_cycles", interval.value * step.dst.rows, is_op=False)
+                self.end()
 
     def _waits(self, reads: Sequence[object], count: int, *, is_pass: bool) -> bool:
         """Whether something is read that the run wrote, and that need not be there yet."""

@@ -60,6 +60,13 @@ class DepthPiece:
         return min(load, self.length - start), self.at - start
 
 
+def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling) -> ProductPlan:
+    plan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
+    if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
+        plan = replace(plan, left_depth=PING_PONG)
+    return replace(plan, left_depth=1, right_depth=1) if tiling.one_slot else plan
+
+
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
@@ -87,10 +94,9 @@ class CubeProduct:
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
         #: Of what rows make, whether it is the first and the last product that reads it.
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
-        self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
-        if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
-            self.plan = replace(self.plan, left_depth=PING_PONG)
+        self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
+        self.until_left = tiling.until_left
         self.how = frame.product_attributes(stage, group.arithmetic)
         if made := [n for n in row.srcs if frame.places[n] == "down"]:
             group.refuse_route(
@@ -236,6 +242,14 @@ class CubeProduct:
             yield from body(*pieces[-1], starts=False, ends=True)
         if not self.stays:
             yield from self._drains(block, tile, corner, corners)
+        if self.until_left and corner.is_last:
+            made = [n for n in (self.left, self.right) if self.frame.places[n] == "up"]
+            fronts = (self.cross[n][0].front(*self._handed(n, block, tile)) for n in made)
+            yield pass_on(f"{self.name}.give", FIXP, *fronts)
+
+    def _handed(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:
+        """Return what a slot that rows fill is asked for: rows of the tile, its width and format."""
+        return self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
         """Return how deep the product's sum is, and its corners in order."""
@@ -364,8 +378,7 @@ class CubeProduct:
         if not (self.takes_turns and self.lifted and held[0]):
             return op
         waited = self.lifted[0]
-        shape = frame.shape(waited, block, tile)[0], frame.width(waited), frame.fmt(waited)
-        return replace(op, handshake=(self.cross[waited][0].front(*shape),))
+        return replace(op, handshake=(self.cross[waited][0].front(*self._handed(waited, block, tile)),))
 
     def _operand(self, n: str, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
         """Return the part of an operand in L1 that one product reads."""

@@ -120,7 +120,7 @@ class VectorShare:
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
         #: Slots where slice follows slice.
-        self.depth = tiling.buffers if self.is_alone else PING_PONG
+        self.depth = tiling.buffers if self.is_alone else 1 if tiling.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
@@ -153,7 +153,7 @@ class VectorShare:
         frame, flags = self.frame, self.group.device.flags
         inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
         tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
-        twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
+        twice = [n for n in tiles if self.depth > 1 and any(n in s.inputs and s.outputs for s in stages)]
         masks = {n for s in stages for n in s.masks if frame.is_loaded(n)}
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
         return {n for n in inputs if n not in twice[: max(0, spare)]}
@@ -226,10 +226,11 @@ class VectorShare:
                 self.tiles[n] = tile(ub, frame.label(n), self.share(n), width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
-                rows = tallest if is_vector else max(1, min(self.share(n), tiling.elements // width))
+                few = max(frame.phase.row_grain, min(self.share(n), tiling.elements // width))
+                rows = tallest if is_vector else few
                 self.tiles[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
         self.carried = {
-            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.share(n)), self.generations(n))
+            n: self.group.ub_kept(self.core, self._kept(n), frame.row_bytes(n, self.share(n)), self.generations(n))
             for n, place in frame.places.items()
             if place == "carried" and frame.storage[n] == n
         }
@@ -240,6 +241,9 @@ class VectorShare:
                 blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
                 tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
                 break
+
+    def _kept(self, n: str) -> str:
+        return n if len(self.frame.axes(n)) == 1 else f"{self.frame.prefix}{n} kept"
 
     def _work_on_operands(self, stages: Sequence[RowsStage]) -> dict[str, Tile]:
         """Place what rows need to make products' operands: one stage after the other does in the same bytes."""
@@ -369,9 +373,10 @@ class VectorShare:
 
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
         """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
-        hands_on = part.first and any(self.frame.places[n] == "up" for n in s.outputs)
+        up = (x for x in self.frame.stages if any(self.frame.places[n] == "up" for n in x.written))
+        hands_on = part.first and s.stage is next(up, None)
         tiling = self.tiling
-        pace = Pace(tiling.barriers == "needed", code=s.code)
+        pace = Pace(tiling.barriers == "needed", code=s.code, expands=tiling.expands)
         if not hands_on:
             return pace
         return replace(pace, tiles=tiling.together, extra=bool(tiling.extra), phase=self.frame.phase.name)
@@ -436,10 +441,10 @@ class VectorShare:
 
     def _carried(self, n: str, s: RowsStage) -> RingTile:
         if n in s.stage.written:
-            return self.carried[n].fill(self.share(n), 1, self.frame.fmt(n))
+            return self.carried[n].fill(self.share(n), self.frame.width(n), self.frame.fmt(n))
         readers = [x for x in self.frame.stages if n in x.read and n not in x.written]
         first, last = s.stage is readers[0], s.stage is readers[-1]
-        return self.carried[n].front(self.share(n), 1, self.frame.fmt(n), first=first, last=last)
+        return self.carried[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
         """Return a lasting state as a stage meets it: at work, or as it was kept for the stages that finish a block."""
@@ -463,7 +468,7 @@ class VectorShare:
             elif root in self.carried:
                 whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
-                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)))
+                bound[n] = whole.part(*frame.rows_of(root, (at, part.rows)), 0, frame.cols(root, block, tile))
             elif root in self.lasting:
                 bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:

@@ -44,7 +44,7 @@ class Slots:
         ends = [FIXP] if self.tiling.slots == 1 else None
         if self.tiling.order == "serial":
             ends = [v.vector for v in self.group.vector_cores]
-        if ends is None or not self.parts.cuts:
+        if ends is None or not (self.parts.cuts or self.parts.is_loopless):
             return None
         kind: FlagKind = "binary" if ends == [FIXP] else "counter"
         return self.group.allocator.ring(L1, "turn", 1, 1, producers=[MTE2], consumers=ends, flag=kind)
@@ -112,11 +112,14 @@ class Slots:
                 case "down", True:
                     self.cross[n] = tuple(self._in_ub(n, core, [s for s in rows if n in s.inputs]) for core in cores)
                 case "down", False:
-                    self.cross[n] = (self._ring(n, GM, height, generations(n), [FIXP], [v.load for v in cores]),)
+                    depth = max(generations(n), self.tiling.handed)
+                    self.cross[n] = (self._ring(n, GM, height, depth, [FIXP], [v.load for v in cores]),)
                 case "up", is_direct:
                     space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
                     readers = [reader, MTE2] if is_direct and self.tiling.takes_turns else [reader]
-                    self.cross[n] = (self._ring(n, space, height, generations(n), stores, readers),)
+                    readers += [FIXP] if self.tiling.until_left else []
+                    depth = max(generations(n), self.tiling.handed)
+                    self.cross[n] = (self._ring(n, space, height, depth, stores, readers),)
 
     def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
         """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""

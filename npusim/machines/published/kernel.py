@@ -285,3 +285,32 @@ class AscendKernel(PublishedKernel):
     has_extra: bool = False
     is_by_name: bool = False
     fields: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendChunkKernel(PublishedKernel):
+    """Choices of the kernels of a recurrence, chunk by chunk, on an Ascend device from UB to UB.
+
+    barriers, expands
+        Barriers as `AscendKernel` has them; whether a row or a column becomes a whole tile first (`Pace`).
+    one_slot
+        Whether each operand has one slot, in L1 and in UB.
+    handed, until_left
+        Slots of a hand-over between cores, one where no phase is named; phases that give such a slot back when the
+        product of what was in it has left L0C.
+    serial
+        Phases whose matrix unit begins a chunk when the vector cores are through with the one before.
+    """
+
+    barriers: Literal["needed", "every"]
+    expands: bool
+    one_slot: bool
+    handed: Mapping[str, int]
+    until_left: frozenset[str]
+    serial: frozenset[str]
+
+    def of_phase(self, name: str) -> dict[str, Any]:
+        """Return fields of an Ascend phase's tiling for the phase of a name."""
+        made = {n: getattr(self, n) for n in ("barriers", "expands", "one_slot")}
+        made |= {"handed": self.handed.get(name, 1), "until_left": name in self.until_left}
+        return {**made, "order": "serial" if name in self.serial else "rolling"}

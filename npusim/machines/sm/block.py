@@ -366,7 +366,7 @@ class ResidentBlock:
                 yield self._put(n, block, tile, group, share, made)
             if self.frame.places[n] == "out":
                 where = self.frame.cut(n, block, tile, share)
-                part = self.places.part(group, n, share[1], where.cols)
+                part = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
                 if n in self.places.left and self.works:  # warps go on once it is handed over
                     shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n]
                     step, idle = Step(Opcode.COPY, ring.fill(*shape), (part,)), self.works.idle()
