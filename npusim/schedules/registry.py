@@ -231,6 +231,7 @@ class Schedule:
             fits = size in (0, 1) if isinstance(usual, bool) else size >= 1
             if isinstance(usual, float):
                 fits = 0 < size < inf
+            fits = fits or size == usual  # 0: none
             if usual is None or not isinstance(size, int | type(usual)) or not fits:
                 kinds = {bool: " (0 or 1)", float: " (any positive number)"}
                 known = ", ".join(f"{m}{kinds.get(type(x), '')}" for m, x in self.sizes.items())

@@ -214,7 +214,6 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         ({"sinks": 1}, f"flash_backward has no size {known}"),
         ({"causal": 2}, "flash_backward has no size causal=2"),
         ({"window": 1.5}, "flash_backward has no size window=1.5"),
-        ({"softcap": 0}, "flash_backward has no size softcap=0"),
         ({"key": 20}, "key=20 is no multiple of 16"),
         ({"kv_heads": 3}, "kv_heads: 3 does not divide 16 query heads; possible: 1 2 4 8 16"),
         ({"window": 32}, "window: 32 keys of those up to the query: it needs a causal mask"),
