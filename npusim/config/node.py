@@ -41,6 +41,14 @@ class NodeLink(SpecModel):
         return self
 
 
+class TunerSpec(SpecModel):
+    """A library's own estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
+
+    base_s: Quantity = Field(description="time before the first round")
+    step_s: Quantity = Field(description="time of each round, beside its bytes")
+    bytes_per_s: Positive = Field(description="rate at which a rank sends, in all rounds")
+
+
 class DriverMode(SpecModel):
     """One way (protocol) in which a driver moves data.
 
@@ -54,13 +62,25 @@ class DriverMode(SpecModel):
     local_bytes_per_s: Positive | None = Field(
         default=None, description="rate of a rank's last copy, which receives and sends nothing; missing: free"
     )
+    engine_least_bytes: PositiveWhole | None = Field(
+        default=None,
+        description="bytes of a message, for each rank, that an engine must have to take part; missing: all engines do",
+    )
     chunk_bytes: PositiveWhole | None = Field(default=None, description="chunk of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
+    tuner: TunerSpec | None = Field(
+        default=None, description="library's estimate, by which it chooses a mode; missing: the fastest mode is taken"
+    )
 
     @property
     def local_s_per_byte(self) -> float:
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
+
+    def engines_for(self, size_bytes: int, ranks: int, most: int) -> int:
+        """Return how many of ``most`` engines take part in a message of ``size_bytes`` a rank among ``ranks``."""
+        least = self.engine_least_bytes
+        return most if least is None else min(most, max(1, size_bytes // (least.value * ranks)))
 
 
 class DriverSpec(SpecModel):

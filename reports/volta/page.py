@@ -222,7 +222,7 @@ def _baseline() -> Section:
         "baseline_worst": percent(max(map(abs, errors.values())), 0),
         "published_tflops": number(max(rates)),
     }
-    return fields, errors
+    return fields, {**errors}
 
 
 def _implied() -> Section:
@@ -250,7 +250,8 @@ def _implied() -> Section:
         "once_cycles": f"{cycles:,.0f}",
         "rows": ROWS,
     }
-    return fields, {"ms": taken, "once_cycles": cycles}
+    data: dict[str, object] = {"ms": taken, "once_cycles": cycles}
+    return fields, data
 
 
 @cache
