@@ -99,6 +99,14 @@ class DriverSpec(SpecModel):
     call_s: Quantity | None = Field(default=None, description="of a call, beside its kernels and collectives")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
+    @model_validator(mode="after")
+    def _is_comparable(self) -> Self:
+        """Refuse a library's estimate of some modes beside none of others, with which no mode can be chosen."""
+        without = [name for name, mode in self.modes.items() if mode.tuner is None]
+        if 0 < len(without) < len(self.modes):
+            raise ValueError(f"modes: {', '.join(without)} without tuner beside modes with one; all or none have it")
+        return self
+
     @property
     def engines_per_transfer(self) -> int:
         """Return how many engines serve one transfer."""

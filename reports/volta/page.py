@@ -247,7 +247,7 @@ def _implied() -> Section:
         "baseline_change": percent(base[last] / base[first] / times**2 - 1, 0, sign="+"),
         "implied_change": percent(taken[last] / taken[first] / times**2 - 1, 0, sign="+"),
         "once_share": percent(once / taken[first], 0),
-        "once_cycles": f"{cycles:,.0f}",
+        "once_cycles": f"{round(cycles, -3):,.0f}",
         "rows": ROWS,
     }
     data: dict[str, object] = {"ms": taken, "once_cycles": cycles}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from npusim.config.node import load_node_device
+from npusim.errors import SpecError
 from npusim.node.collective import CollectiveCall, PlannedCollective, plan_collective
 from npusim.node.topology import Topology
 
@@ -38,3 +41,12 @@ def test_a_small_message_has_as_many_channels_as_find_work() -> None:
     each = 7.725e9
     rates = {kib: planned("h200_x2", kib).transfer_bytes_per_s / each for kib in (4, 64, 192, 1024)}
     assert rates == pytest.approx({4: 1, 64: 8, 192: 24, 1024: 24})
+
+
+def test_an_estimate_of_one_mode_alone_is_refused(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "hwconfigs" / "h200_x2.yaml").read_text(encoding="utf-8")
+    at = text.rindex("        tuner:\n")
+    file = tmp_path / "pair.yaml"
+    file.write_text(text[:at] + text[text.index("        local_bytes_per_s:", at) :], encoding="utf-8")
+    with pytest.raises(SpecError, match="modes: simple without tuner beside modes with one; all or none have it"):
+        load_node_device(str(file))

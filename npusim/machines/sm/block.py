@@ -340,12 +340,8 @@ class ResidentBlock:
                 is_row = frame.axes(n)[0] == k_axis
                 source = frame.cut(n, block, tile, *((span, None) if is_row else (None, span)))
                 shape, ring = (source.rows, source.cols, source.fmt), places.loaded[n]
-                yield TileOp(
-                    f"{frame.label(n)}.load",
-                    places.loaders[n],
-                    LDG,
-                    (Step(Opcode.COPY, ring.fill(*shape), (source,), name=n),),
-                )
+                step = Step(Opcode.COPY, ring.fill(*shape), (source,), name=n)
+                yield TileOp(f"{frame.label(n)}.load", places.loaders[n], LDG, (step,))
                 step = Step(Opcode.COPY, places.near[n].fill(*shape), (ring.front(*shape, last=not is_last),))
                 work = works.slice(n, step.dst).charged(*charges if n == row.srcs[1] else ())
                 yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.formats import get_format
 from npusim.ir.op import CodeWork
 from npusim.ir.tile import Tile
 from npusim.layout.fragment import WARP_LANES
@@ -105,7 +106,7 @@ class Works:
         beyond their end.  ``is_made``: rows made it in registers; a warp stores pairs of values, two to a bank.
         """
         whole = max(slot.cols, self._width(n) or self.tiling.slice_elements)
-        row_bytes = slot.payload_bytes // (slot.rows * slot.cols) * whole
+        row_bytes = get_format(slot.fmt).size_bytes * whole
         loads = ceil_div(slot.rows * row_bytes, ACCESS_BYTES * WARP_LANES * self.usual.warps)
         come = ceil_div(LINE_BYTES, row_bytes) + fill_passes(self.places.core.device)
         return replace(self.usual, loads=loads, passes=PAIR_PASSES if is_made else 1 + come)
