@@ -136,6 +136,15 @@ def test_a_changed_number_that_this_run_does_not_hang_on_is_said() -> None:
     assert [note for note in changed.notes if note.startswith("-C ")] == [said]
 
 
+def test_a_changed_number_that_a_node_does_not_hang_on_is_said_too() -> None:
+    simple, ll = (f"drivers.sm.modes.{mode}.start_s" for mode in ("simple", "ll"))
+    changed = npusim.run(
+        "allreduce", hw="h200_x2", numerics=False, problem={"bytes": 1 << 25}, overrides={simple: "1e-6", ll: "9e-6"}
+    )
+    said = f"-C {ll}=9e-6 changes no time here: this run takes the same with the device file's number"
+    assert [note for note in changed.notes if note.startswith("-C ")] == [said]
+
+
 def test_a_changed_clock_says_that_products_have_another() -> None:
     multiplies = npusim.run("flash", hw="h200", seq=300, numerics=False, overrides={"clock_hz": "1e9"})
     moves = npusim.run("copy", hw="h200", numerics=False, problem={"bytes": 1 << 20}, overrides={"clock_hz": "1e9"})

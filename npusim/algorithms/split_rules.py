@@ -111,8 +111,8 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
             counts.append(s)
     waves = np.array([blocks * s for s in counts], np.float32) / np.float32(places)
     efficiency = waves / np.ceil(waves)
-    # 85 % of the best, as there
-    return counts[int(np.argmax(efficiency >= np.float32(0.85) * efficiency.max()))]
+    # 85 % of the best, in double precision, as there
+    return counts[int(np.argmax(efficiency.astype(np.float64) >= 0.85 * float(efficiency.max())))]
 
 
 def fa2(call: SplitCall) -> Parts:

@@ -41,6 +41,14 @@ class NodeLink(SpecModel):
         return self
 
 
+class TunerSpec(SpecModel):
+    """A library's own estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
+
+    base_s: Quantity = Field(description="time before the first round")
+    step_s: Quantity = Field(description="time of each round, beside its bytes")
+    bytes_per_s: Positive = Field(description="rate at which a rank sends, in all rounds")
+
+
 class DriverMode(SpecModel):
     """One way (protocol) in which a driver moves data.
 
@@ -54,13 +62,25 @@ class DriverMode(SpecModel):
     local_bytes_per_s: Positive | None = Field(
         default=None, description="rate of a rank's last copy, which receives and sends nothing; missing: free"
     )
+    engine_least_bytes: PositiveWhole | None = Field(
+        default=None,
+        description="bytes of a message, for each rank, that an engine must have to take part; missing: all engines do",
+    )
     chunk_bytes: PositiveWhole | None = Field(default=None, description="chunk of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
+    tuner: TunerSpec | None = Field(
+        default=None, description="library's estimate, by which it chooses a mode; missing: the fastest mode is taken"
+    )
 
     @property
     def local_s_per_byte(self) -> float:
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
+
+    def engines_for(self, size_bytes: int, ranks: int, most: int) -> int:
+        """Return how many of ``most`` engines take part in a message of ``size_bytes`` a rank among ``ranks``."""
+        least = self.engine_least_bytes
+        return most if least is None else min(most, max(1, size_bytes // (least.value * ranks)))
 
 
 class DriverSpec(SpecModel):
@@ -78,6 +98,14 @@ class DriverSpec(SpecModel):
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
     call_s: Quantity | None = Field(default=None, description="time of a call, apart from kernels and collectives")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_comparable(self) -> Self:
+        """Refuse a library's estimate of some modes beside none of others, with which no mode can be chosen."""
+        without = [name for name, mode in self.modes.items() if mode.tuner is None]
+        if 0 < len(without) < len(self.modes):
+            raise ValueError(f"modes: {', '.join(without)} without tuner beside modes with one; all or none have it")
+        return self
 
     @property
     def engines_per_transfer(self) -> int:

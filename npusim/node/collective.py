@@ -3,7 +3,7 @@
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
 rank's own (``adds``) or replaces it.  Who adds what in which order is all that decides the bits (``node.reduction``);
 who sends how much over which link decides the time (``node.simulate``): both read this one program.  A driver moves the
-bytes in the mode that is fastest by the alpha-beta form of the time.
+bytes in the mode that its library expects to be the fastest, or else in the one that is by the alpha-beta form.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).
@@ -214,6 +214,12 @@ class PlannedCollective:
         """Time of the call by the closed form."""
         return self.closed_form.seconds(self.call.size_bytes)
 
+    @property
+    def transfer_bytes_per_s(self) -> float:
+        """Rate of the engines that serve one transfer."""
+        engines = self.mode.engines_for(self.call.size_bytes, self.collective.ranks, self.driver.engines_per_transfer)
+        return engines * float(self.mode.engine_bytes_per_s.value)
+
     def terms(self) -> tuple[tuple[str, float], ...]:
         """Return the constants behind the closed form and their shares: starts, what is only copied, and bandwidth."""
         key = f"node.drivers.{self.call.driver}.modes.{self.mode_name}"
@@ -222,10 +228,23 @@ class PlannedCollective:
         shares = {"start_s": starts, "local_bytes_per_s": local, "engine_bytes_per_s": 1.0 - starts - local}
         return tuple((f"{key}.{name}", share) for name, share in shares.items() if share)
 
+    @property
+    def sent_share(self) -> float:
+        """Share of the message that rank 0 sends in all rounds."""
+        sent = sum(len(t.shards) for r in self.collective.rounds for t in r if t.source == 0)
+        return sent / self.collective.shard_count
+
+    @property
+    def expected_s(self) -> float:
+        """Time by which the driver chooses its mode: the library's own estimate where it is known."""
+        if (tuner := self.mode.tuner) is None:
+            return self.seconds
+        start = tuner.base_s.value + len(self.collective.rounds) * tuner.step_s.value
+        return float(start + self.sent_share * self.call.size_bytes / tuner.bytes_per_s.value)
+
     def sending_bytes_per_s(self) -> float:
         """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
-        sent = sum(len(t.shards) for r in self.collective.rounds for t in r if t.source == 0)
-        return sent / self.collective.shard_count * self.closed_form.bytes_per_s
+        return self.sent_share * self.closed_form.bytes_per_s
 
     def chunk_sizes(self) -> list[int]:
         """Return the bytes of the pieces in which the message moves through all rounds, about equal."""
@@ -253,21 +272,21 @@ class PlannedCollective:
 
 
 def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) -> PlannedCollective:
-    """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
+    """Return how ``call`` runs: in the mode that its library expects to be the fastest."""
     rounds = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
     driver = node.driver(call.driver)
     candidates = [
         PlannedCollective(call, rounds, driver, name, _closed(node, topology, call, rounds, mode))
         for name, mode in driver.modes.items()
     ]
-    return min(candidates, key=lambda candidate: candidate.seconds)
+    return min(candidates, key=lambda candidate: candidate.expected_s)
 
 
 def _closed(
     node: NodeSpec, topology: Topology, call: CollectiveCall, chosen: Collective, mode: DriverMode
 ) -> AlphaBeta:
     """Return the closed form within a server and, with several, of the ring between them."""
-    form = alpha_beta(chosen, topology, node.driver(call.driver), mode)
+    form = alpha_beta(chosen, topology, node.driver(call.driver), mode, call.size_bytes)
     if call.servers == 1 or node.between is None:
         return form
     start = mode.transfer_start_s.value + node.between.latency_s.value
@@ -275,14 +294,20 @@ def _closed(
     return AlphaBeta(form.alpha_s + call.rounds_between * start, 1.0 / (1.0 / form.bytes_per_s + share))
 
 
-def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode) -> AlphaBeta:
+def alpha_beta(
+    chosen: Collective, topology: Topology, driver: DriverSpec, mode: DriverMode, size_bytes: int | None = None
+) -> AlphaBeta:
     """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
 
-    Rounds follow one another; in each the slowest of its links, engines and drivers decides.
+    Rounds follow one another; in each the slowest of its links, engines and drivers decides.  A message of
+    ``size_bytes`` a rank has the engines that take part in it; none stated: all.
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)
-    transfer_rate = engine * driver.engines_per_transfer
+    engines = driver.engines_per_transfer
+    if size_bytes is not None:
+        engines = mode.engines_for(size_bytes, chosen.ranks, engines)
+    transfer_rate = engine * engines
     for transfers in chosen.rounds:
         loads: dict[str, float] = defaultdict(float)
         rates: dict[str, float] = {}

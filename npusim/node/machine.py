@@ -268,10 +268,9 @@ class RunningCollective:
         yield env.timeout(femtoseconds(plan.mode.transfer_start_s.value))
         route = self.fabric.topology.route(transfer.source, transfer.target)
         if size:
-            engine_rate = plan.driver.engines_per_transfer * plan.mode.engine_bytes_per_s.value
             shared = [self.fabric.links[e.name] for e in route]
             shared.append(self.devices[transfer.source].driver(plan))
-            port = env.timeout(femtoseconds(size / engine_rate))
+            port = env.timeout(femtoseconds(size / plan.transfer_bytes_per_s))
             yield AllOf(env, [port, *(flow(env, link, size) for link in shared)])
         yield env.timeout(femtoseconds(sum(e.latency_s for e in route)))
         done.succeed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
 from npusim.simulation.evaluation import source_of
 from npusim.simulation.naming import inputs_of
-from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.request import Request
 from npusim.simulation.result import ComputedBits, Spread, result_of
 from npusim.simulation.tile import program_of
@@ -67,18 +68,26 @@ def run_on_node(plan: Plan) -> RunData:
     groups = traced_groups(r.trace_groups, machine.node.device_count.value)
     if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
         refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
+    program, timing = _timed(plan, machine, groups)
+    notes = without_effect(
+        r, timing.latency_s, lambda device: _timed(plan, cast("NodeDevice", device), ())[1].latency_s
+    )
     if isinstance(problem, ModelProblem):
-        program, timing = _model(plan, problem, machine, groups)
-        notes = _model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing)
-    else:
-        program = plan.schedule.build(problem, plan.tiling, machine, plan.precision)
-        check(program)
-        timing, notes = time_on_node(program, machine, r.method, groups), ()
+        notes = chain(_model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing), notes)
     bits = _bits(plan, program) if r.numerics else NO_BITS
     return result_of(plan, program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
 
 
 # ---------------------------------------------------------------- time
+
+
+def _timed(plan: Plan, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
+    """Return a plan's program on a node, checked, and its time."""
+    if isinstance(plan.problem, ModelProblem):
+        return _model(plan, plan.problem, machine, groups)
+    program = plan.schedule.build(plan.problem, plan.tiling, machine, plan.precision)
+    check(program)
+    return program, time_on_node(program, machine, plan.request.method, groups)
 
 
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Layer
 from npusim.config.scores import GivenBias
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, indices
 from npusim.schedules import find_schedule, is_of_models
@@ -25,7 +26,7 @@ from npusim.timing import method_named
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -333,6 +334,18 @@ def estimate(
 def traced_groups(choice: Choice, count: int) -> Groups:
     """Return the core groups on the timeline, of so many; which is ``last`` is known once their times are."""
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
+
+
+def without_effect(r: Request, seconds: float, seconds_on: Callable[[DeviceSpec], float]) -> Iterator[str]:
+    """Yield a note for each changed number of the device without which the run's own tile takes the same time.
+
+    ``seconds_on`` returns the time of the run's program on another device.
+    """
+    for key, value in (r.overrides or {}).items():
+        device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
+        with suppress(NpusimError):  # the tile is none without this change: the change decides
+            if seconds_on(device) == seconds:
+                yield f"-C {key}={value} changes no time here: this run takes the same with the device file's number"
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

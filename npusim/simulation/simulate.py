@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.outside import with_origin
 from npusim.config.problem import KernelProblem, Problem
-from npusim.errors import NpusimError, TilingError
+from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
 from npusim.simulation.apart import done_apart
 from npusim.simulation.evaluation import bits_of, compared_variants
 from npusim.simulation.inputs import padding_note
-from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.result import (
     ComputedBits,
     PresetOutcome,
@@ -107,21 +107,18 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
 
 
 def _without_effect(plan: Plan, flops: int, timing: TimingResult | None) -> Iterator[str]:
-    """Yield a note for each changed number of the device without which the run's own tile takes the same time.
+    """Yield a note for each changed number without effect, and for the clock where products have one of their own."""
+    if timing is None:
+        return
+    r, clock = plan.request, (plan.request.overrides or {}).get("clock_hz")
+    if clock is not None and plan.device.products_clock_hz is not None and flops:
+        yield f"-C clock_hz={clock}: the clock of a run with products is products_clock_hz; change that key"
 
-    And for the clock, where a run of so many operations of products has another.
-    """
-    r = plan.request
-    for key, value in (r.overrides or {}).items() if timing else ():
-        if key == "clock_hz" and plan.device.products_clock_hz is not None and flops:
-            yield f"-C {key}={value}: the clock of a run with products is products_clock_hz; change that key"
-        device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
-        with suppress(NpusimError):  # the tile is none without this change: the change decides
-            _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
-            program = starting_with(program, device, r.l2)
-            without = simulate_program(program, device, r.method, progress=r.progress)
-            if timing is not None and without.latency_s == timing.latency_s:
-                yield f"-C {key}={value} changes no time here: this run takes the same with the device file's number"
+    def seconds_on(device: DeviceSpec) -> float:
+        _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+        return simulate_program(starting_with(program, device, r.l2), device, r.method, progress=r.progress).latency_s
+
+    yield from without_effect(r, timing.latency_s, seconds_on)
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:

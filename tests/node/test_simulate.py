@@ -158,7 +158,7 @@ def test_blocks_beside_a_collective_are_slower(pair: NodeSpec) -> None:
     slow, fast = (node_time(with_beside(pair, factor), 2, work, "sm", ranks=2) for factor in (1.5, 1.0))
     lost = slow.queues[0][0].busy_cycles - fast.queues[0][0].busy_cycles
     # What runs while a collective moves bytes, not while it starts, gets two thirds of its work done.
-    start_s = pair.drivers["sm"].modes["ll"].start_s.value
+    start_s = pair.drivers["sm"].modes["simple"].start_s.value
     assert lost / 1.98e9 == pytest.approx((fast.closed_form_s / 2 - start_s) / 3, rel=0.02)
 
 

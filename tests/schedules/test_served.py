@@ -361,6 +361,28 @@ def test_the_heuristic_of_flash_attention_2(blocks: int, places: int, tiles: int
 
 
 @pytest.mark.parametrize(
+    ("blocks", "tiles", "splits"),
+    [
+        # hopper/heuristics.h on 132 multiprocessors, by hand: the fewest splits whose waves are filled to 85 % of the
+        # best.  8 blocks: 33 splits fill two waves, 15 fill .91 of one.  1: 128 splits fill .97, 109 fill .826.
+        (8, 187, 15),
+        (8, 10, 9),  # at most as many as tiles: .61 of a wave, of which .545 is the least
+        (1, 1024, 109),
+        (44, 1024, 3),  # exactly one wave
+        (105, 1024, 5),  # one to four splits fill .795 of their waves, five fill .994
+        (106, 1024, 1),  # .8 of the multiprocessors have work
+    ],
+)
+def test_the_heuristic_of_flash_attention_3_on_long_caches(blocks: int, tiles: int, splits: int) -> None:
+    assert num_splits_heuristic(blocks, 132, tiles, skips_equal=False) == splits
+
+
+def test_the_heuristics_share_is_taken_in_double_precision_as_their_sources_take_it() -> None:
+    # 102 / 144 is less than 0.85 x 120 / 144 in double precision, and equal to it in single.
+    assert num_splits_heuristic(6, 144, 100, skips_equal=True) == 20
+
+
+@pytest.mark.parametrize(
     ("rule", "keys", "parts"),
     [
         # (1023 + 0 + 1 + 128 rows) / 128 = 9 tiles on 132 cores: 8 splits are 85 % of 9, so 2 tiles each.

@@ -74,11 +74,28 @@ def test_what_it_has_no_layout_for_is_refused(
         run(of(128, dim), hw, precision, **({"kernel": "xformers"} | tiling))
 
 
-def test_a_measured_v100_is_met_within_a_quarter_and_their_ratio_within_a_half() -> None:
-    fused, unfused = validate_times(MEASURED).residuals
-    assert max(abs(r.relative_error) for r in (fused, unfused)) < 0.25
-    ratio = (1 + fused.relative_error) / (1 + unfused.relative_error)
-    assert 1 / 1.5 < ratio < 1.5
+def test_published_times_of_a_v100_are_met_at_every_head_size() -> None:
+    # No constant is fitted to these nine shapes: slices, accesses and waits are counted in the kernel's code.
+    *fused, unfused = validate_times(MEASURED).residuals
+    errors = {r.name: r.relative_error for r in fused}
+    assert len(errors) == 9
+    assert max(map(abs, errors.values())) < 0.1, errors
+    assert abs(unfused.relative_error) < 0.25
+
+
+def test_slices_are_whole_whatever_the_head_size() -> None:
+    # Published: 7.10 ms for heads of 16 and 7.15 for 32, at 1,024 heads of 1,024 tokens.
+    narrow, wide = (
+        npusim.run(
+            "volta_flash",
+            problem=Problem(batch=64, heads=1, seq_q=1024, seq_kv=1024, head_dim=dim, dtype="float16"),
+            precision="acc_fp32",
+            tiling={"kernel": "xformers"},
+            numerics=False,
+        ).cycles
+        for dim in (16, 32)
+    )
+    assert 0.95 * wide < narrow <= wide
 
 
 def test_unfused_attention_pays_for_its_scores_in_a_layer_too() -> None:

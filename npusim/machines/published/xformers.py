@@ -65,5 +65,6 @@ XFORMERS = GpuKernel(
     refuses=_refuses,
     warp_rows=WARP_ROWS,
     slice_elements=32,  # ThreadK
+    is_whole=True,  # accesses beyond an end are masked, products are not
     charges=_charges,
 )

@@ -39,7 +39,7 @@ from npusim.machines.sm.work import Works
 from npusim.units import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.op import WarpPlan
@@ -101,18 +101,21 @@ class ResidentBlock:
         """Yield one tile: loads, then each stage between the stores of what products read, then an iteration's end."""
         chain = self._chain(stages, tile)
         before, after = self._stores_around(stages, chain)
+        held: Handshake = ()
         yield from self._loads(stages, chain, block, tile)
         for run in self.turns.runs(stages) if self.turns else [(s,) for s in stages]:
             s = run[-1]
             for n in before.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
-            is_sliced = s.is_product and self.tiling.slice_elements
-            ops = self._sliced_product(s, block, tile) if is_sliced else self._run(run, block, tile)
+            if s.is_product and self.tiling.slice_elements:
+                held = yield from self._sliced_product(s, block, tile, held)
+                continue
+            ops = self._run(run, block, tile)
             yield from self._with_copies(s, stages, ops, self.works, block, tile) if self.works else ops
             for n in after.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
         if self.works:
-            yield from self._end(stages, self.works, block, tile)
+            yield from self._end(stages, self.works, block, tile, held)
         elif self.tiling.lanes and tile.cols and self.how:
             step = GroupWork(GROUP_WARPS, generation="mma")
             step = step.charged(STEP, *barriers(step))
@@ -195,7 +198,9 @@ class ResidentBlock:
                 beside = works.beside(s, replace(works.usual, copies=copies))
                 yield TileOp("copies", warps, WARPS, (), (), group=beside)
 
-    def _end(self, stages: tuple[Stage, ...], works: Works, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _end(
+        self, stages: tuple[Stage, ...], works: Works, block: WorkTile, tile: Visit, held: Handshake
+    ) -> Iterator[TileOp]:
         """Yield what follows the stages of a tile, or of a block without a loop: slots released, registers spilled."""
         places, operands, stage_count = self.places, self.places.operands_of(stages), self.tiling.stages
         if not self.frame.loop_axis and operands:  # the next block takes their place once this one has ended
@@ -203,7 +208,7 @@ class ResidentBlock:
             yield from (TileOp("end", warps, FMA, (), slots, group=work) for warps in self.warps)
         if not tile.cols or works.usual.is_specialised or not any(s.is_product for s in stages):
             return
-        slots = places.released(operands, block, tile) if places.keeps_operands else ()
+        slots = places.released(operands, block, tile) if places.keeps_operands else held
         if chain := self._chain(stages, tile):
             slots = (places.slot(places.loaded[chain[0]], chain[0], block, tile, first=False),)
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
@@ -306,31 +311,45 @@ class ResidentBlock:
             yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
         yield from self._results(s, block, tile, group, share)
 
-    def _sliced_product(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield a product that adds up slice by slice, each loaded while the one before is multiplied."""
+    def _sliced_product(
+        self, s: Stage, block: WorkTile, tile: Visit, held: Handshake
+    ) -> Generator[TileOp, None, Handshake]:
+        """Yield a product that adds up slice by slice, each loaded while the one before is multiplied.
+
+        What rows made of its operands is stored first, which releases ``held``: no slice is loaded before.  Return the
+        registers of its last slices, which what follows releases.
+        """
         frame, places, works, how = self.frame, self.places, self.works, self.how[s]
         (row,), queue, charges = s.rows, self.warps[0], self.tiling.due("slice")
         assert works is not None
         dst = places.part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
-        for span in chunks(frame.size(block, k_axis, tile), self.tiling.slice_elements):
+        made = [n for n in row.srcs if n not in places.near]
+        wholes = {n: places.part(0, n, block.rows, frame.cols(n, block, tile)) for n in made}
+        for n, whole in wholes.items():
+            put = works.slice(n, whole, is_made=True)
+            yield TileOp(f"{frame.label(n)}.put", queue, LSU, (), held, group=put)
+        size = frame.size(block, k_axis, tile)
+        for span in chunks(size, self.tiling.slice_elements):
             operands: list[Operand] = []
+            held, is_last = (), sum(span) == size
             for n in row.srcs:
-                if n not in places.near:
-                    whole = places.part(0, n, block.rows, frame.cols(n, block, tile))
-                    operands.append(whole.part(0, block.rows, *span))
+                if n in wholes:
+                    operands.append(wholes[n].part(0, block.rows, *span))
                     continue
                 is_row = frame.axes(n)[0] == k_axis
                 source = frame.cut(n, block, tile, *((span, None) if is_row else (None, span)))
-                shape = source.rows, source.cols, source.fmt
-                step = Step(Opcode.COPY, places.loaded[n].fill(*shape), (source,), name=n)
+                shape, ring = (source.rows, source.cols, source.fmt), places.loaded[n]
+                step = Step(Opcode.COPY, ring.fill(*shape), (source,), name=n)
                 yield TileOp(f"{frame.label(n)}.load", places.loaders[n], LDG, (step,))
-                step = Step(Opcode.COPY, places.near[n].fill(*shape), (places.loaded[n].front(*shape),))
-                work = works.slice(step.dst).charged(*charges if n == row.srcs[1] else ())
+                step = Step(Opcode.COPY, places.near[n].fill(*shape), (ring.front(*shape, last=not is_last),))
+                work = works.slice(n, step.dst).charged(*charges if n == row.srcs[1] else ())
                 yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
                 operands.append(places.near[n].front(*shape))
+                held += (ring.front(*shape, first=False),) if is_last else ()
             step = Step(Opcode.MATMUL, dst, tuple(operands), replace(how, accumulate=how.accumulate or span[0] > 0))
             yield TileOp(f"{s.name}.mma", queue, TENSOR, (step,), group=works.product(s))
+        return held
 
     def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.

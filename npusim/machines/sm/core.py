@@ -12,7 +12,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from npusim.config.engine import WarpIssue, WarpMatrixEngine
+from npusim.config.engine import DmaEngine, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.formats.scans import of_float32
@@ -223,6 +223,12 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     if not isinstance(engine, kind):
         raise ProgramError(f"{device.name}: {SM}.{name} is no {kind.__name__}")
     return engine
+
+
+def fill_passes(device: DeviceSpec) -> int:
+    """Return the passes through shared memory, one with the cache, in the time that L2 fills the cache by as much."""
+    memory, port = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine).route("GM", "RF")
+    return ceil(memory.banks_count.value * memory.bank_bytes.value / port.bytes_per_cycle.value)
 
 
 def counts_turnover(device: DeviceSpec) -> bool:

@@ -195,6 +195,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
     paid = code_charges(use) if published is None and not tile.stages else published.paid(use) if published else ()
     charges, widths = (*tiling.charges, *paid), {phase.loop_axis: tile.keys}
+    if slices:  # tiles of the output are as wide as those of scores
+        widths[phase.names[products[1].dst].axes[1]] = round_up(tile.value_dim, tile.keys)
     tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"

@@ -109,6 +109,9 @@ class BlockPlaces:
                 # The load of the next operand may wait for this one.
                 others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
                 self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
+        if tiling.slice_elements:  # the same registers, product after product: a load waits for the one before
+            rights = [s.rows[0].srcs[1] for s in self.how]
+            self.loaded |= dict.fromkeys(rights, self.loaded[rights[0]])
         self.near = dict(self.loaded)
         for n in self.shared:
             depth = 2 if tiling.slice_elements else tiling.depth

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.formats import get_format
 from npusim.ir.op import CodeWork
 from npusim.ir.tile import Tile
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers
+from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers, fill_passes
 from npusim.machines.sm.group_cost import ACCESS_BYTES
 from npusim.units import ceil_div
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: A line of the cache that loads of global memory come through (CUDA C++ Programming Guide, global memory).
 LINE_BYTES = 128
+#: Passes of a store of pairs of an accumulator's values (CUTLASS's layout of operands for sm_70, VoltaTensorOp-
+#: MultiplicandCrosswise, at the rows and columns of mma.m8n8k4's accumulator: two lanes' words lie in each bank).
+PAIR_PASSES = 2
 
 
 class Works:
@@ -73,7 +77,8 @@ class Works:
         left, work, tiling = s.rows[0].srcs[0], self.usual, self.tiling
         if work.repeats > 1 and left not in self.places.near:
             work = replace(work, repeats=1, across=work.repeats)
-        if tiling.slice_elements:
+        if tiling.slice_elements:  # whatever the head dim, slices and tiles are whole: what is missing is zero
+            work = replace(work, columns=self._width(s.rows[0].dst), depth=tiling.slice_elements)
             return work.charged(*barriers(work), FENCE)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not adds_up or tiling.stages == 1
@@ -94,11 +99,17 @@ class Works:
         size = rows, columns, frame.size_bytes(left, depth), left in self.places.near
         return replace(work, behind=size, across=product.across, repeats=product.repeats)
 
-    def slice(self, slot: Operand) -> GroupWork:
-        """Return the work of bringing a slice to shared memory: its rows are parts of a line of the cache."""
-        loads = ceil_div(slot.payload_bytes, ACCESS_BYTES * WARP_LANES * self.usual.warps)
-        passes = 1 + ceil_div(LINE_BYTES, max(1, slot.payload_bytes // slot.rows))
-        return replace(self.usual, loads=loads, passes=passes)
+    def slice(self, n: str, slot: Operand, *, is_made: bool = False) -> GroupWork:
+        """Return the work of bringing a slice of a name to shared memory, through a cache that is one with it.
+
+        L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored whole, with zeros
+        beyond their end.  ``is_made``: rows made it in registers; a warp stores pairs of values, two to a bank.
+        """
+        whole = max(slot.cols, self._width(n) or self.tiling.slice_elements)
+        row_bytes = get_format(slot.fmt).size_bytes * whole
+        loads = ceil_div(slot.rows * row_bytes, ACCESS_BYTES * WARP_LANES * self.usual.warps)
+        come = ceil_div(LINE_BYTES, row_bytes) + fill_passes(self.places.core.device)
+        return replace(self.usual, loads=loads, passes=PAIR_PASSES if is_made else 1 + come)
 
     def _rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: what has no axis of the loop is repeated by nobody."""
