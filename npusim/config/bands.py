@@ -254,9 +254,9 @@ def errors_of(
     """Return the absolute errors that a schedule's band is made of, the least first, and the class that they are of.
 
     Of the narrowest of the ``classes`` with cases enough for nine in ten, those that no constant was fitted on where
-    they are enough; else of `FEW` or more of the published kernel in any schedule, which are a class too; else of all of
-    the schedule (an empty class), then of `FEW` or more of it, then of the published kernels, then of all kernels of the
-    device.  A class that all of the schedule's cases are in is none.
+    they are enough; else `FEW` or more of the published kernel in any schedule, which are a class too; else all of the
+    schedule (an empty class), or `FEW` of it, else those of published kernels, else those of all kernels of the device.
+    A class that all of the schedule's cases are in is none.
     """
     kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
     same = [case for case in kernels if case.schedule == schedule]

@@ -220,9 +220,9 @@ class LaunchSpec(SpecModel):
 
         ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
         first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether the first is
-        the vendor's fused attention.  The host issues kernels one behind the
-        other and waits once, so that a call of several is held up by the slower of host and device.  Where a file
-        states one cost of a launch only, each kernel pays it.
+        the vendor's fused attention.  The host issues kernels one behind the other and waits once, so that a call of
+        several is held up by the slower of host and device.  Where a file states one cost of a launch only, each kernel
+        pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares), core_s + masked
