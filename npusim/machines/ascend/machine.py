@@ -140,8 +140,8 @@ class AscendMachine(Machine):
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
                 fields = dict(cann.decode_fields(problem, self.places))  # of its order nothing is known
             elif preset.is_by_name and not is_decode:
-                is_named = "block_kv" in tiling.model_fields_set
-                fields = dict(cann.memory_fields(problem, tiling.block_kv if is_named else MEMORY_TILE["block_kv"]))
+                keys = dict(tiling if "block_kv" in tiling.model_fields_set else MEMORY_TILE)["block_kv"]
+                fields = dict(cann.memory_fields(problem, keys))
         if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
@@ -292,8 +292,8 @@ class AscendMachine(Machine):
             group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
-        more = {"flops": flops, "notes": notes, "is_attention": any(tiling.is_vendors for _, tiling in listed)}
-        return self.program(name, *of_program, AscendPricing, **more)
+        is_attention = any(tiling.is_vendors for _, tiling in listed)
+        return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
