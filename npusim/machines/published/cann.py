@@ -41,7 +41,7 @@ MASKED_LAYOUT = "nd"
 
 
 def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
-    """Return the fields of CANN's prefill from UB to UB, with at most ``keys`` a tile.
+    """Return the fields of CANN's prefill from UB to UB, with at most ``keys`` a tile, in multiples of 16.
 
     Source: ops-transformer, prompt_flash_attention_s1s2_bns1_x910.h, Bmm1VecInputCopyIn: a tile with fewer keys has
     slices of more rows, in multiples of 8.
