@@ -254,17 +254,22 @@ def errors_of(
     """Return the absolute errors that a schedule's band is made of, the least first, and the class that they are of.
 
     Of the narrowest of the ``classes`` with cases enough for nine in ten, those that no constant was fitted on where
-    they are enough; else of all of the schedule (an empty class), then of `FEW` or more of the schedule or of the
-    published kernel, then of the device's kernels.  A class that all of
-    the schedule's cases are in is none.
+    they are enough; else `FEW` or more of the published kernel in any schedule, which are a class too; else all of the
+    schedule (an empty class), or `FEW` of it, else those of published kernels, else those of all kernels of the device.
+    A class that all of the schedule's cases are in is none.
     """
     kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
     same = [case for case in kernels if case.schedule == schedule]
     found: tuple[str, ...] = ()
     kinds = {name[0] for name in classes} - {""}
-    few = (same, [case for case in kernels if case.kind in kinds])
-    chosen = next((own for own in few if len(own) >= FEW and not all(case.is_fitted for case in own)), kernels)
-    for name in (*classes, ()):
+    of_kind = [case for case in kernels if case.kind in kinds]
+    few = [own for own in (of_kind, same) if len(own) >= FEW and not all(case.is_fitted for case in own)]
+    published = [case for case in kernels if case.kind] if kinds else []
+    chosen = few[0] if few else published if len(published) >= FEWEST else kernels
+    names = (*classes, ())
+    if few and few[0] is of_kind:
+        names, found = names[:-1], () if all(case.kind in kinds for case in same) else tuple(kinds)
+    for name in names:
         of_class = [case for case in same if not name or name in classes_of(case.kind, case.tile)]
         sets = [case for case in of_class if not case.is_fitted], of_class
         if enough := next((listed for listed in sets if len(listed) >= FEWEST), None):

@@ -194,6 +194,9 @@ class LaunchSpec(SpecModel):
         "core group",
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
+    attention_s: Quantity | None = Field(
+        default=None, description="the same of the vendor's fused attention, on any core groups; absent: as of others"
+    )
     masked_s: Quantity | None = Field(
         default=None, description="additional time of a task that loads a mask; absent: none"
     )
@@ -211,14 +214,15 @@ class LaunchSpec(SpecModel):
         return self
 
     def times(
-        self, core_s: float, shares: Sequence[float], *, is_masked: bool = False
+        self, core_s: float, shares: Sequence[float], *, is_masked: bool = False, is_attention: bool = False
     ) -> tuple[dict[str, float], float]:
         """Return a call's times (s) by what would measure them, and what launches take of a stream.
 
         ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
-        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask.  The host issues kernels one behind the
-        other and waits once, so that a call of several is held up by the slower of host and device.  Where a file
-        states one cost of a launch only, each kernel pays it.
+        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether the first is
+        the vendor's fused attention.  The host issues kernels one behind the other and waits once, so that a call of
+        several is held up by the slower of host and device.  Where a file states one cost of a launch only, each kernel
+        pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares), core_s + masked
@@ -228,6 +232,8 @@ class LaunchSpec(SpecModel):
         every = one if self.task_all_s is None else float(self.task_all_s.value)
         gap, issue = float(self.gap_s.value), float(self.host_issue_s.value)
         tasks = [one + (every - one) * share for share in shares]
+        if is_attention and self.attention_s is not None:
+            tasks[0] = float(self.attention_s.value)
         stream = sum(tasks) + gap * kernels
         # The call's own launch is that of its first kernel.
         behind = stream - tasks[0] - gap if tasks else 0.0
@@ -446,12 +452,12 @@ class DeviceSpec(HardwareModel):
         return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
     def launched(
-        self, core_s: float, blocks: Iterable[int], *, is_masked: bool = False
+        self, core_s: float, blocks: Iterable[int], *, is_masked: bool = False, is_attention: bool = False
     ) -> tuple[dict[str, float], float]:
         """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
         most = self.group_count.value
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
-        return self.timed_launch().times(core_s, shares, is_masked=is_masked)
+        return self.timed_launch().times(core_s, shares, is_masked=is_masked, is_attention=is_attention)
 
     def peak_flops_per_s(self, input_format: str) -> float | None:
         """Return the matrix units' rate for a format (their fastest for one they do not multiply).

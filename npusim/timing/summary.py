@@ -117,7 +117,8 @@ def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[
             launches[-1] = max(launches[-1], len(phase.blocks))
         else:
             launches.append(len(phase.blocks))
-    return device.launched(seconds, launches, is_masked="mask" in program.tensors)
+    is_masked = "mask" in program.tensors
+    return device.launched(seconds, launches, is_masked=is_masked, is_attention=program.is_attention)
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

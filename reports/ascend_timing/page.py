@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from math import inf
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from npusim.config.cases import load_measurements
 from npusim.config.load import load_device
+from npusim.validate.times import validate_times
 from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, percent, save_page, table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from reports.ascend_timing.study import Row
 
 BASES = ("vendor", "measured", "derived", "fitted", "assumed")
@@ -27,6 +30,11 @@ RANGES = {
 #: Columns of a record whose true ones may be fewer, and cases that a table names no more.
 SHORTEST, MANY = 16, 20
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+#: CANN's prefills, task durations; rows of a block on either kernel.
+PREFILLS = Path(__file__).parents[1] / "production" / "measured_ascend_cann.yaml"
+BLOCK_ROWS = 128
+#: Classes of blocks per core: the most of each, and its name.
+WAVES = ((1, "1"), (2, "2"), (11, "3 to 11"), (inf, "more than 11"))
 BATCHES = (32, 256, 1024)
 #: A DeiT call whose bounds are asked for: the largest.
 LARGEST = BATCHES[-1]
@@ -38,6 +46,7 @@ def write(folder: Path) -> list[Path]:
     parts = (
         _residuals,
         _classes,
+        _blocks,
         _causes,
         _constants,
         _without,
@@ -112,6 +121,28 @@ def _classes(found: list[Row]) -> Section:
         "tiles": ", ".join(f"{us:.0f} us with {keys} keys a tile" for keys, us in study.tiles_of_16k().items()),
     }
     return fields, {"classes": {str(line[0]): line[1:] for line in lines}}
+
+
+def _blocks(found: list[Row]) -> Section:
+    """Errors of attention by whose kernel it is, blocks of rows per core, head dim and mask."""
+    own = [r for r in study.counted(found) if r.case.name.startswith(("fa_", "cann_", "tilelang_"))]
+    errors = [(r.case, r.error) for r in own]
+    cases = {case.name: case for case in load_measurements(PREFILLS).cases if case.schedule == "flash"}
+    errors += [(cases[r.name], r.relative_error) for r in validate_times(PREFILLS).residuals if r.name in cases]
+    groups = defaultdict[tuple[int, str, int, str], list[float]](list)
+    for case, error in errors:
+        w, cores = case.workload, int(load_device(case.device).group_count.value)
+        blocks = (w.batch or 1) * (w.heads or 1) * -(-(w.seq_q or 1) // BLOCK_ROWS)
+        waves = -(-blocks // cores)
+        rank = next(n for n, (most, _) in enumerate(WAVES) if waves <= most)
+        whose = {"fa": "PTO", "tilelang": "TileLang"}.get(case.name.split("_")[0], "CANN")
+        groups[rank, whose, w.head_dim or 0, "causal" if w.causal else "none"].append(error)
+    lines = [
+        [WAVES[n][1], *key, len(of), percent(median(map(abs, of))), ", ".join(percent(e, sign="+") for e in sorted(of))]
+        for (n, *key), of in sorted(groups.items())
+    ]
+    header = ("blocks per core", "kernel", "head dim", "mask", "cases", "median error", "errors")
+    return {"blocks": table(header, lines)}, {"blocks": {" ".join(map(str, line[:4])): line[4:] for line in lines}}
 
 
 def _causes(_found: list[Row]) -> Section:

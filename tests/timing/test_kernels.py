@@ -121,8 +121,10 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
 def test_without_a_kernel_a_prefill_is_canns_whatever_tile_is_named_and_a_decode_is_the_presets() -> None:
     machine, presets = AscendMachine(load_device("ascend_910b2")), {p.name: p for p in PRECISIONS["ascend"]}
 
-    def declared(precision: str = "fa2_fp32", seq_q: int = 128, **fields: Any) -> Any:
-        problem = Problem(heads=24, seq_q=seq_q, seq_kv=4096, head_dim=128)
+    def declared(
+        precision: str = "fa2_fp32", seq_q: int = 128, seq_kv: int = 4096, head_dim: int = 128, **fields: Any
+    ) -> Any:
+        problem = Problem(heads=24, seq_q=seq_q, seq_kv=seq_kv, head_dim=head_dim)
         return machine.declared(FlashTiling(**fields), problem, presets[precision])
 
     cann = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "kernel": "cann", "pipeline": "core", "deal": "balanced"}
@@ -131,8 +133,32 @@ def test_without_a_kernel_a_prefill_is_canns_whatever_tile_is_named_and_a_decode
     assert declared(order="serial").pipeline is None
     assert cann.items() <= dict(declared(block_kv=512)).items()
     assert declared(block_kv=256).vector_rows == 16  # slices of as many elements
+    assert declared(seq_kv=128).block_kv == 128
+    assert [declared(seq_kv=128, head_dim=d).vector_rows for d in (256, 128, 64, 16)] == [32, 32, 64, 128]
+    assert declared(block_kv=1024).vector_rows == 4
     for other in (declared(kernel="pto"), declared(seq_q=1), declared("fa16_32")):
         assert (other.kernel, other.vector_rows, other.pipeline) in {(None, None, None), ("pto", None, None)}
+
+
+def test_the_task_of_canns_attention_is_longer_than_that_of_others() -> None:
+    launch = load_device("ascend_910b2").timed_launch()
+    assert launch.attention_s is not None
+    assert launch.task_all_s is not None
+    for kernel, task in (("cann", launch.attention_s), ("pto", launch.task_all_s)):
+        timing = flash(tiling={"block_kv": 256, "kernel": kernel}).timing
+        assert timing is not None
+        of_task = timing.times_s["kernel"] - timing.times_s["core"]
+        assert of_task == pytest.approx(float(task.value), rel=0.05)
+        assert timing.times_s["call"] - timing.times_s["core"] == pytest.approx(float(launch.kernel_overhead_s.value))
+
+
+def test_a_whole_depth_in_l1_is_loaded_once_for_all_tiles_of_a_core_that_share_it() -> None:
+    share = {"block_m": 64, "block_n": 64, "block_k": 64, "single_n": 256}
+    loaded, again = (gemm(k=512, load_a=depth, load_b=64, **share) for depth in (512, 256))
+    held = gemm(k=512, full_load="a", load_b=64, slots_l1a=2, **share)
+    assert loaded.cycles == held.cycles < again.cycles
+    (one, two) = (r.timing.link_bytes["l2"] for r in (loaded, again))  # type: ignore[union-attr]
+    assert two - one == 512 * 512 * 2 * (512 // 64 - 512 // 256)  # A's bytes, for each tile of n or for each share
 
 
 def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunData:

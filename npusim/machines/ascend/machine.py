@@ -153,9 +153,8 @@ class AscendMachine(Machine):
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
                 fields = dict(cann.decode_fields(problem, self.places))  # of its order nothing is known
             elif preset.is_by_name and not is_decode:
-                fields = {**CANN.fields, **MEMORY_TILE, "kernel": CANN.name}
-                if "block_kv" in tiling.model_fields_set:  # slices of as many elements
-                    fields["vector_rows"] = max(1, cann.SLICE_ELEMENTS // dict(tiling)["block_kv"])
+                keys = dict(tiling if "block_kv" in tiling.model_fields_set else MEMORY_TILE)["block_kv"]
+                fields = dict(cann.memory_fields(problem, keys))
         if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
@@ -242,6 +241,7 @@ class AscendMachine(Machine):
             barriers=t.barriers or kernel.barriers,
             together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),  # it is of its own barriers
+            is_vendors=kernel is CANN,
         ), ""
 
     def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
@@ -309,7 +309,8 @@ class AscendMachine(Machine):
             group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
-        return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
+        is_attention = any(tiling.is_vendors for _, tiling in listed)
+        return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))

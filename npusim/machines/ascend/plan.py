@@ -90,6 +90,8 @@ class AscendTiling:
         Tiles that cores hand over at a time: they share the cost of a tile (``flags.tile_cycles``).
     extra
         Whether a tile handed over costs the measured extra of PTO's kernel beyond the device's own cost.
+    is_vendors
+        Whether the kernel is the vendor's own, whose task has a cost of its own (``launch.attention_s``).
     spilled
         States that stay in global memory between tiles if UB has no space.
     code
@@ -122,6 +124,7 @@ class AscendTiling:
     barriers: Barriers = "every"
     together: int = 1
     extra: bool = False
+    is_vendors: bool = False
     code: VectorCode | None = None
     order: StageOrder = "rolling"
     slots: int = PING_PONG
@@ -169,6 +172,10 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     if all(loads) and max(loads) % min(loads):
         raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
     _check_blocks("block_k", k, fmt)
+    share_m, depth, share_n = (phase.sizes[axis] for axis in phase.product_axes(phase.stages[0].rows[0]))
+    repeats = (share_m <= m and share_n > n, share_n <= n and share_m > m)
+    # A whole depth that is in L1 is not loaded again for the next tile with the same rows of A, or columns of B.
+    loads = [0 if again and load >= depth else load for load, again in zip(loads, repeats, strict=True)]
     plan = ProductPlan(
         m,
         n,

@@ -27,10 +27,10 @@ CANN = AscendKernel(
     deal="balanced",
     fields={"pipeline": "core", "deal": "balanced"},
 )
-#: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
-MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
-#: Elements of such a slice, whatever keys a tile has.
-SLICE_ELEMENTS = 8 * 512
+#: From UB to UB: CANN 8.0's rows and keys of a tile in full precision (ascend.md 2.1 and 2.4).
+MEMORY_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 512})
+#: Elements of a slice of its softmax, by the least head dim (prompt_flash_attention_tiling.cpp, AdjustCVTilingCVDiff).
+SLICE_ELEMENTS = ((128, 8 * 512), (32, 16 * 512), (0, 32 * 512))
 #: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 #: How its rows are written: in one function a stage, transposed, in four chains.
@@ -38,6 +38,18 @@ REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout"
 #: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
 #: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
 MASKED_LAYOUT = "nd"
+
+
+def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
+    """Return the fields of CANN's prefill from UB to UB, with at most ``keys`` a tile, in multiples of 16.
+
+    Source: ops-transformer, prompt_flash_attention_s1s2_bns1_x910.h, Bmm1VecInputCopyIn: a tile with fewer keys has
+    slices of more rows, in multiples of 8.
+    """
+    keys = min(keys, round_up(problem.seq_kv, 16))
+    rows = next(elements for least, elements in SLICE_ELEMENTS if problem.head_dim >= least) // keys
+    rows = max(rows // 8 * 8, min(rows, 8), 1)
+    return {**CANN.fields, **MEMORY_TILE, "block_kv": keys, "vector_rows": rows, "kernel": CANN.name}
 
 
 def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
