@@ -38,6 +38,10 @@ from npusim.machines.sm.turns import WarpTurns
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
 
+#: Keys of a tile up to which compilers write masks among other instructions: from 64 on they pack the predicates
+#: (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256 keys
+PREDICATED_KEYS = 32
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
@@ -71,6 +75,9 @@ class ResidentBlock:
         storers = (self.places.storer,) if self.places.left else ()
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, work, self.places) if work else None
+        keys = tiling.widths.get(frame.loop_axis or "", 0)
+        #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps meet in each tile.
+        self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
         # One function a loop, or a part of it, for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.cuts = [(partial(self._tile, stages), lag) for stages, lag in self.turns.cuts] if self.turns else []
@@ -367,7 +374,14 @@ class ResidentBlock:
                 run = []
             else:
                 run.append(step)
-        yield self._op(s.name, s, group, FMA, tuple(run))
+        if at := self._masks_end(run):
+            masks = self._op(s.name, s, group, FMA, tuple(run[:at]))
+            op = self._op(s.name, s, group, FMA, tuple(run[at:]))
+            assert op.group is not None
+            left = tuple([c for c in op.group.charges if c.due != "score"])  # which the masks pay
+            yield from (masks, replace(op, group=replace(op.group, charges=left)))
+        else:
+            yield self._op(s.name, s, group, FMA, tuple(run))
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
                 p, plan = self.places.part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
@@ -376,6 +390,11 @@ class ResidentBlock:
                 step = Step(Opcode.COPY, p, (p,), how)
                 yield TileOp(f"{self.frame.label(n)}.exchange", self.warps[group], LSU, (step,))
         yield from self._results(s, block, tile, group, share)
+
+    def _masks_end(self, steps: list[Step]) -> int:
+        """Return how many of a softmax's steps come up to its last mask, where masks are an operation apart; else 0."""
+        begin = next((i for i, x in enumerate(steps) if x.opcode is Opcode.ROW_MAX), 0) if self.masks_apart else 0
+        return max((i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT), default=0)
 
     def _results(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of what a stage leaves: to shared memory for products, or to the output."""

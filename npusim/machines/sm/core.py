@@ -137,6 +137,18 @@ class SmTiling:
     code: CodeWork | None = None
     occupancy: Occupancy | None = field(default=None, compare=False)
 
+    @property
+    def masks_apart(self) -> bool:
+        """Whether several warps of a sub-core are in their masks at once: those of a core's one block of warp groups.
+
+        Warps meet at barriers in every tile, and no other block's exponentials are beside their masks: an H100 takes
+        6 to 8 cycles longer for each score of a lane and warp there, 1 to 4 where two or more blocks are resident
+        (reports/silicon/phases.json).
+        """
+        work = self.work
+        has_several = work is not None and work.generation == "wgmma" and (self.groups > 1 or work.repeats > 1)
+        return has_several and self.residents == 1
+
     def due(self, *when: Due) -> tuple[Charge, ...]:
         """Return what is paid ``when``."""
         return tuple([c for c in self.charges if c.due in when])
