@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -197,13 +198,16 @@ def invariance_document(invariance: Invariance, required: Collection[str] = ()) 
 
 
 def _tried_document(t: Tried) -> dict[str, object]:
+    difference = None if t.difference is None else asdict(t.difference)
+    if difference is not None:  # JSON has no NaN
+        difference |= {n: x if isfinite(x) else None for n, x in difference.items() if n != "element"}
     return {
         "what": t.what,
         "same_structure": t.is_same_structure,
         "same_class": t.is_same_class,
         "latency_us": t.latency_us,
         "reason": t.reason or None,
-        "difference": t.difference and asdict(t.difference),
+        "difference": difference,
         "parted": t.parted or None,
     }
 

@@ -236,19 +236,18 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
     return tiling
 
 
-def quad_pairs(phase: Phase, groups: int = 0) -> Literal["4x1", "2x2", "1x4"]:
+def quad_pairs(phase: Phase, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
     """Return how the quad pairs of warps cover a phase's rows: as many below one another as can, fewest copies of A.
 
-    ``groups``: of warps down the rows of a phase that is no attention.  Raises `TilingError` for rows that no
-    arrangement covers evenly.
+    Raises `TilingError` for rows that no arrangement covers evenly.
     """
-    rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps * max(1, groups)
+    rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps * groups
     least = instruction(MMA).c.rows * warps
     pairs: Literal["4x1", "2x2", "1x4"]
     for pairs in ("4x1", "2x2", "1x4"):
         if rows % (least * arrangement(pairs).m) == 0:
             return pairs
-    field = f"{phase.name}, axis {axis}" if groups else {"row": "block_q", "key": "block_kv"}.get(axis, axis)
+    field = {"row": "block_q", "key": "block_kv"}.get(axis, axis)
     raise TilingError(f"{field}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
 
 
