@@ -1,8 +1,8 @@
-"""The cache folder: machine code of kernels, what YAML files say, and which tiles were chosen.
+"""The cache folder: machine code of kernels, parsed YAML files, and chosen tiles.
 
 It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
-private temporary one, whichever can be written.  What is in it is used as it is (machine code is run), so a file is
-taken only if its content is what was written, and a temporary folder only if it is this user's alone.
+private temporary one, whichever can be written.  Its files are used without further checks (machine code is run), so a
+file is used only if its content is the stored one, and a temporary folder only if no other user may write to it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _DIGEST_BYTES = _DIGEST().digest_size
 
 
 def digest(*parts: object) -> bytes:
-    """Return a digest of what ``parts`` say."""
+    """Return a digest of the texts of ``parts``."""
     return _DIGEST(repr(parts).encode()).digest()
 
 
 @functools.cache
 def package_stamp() -> tuple[tuple[str, int, int], ...]:
-    """Return the name, size and time of each of npusim's files in Python: what a figure can come from."""
+    """Return the name, size and time of each of npusim's Python files: everything that affects a figure."""
     here = Path(__file__).parent
     files = ((f, f.stat()) for f in here.rglob("*.py"))
     return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
 
 
 def load(name: str, stamp: bytes) -> bytes | None:
-    """Return what was kept under a name with a stamp (`digest`); None where there is none, or it is damaged."""
+    """Return the data stored under a name with a stamp (`digest`); None where there are none, or they are damaged."""
     for place in _folders():
         content = _content(place / name)
         if content is not None and content.startswith(stamp):
@@ -51,7 +51,7 @@ def load(name: str, stamp: bytes) -> bytes | None:
 
 
 def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
-    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once, or not at all."""
+    """Store ``data`` under a name, in place of earlier data; a failure is reported once, or not at all."""
     faults = list[str]()
     for place in _folders():
         try:
@@ -66,7 +66,7 @@ def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> N
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Wait while another process makes what is kept under a name; without locks, both make it."""
+    """Wait while another process computes the data stored under a name; without locks, both compute them."""
     place = folder()
     with ExitStack() as held:
         if fcntl is not None and place is not None:
@@ -79,7 +79,7 @@ def alone(name: str) -> Iterator[None]:
 
 
 def is_kept(prefix: str, stamp: bytes) -> bool:
-    """Return whether anything is kept with a stamp under a name that begins so."""
+    """Return whether any data are stored with a stamp under a name that begins so."""
     return any(
         (content := _content(file)) is not None and content.startswith(stamp)
         for place in _folders()
@@ -88,12 +88,12 @@ def is_kept(prefix: str, stamp: bytes) -> bool:
 
 
 def folder() -> Path | None:
-    """Return the folder in which things are kept; None where none can be written."""
+    """Return the folder for stored data; None where none can be written."""
     return next(filter(_is_writable, _folders()), None)
 
 
 def _folders() -> list[Path]:
-    """Return where things are looked for, and kept: in the first that can be written."""
+    """Return the folders that are searched, and the one that is written: the first that can be."""
     if named := os.environ.get(VARIABLE):
         return [Path(named)]
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - needs no home
@@ -124,7 +124,7 @@ def _content(file: Path) -> bytes | None:
 
 
 def _write(file: Path, rest: bytes) -> None:
-    """Write a file beside its place, then move it there: nobody reads half of it."""
+    """Write a file beside its place, then move it there: no reader sees half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
@@ -142,9 +142,9 @@ def _write(file: Path, rest: bytes) -> None:
 
 @functools.cache
 def private_folder() -> Path | None:
-    """Return this user's temporary cache folder, made (and said) if it is not there; None if unsafe.
+    """Return this user's temporary cache folder, created (with a message) if missing; None if unsafe.
 
-    It is a folder, no link, owned by this user, and nobody else may enter it (mode 0700).
+    It is a folder, no link, owned by this user, and no other user may enter it (mode 0700).
     """
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     private = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"

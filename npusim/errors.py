@@ -75,7 +75,7 @@ def one_line(error: Exception) -> str:
 
 
 def reason_of(error: OSError, file: Path) -> str:
-    """Return why a file could not be written, in words that name what is in the way."""
+    """Return the reason why a file could not be written, with the object in the way."""
     if isinstance(error, FileExistsError | NotADirectoryError):
         existing = (p for p in file.parents if p.exists() or p.is_symlink())
         obstacle = next((p for p in existing if not p.is_dir()), file)

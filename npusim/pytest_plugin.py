@@ -1,7 +1,7 @@
 """Pytest fixture: cycles of a run against those stored beside the test.
 
-It needs pytest-regressions (``npusim[pytest]``), whose ``data_regression`` keeps the file (``--force-regen`` rewrites
-it).  Whoever has npusim installed loads this module in every pytest run, so it imports nothing of weight.
+It needs pytest-regressions (``npusim[pytest]``), whose ``data_regression`` stores the file (``--force-regen`` rewrites
+it).  Every pytest run with npusim installed loads this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CyclesRegression", "cycles_regression"]
 
 
 class _DataRegression(Protocol):
-    """What is used of pytest-regressions' fixture."""
+    """The used part of pytest-regressions' fixture."""
 
     original_datadir: Path
 
@@ -42,11 +42,11 @@ class CyclesRegression:
         self._request, self._data_regression = request, data_regression
 
     def check(self, result: RunData, rtol: float = 0, *, basename: str | None = None) -> None:
-        """Fail if the cores' cycles, or a pipe's, differ from the stored ones; say which part moved.
+        """Fail if the cores' cycles, or a pipe's, differ from the stored ones; name the part that changed.
 
-        ``rtol`` allows the cores' cycles, and those a pipe is busy, that relative difference (0: exact, to
-        the last operation and wait).  ``basename`` names the file; by default it has the test's name, so a
-        test that checks twice needs it.
+        ``rtol`` is the allowed relative difference of the cores' cycles, and of a pipe's busy cycles (0: exact, to the
+        last operation and wait).  ``basename`` names the file; by default it has the test's name, so a test that checks
+        twice needs it.
         """
         __tracebackhide__ = True
         import re

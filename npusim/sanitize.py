@@ -23,10 +23,10 @@ _JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud
 
 
 def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
-    """Return the path of a file that can be read whole; raise ``error`` for what may never end or is too large.
+    """Return the path of a file that can be read whole; raise ``error`` for an endless or too large one.
 
-    So is a pointer of Git LFS, which stands for a file that was not fetched.  Every reader of files that a user names
-    asks this first.  `OSError` where there is no such file.
+    It also raises for a pointer of Git LFS, which replaces a file that was not fetched.  Every reader of files that a
+    user names calls this first.  `OSError` where there is no such file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -44,7 +44,7 @@ def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
 
 
 def visible(text: str) -> str:
-    r"""Return ``text`` with controls written out, line ends kept: ``\x1b[31m`` colours nothing.
+    r"""Return ``text`` with control characters written out, except line ends: ``\x1b[31m`` colours nothing.
 
     Examples
     --------

@@ -39,7 +39,7 @@ Method = Literal["apart", "added", "deterministic"]
 
 @dataclass(frozen=True, slots=True)
 class BackwardPrecision(NamedFormats):
-    """What lies between products; ``input`` stands for the format of Q, K, V and dO.
+    """Formats between products; ``input`` stands for the format of Q, K, V and dO.
 
     scores
         Both products of a tile, P, dS and the sums dQ, dK and dV.
@@ -48,7 +48,7 @@ class BackwardPrecision(NamedFormats):
     output
         The gradients.
     exp_variant, sum_order, accumulate, arithmetic
-        Named choices, as in `FlashPrecision`; ``accumulate``: of the three gradients.
+        Named choices, as in `FlashPrecision`; ``accumulate``: that of the three gradients.
     """
 
     name: str

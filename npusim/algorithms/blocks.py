@@ -251,9 +251,9 @@ def kv_runs(
 ) -> tuple[TileRun, ...]:
     """Return the key tiles of queries at ``position .. position + rows``, ascending, grouped by shape.
 
-    Tiles lie on a grid from key 0 on.  Those that all queries see are whole, those that some see masked, and none is
-    visited that nobody sees; the last one ends with the last key that is seen, if they are trimmed.  ``unseen``: what
-    queries without a key give; blocks of such alone visit the first tile, and for the mean of V they visit all.
+    Tiles form a grid from key 0 on.  A tile that all queries see is whole, one that some see is masked, and one that no
+    query sees is not visited; trimmed, the last one ends with the last visible key.  ``unseen``: the result of queries
+    without a key; blocks of only such queries visit the first tile, and all tiles for the mean of V.
     """
     first, last = position, position + rows - 1
     shown = seen.union(first, last) or ((0, 1),)

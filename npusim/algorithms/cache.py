@@ -1,7 +1,7 @@
-"""K and V that are stored in fewer bits with scales: products read them in the format of Q, rows make that of them.
+"""K and V that are stored in fewer bits with scales: products read them in the format of Q, which rows convert to.
 
-Attention does so tile by tile.  What else takes K or V gets them from a kernel before, which writes and reads them
-besides.
+Attention converts tile by tile.  Other readers of K or V get them from an earlier kernel, which reads and writes them
+once more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ dequantised_columns = dequantised.wrapped(dequantised.function, (), {"scale": f"
 
 
 def _stored(tensor: GlobalTensor, problem: Problem) -> tuple[GlobalTensor, GlobalTensor]:
-    """Return what a cache holds of K or V, and its scales."""
+    """Return the stored form of K or V in a cache, and its scales."""
     assert problem.cache is not None
     stored = replace(
         tensor,

@@ -3,8 +3,8 @@
 ``fresh``: P V of each tile starts at 0, is stored and added to O.  ``chained``: the matrix unit accumulates
 onto O itself, which is rescaled first; O then has the format in which products are stored.
 
-In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum taken before the cast.
-``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum carries it and it cancels in the end.
+In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and the row sum is computed before the cast.
+``fold`` moves S into the exponent instead: e^(s - m + ln S), so that the row sum contains S and S cancels in the end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NamedFormats:
     intermediates: ClassVar[tuple[str, ...]]
 
     def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports, of those that have one of their own."""
+        """Return ``{intermediate: format}`` for reports, of the intermediates with a format of their own."""
         return {n: fmt for n in self.intermediates if (fmt := getattr(self, n))}
 
 
@@ -149,15 +149,15 @@ class FlashPrecision(NamedFormats):
 
 @dataclass(frozen=True, slots=True)
 class Fa4Precision(FlashPrecision):
-    """FlashAttention's formats, and what time has of FlashAttention-4's cases, 0 to 1; bits are those of all.
+    """FlashAttention's formats, and FlashAttention-4's fractions for time, 0 to 1; bits follow from the exact cases.
 
     rescaled
-        Tiles in which O is rescaled: a run says in how many of its sample a maximum was followed.
+        Fraction of tiles in which O is rescaled: a run states the fraction of its sample in which a maximum changed.
     polynomial
-        Powers of two of weights that the polynomial computes, the rest special functions.
+        Fraction of the weights' powers of two that the polynomial computes, the rest special functions.
     growth
-        Powers of two by which a row's maximum grows before it is followed; 0: always; -1: as FlashAttention-4 has it,
-        `FA4_GROWTH` for inputs of 16 bits and 0 for those of 8.
+        Powers of two by which a row's maximum grows before the reference follows; 0: always; -1: FlashAttention-4's
+        rule, `FA4_GROWTH` for inputs of 16 bits and 0 for those of 8.
     """
 
     rescaled: float = 1.0
@@ -209,7 +209,7 @@ def unchanged(s: Value) -> Value:
 
 
 def hidden(unseen: Unseen | None, fmt: str) -> float:
-    """Return what stands in the place of scores that a mask hides: -Inf, or for the mean of V a finite number.
+    """Return the value of hidden scores: -Inf, or for the mean of V a finite number.
 
     A power of two, so that its product with any factor is exact, and its distance to a maximum equal to it is 0.
     """
@@ -228,9 +228,9 @@ def check_scale(factor: float) -> None:
 
 
 def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float = 1.0) -> Value:
-    """Return what scores are taken against so that their exponentials have a factor: less than the maximum by its log.
+    """Return the reference of scores whose exponentials have a factor: less than the maximum by the factor's log.
 
-    ``unit``: of the scores, as of `attend`.  Raises `TilingError` as `check_scale` does.
+    ``unit``: the unit of the scores, as in `attend`.  Raises `TilingError` like `check_scale`.
     """
     check_scale(factor)
     less = math.log(factor) * exponent_factor(p.exp_variant)
@@ -240,7 +240,7 @@ def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float
 
 
 def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value | float | None = None) -> Value:
-    """Return scores times their ``unit``, less a number: rounded once or twice, as the precision's exponent says."""
+    """Return scores times their ``unit``, less a number: rounded once or twice, by the precision's exponent."""
     if less is not None and p.exponent == "once":
         return fma(s, unit, less, "minus")
     return s * unit if less is None else s * unit - less
@@ -265,7 +265,7 @@ def online_softmax(
 
 
 def narrow_overflow(fmt: str) -> str:
-    """Return what overflow gives in a cast: formats of 8 bits saturate, as the conversion instructions do (PTX cvt)."""
+    """Return the overflow of a cast: formats of 8 bits saturate, as the conversion instructions do (PTX cvt)."""
     return "saturate" if stored_format(fmt).bits <= 8 else ""
 
 
@@ -326,7 +326,7 @@ def attend(
 def with_sink(
     l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float, unit: float = 1.0
 ) -> Value:
-    """Return the row sum, which has a factor, with a score beside those of the keys, unless it began with that."""
+    """Return the row sum, which has a factor, with a score besides those of the keys, unless it began with that."""
     if sink is None or p.sink == "start":
         return l
     return l + exp((sink - below(m, factor, p, unit)).to(p.exponential)).to(p.running)
@@ -428,9 +428,9 @@ def attention_phase(
     tensors: AttentionTensors | None = None,
     **more: Any,
 ) -> Phase:
-    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` is what else it takes.
+    """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` has its other arguments.
 
-    By default it has the problem's own mask, visits what that shows of all blocks, and binds the call's own tensors.
+    By default it has the problem's own mask, visits its visible tiles in all blocks, and binds the call's own tensors.
     """
     if mask == "problem":
         mask = mask_of(problem, sizes)  # what does not fit it is said before blocks are made

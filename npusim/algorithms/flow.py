@@ -1,4 +1,4 @@
-"""Where each name of a phase lives, as far as the algorithm says: who writes it, and who reads it."""
+"""The place of each name of a phase, by the algorithm alone: its writer and its readers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Place = Literal["global", "down", "up", "out", "state", "carried", "work", "mask
 def flow(phase: Phase) -> dict[str, Place]:
     """Return the place of every name; a machine's routes turn it into storage.
 
-    What is bound to a tensor is global or out, whatever its role.  Raises `ProgramError` for an input or mask
-    that a stage writes, for operands and results bound to no tensor, and for names nobody declared.
+    A name bound to a tensor is global or out, whatever its role.  Raises `ProgramError` for an input or mask that a
+    stage writes, for operands and results bound to no tensor, and for undeclared names.
     """
     stages, names, places = phase.stages, phase.names, dict[str, Place]()
     for stage in stages:
@@ -77,8 +77,8 @@ def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
     """Return the phase for a machine whose accumulators hold sums of products for a whole block, and those sums.
 
-    A state that starts at 0, and that one product of the loop writes and nothing else, is what that product leaves at
-    the end of the block; a result that is such a sum, cast, is the sum itself: it is stored on its way out.
+    A state that starts at 0, and that only one product of the loop writes, is this product's result at the end of the
+    block; a result that is a cast of such a sum is the sum itself, converted when it is stored.
     """
     rows = [r for s in phase.stages for r in s.rows]
     inner = {id(r) for loop in phase.loops if loop.axis for s in loop.stages for r in s.rows}
@@ -120,7 +120,7 @@ def is_visited(phase: Phase, n: str, axis: str) -> bool:
 
 
 def widest(phase: Phase, n: str) -> str:
-    """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
+    """Return the operand with the most rows of an operand's tensor: other readers of the tensor read a part."""
     same = (m for m, bound in phase.tensors.items() if bound is phase.tensors[n])
     return max(same, key=lambda m: phase.sizes[phase.names[m].axes[-1]])
 
@@ -147,7 +147,9 @@ Conflicts = Mapping[str, Set[str]]
 
 
 class _Access(NamedTuple):
-    """What a row writes; as bits of names: whose value it ends, what it reads, what may lie in the same place."""
+    """The accesses of a row; as bits of names: the values that it ends, its sources, and names that may share their
+    place.
+    """
 
     dst: str
     ends: int
@@ -156,7 +158,7 @@ class _Access(NamedTuple):
 
 
 def conflicts(phase: Phase) -> Conflicts:
-    """Return which names are alive where another one is written, by what stages read later on.
+    """Return the names that are alive where another one is written, by the reads of later stages.
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
@@ -168,7 +170,7 @@ def conflicts(phase: Phase) -> Conflicts:
 
 
 def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
-    """Return the most that names alive at one time take: ``sizes`` by name, those of one root in one place."""
+    """Return the largest size of the names alive at one time: ``sizes`` by name, names of one root in one place."""
     bits, most = _bits(phase), 0.0
     for alive in {alive | bits[access.dst] for access, alive in _moments(phase, bits)}:
         held: dict[str, float] = {}
@@ -197,7 +199,7 @@ def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, i
 
 
 def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[_Access, int]]]:
-    """Return what is alive before a tile's accesses, given what is after them, and behind each that writes."""
+    """Return the names alive before a tile's accesses, from those after them, and behind each access that writes."""
     met: list[tuple[_Access, int]] = []
     for access in reversed(accesses):
         if access.dst:
@@ -240,9 +242,9 @@ def _stands(stage: Stage) -> dict[str, str]:
 def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict[str, str]:
     """Return ``{name: name whose storage it shares}``.
 
-    Names that a cast between equal formats joins are one place, called after the one that outlives the stage;
-    between two such names the cast stays, as a copy.  What else a stage works out takes the place of a source of its
-    shape.  None of these is where one name is written while the other is still read.
+    Names that a cast between equal formats joins share one place, named after the one that outlives the stage; between
+    two such names the cast stays, as a copy.  Another result of a stage uses the place of a source of its shape.  No
+    name shares a place that is still read when the name is written.
     """
     names = phase.names
     chosen = {n: n for n in names}

@@ -1,4 +1,4 @@
-"""Kernels that no attention is needed for: a matrix product, a copy, and what stands between a layer's products.
+"""Kernels besides attention: a matrix product, a copy, and the operations between a layer's products.
 
 The last are norm with residual, rotary embedding and the FFN's activation, row by row; a norm's weights are part of
 the product that follows.
@@ -43,7 +43,7 @@ WHOLE, BY_TILES = (
 
 @kernel(results="c", parts="m n")
 def add_parts(parts: Value, fmt: str) -> Value:
-    """The sum of what splits of k leave, or a token's experts."""
+    """The sum of the results of splits of k, or of a token's experts."""
     total = full("m n", 0.0, "float32")
     for part in tiles(parts, axis="split"):
         total = total + part.to("float32")
@@ -69,7 +69,7 @@ def gemm(
 ) -> Phase:
     """Return C = A B, or A B^T, for every head of a batch, a tile of C a block; A's heads may share B's.
 
-    ``role`` is what C is to the algorithm.
+    ``role`` is C's role in the algorithm.
     """
     return WHOLE[is_transposed].phase(
         label,
@@ -97,7 +97,7 @@ def gemm_tiles(
 ) -> tuple[Phase, ...]:
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
-    ``splits`` > 1: so many blocks share a tile's k, and a phase more adds what they leave, in float32.
+    ``splits`` > 1: so many blocks share a tile's k, and a further phase adds their results, in float32.
     """
     m, n, k = tile
     whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
@@ -190,7 +190,7 @@ def gelu(x: Value, fmt: str) -> Value:
 
 @kernel(results="y", x="row col")
 def route(x: Value, fmt: str, parts: int) -> Value:
-    """The ``parts`` largest of a row's softmax: one after the other is found, and lowered by 1."""
+    """The ``parts`` largest of a row's softmax: one after the other is selected, and lowered by 1."""
     wide = x.to(WIDE)
     e = exp(wide - wide.max())
     share = e / e.sum()
@@ -210,9 +210,9 @@ WHOLE_ROWS = ("norm", "route")
 
 
 def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int], parts: int = 1) -> Phase:
-    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block.
+    """Return the operation ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block.
 
-    A norm's block has whole rows; of a narrower ``tile`` it goes through them column by column.
+    A norm's block has whole rows; with a narrower ``tile`` it processes them column by column.
     """
     heads, rows, cols = shape
     if what == "sum":

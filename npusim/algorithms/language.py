@@ -1,8 +1,8 @@
 """The language of kernels: a plain function on tiles, run once on symbols and recorded operation by operation.
 
-Every operation makes a new `Value`.  A variable that holds a state where a loop over tiles begins is carried: what
-it is bound to where the loop ends is the state's next value.  `npusim.algorithms.lowering` turns the record into the
-tables that machines read.
+Every operation returns a new `Value`.  A variable that holds a state where a loop over tiles begins is carried: its
+binding at the end of the loop is the state's next value.  `npusim.algorithms.lowering` turns the record into the tables
+that machines read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def _checked(fmt: str) -> str:
 
 
 def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
-    """Return how a tile is brought to a format in blocks; refuse what no tile can be, or not along that axis."""
+    """Return the conversion of a tile to a format in blocks; refuse a value that cannot be converted, or along that
+    axis.
+    """
     try:
         stored_format(fmt)
         chosen = get_scale_rule(rule or BLOCK_FORMATS[fmt].rule, BLOCK_FORMATS[fmt])
@@ -106,7 +108,7 @@ def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
 
 
 def _refused(what: str, why: str) -> Callable[..., Any]:
-    """Return a method that refuses what Python lets one write; ``{}`` stands for the value."""
+    """Return a method that refuses an operation of Python; ``{}`` stands for the value."""
 
     def method(self: Any, *_others: object) -> NoReturn:
         fail(f"{what.format(self)}: {why}")
@@ -176,7 +178,8 @@ class Value:
     """A tile (two axes) or a vector of its rows (one), in a format.
 
     ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.  ``first``: the
-    operand that a state starts as.  ``prepared``: what products read in an operand's place, a function of its tile.
+    operand with which a state starts.  ``prepared``: the value that products read in an operand's place, a function of
+    its tile.
     """
 
     axes: tuple[str, ...]
@@ -196,7 +199,7 @@ class Value:
         return f"{self.written()} ({' x '.join(self.axes)}, {self.fmt})"
 
     def written(self) -> str:
-        """Return its name, or what it is made by, as messages write it."""
+        """Return its name, or the operation that computes it, as in messages."""
         if trace := TRACE.get(None):
             trace.name_variables(kernel_frame())
         e = self.event
@@ -243,10 +246,10 @@ class Value:
         return Product(self, other)
 
     def to(self, fmt: str, *, overflow: str = "", axis: str = "", rule: str = "") -> Value:
-        """Return it rounded once to ``fmt``; no instruction where that is its format already.
+        """Return the value rounded once to ``fmt``; no instruction where this is its format already.
 
-        To a format in blocks: ``axis`` is the one along which they lie (default: the columns'), which a product has to
-        contract; ``rule`` says how scales are chosen (default: the format's), and elements saturate.
+        To a format in blocks: ``axis`` is the axis of the blocks (default: the columns'), which a product must
+        contract; ``rule`` chooses scales (default: the format's), and elements saturate.
         """
         if fmt in BLOCK_FORMATS:
             how = _in_blocks(self, fmt, axis, rule)
@@ -267,7 +270,7 @@ class Value:
     def cumsum(self, order: str = "", *, every: int = 0) -> Value:
         """Return the cumulative sums of each row, in a named order (the core's own by default).
 
-        ``every``: columns after which sums begin anew, so that a row may hold several chunks; 0: not within a row.
+        ``every``: columns after which sums restart, so that a row may hold several chunks; 0: never within a row.
         """
         if order and order not in SCAN_ORDERS:
             fail(f"{self}.cumsum({order!r}): no such order; there are {', '.join(SCAN_ORDERS)}")
@@ -289,7 +292,7 @@ class Value:
         return self
 
     def role(self, role: str) -> Value:
-        """Return it with what it means in diagnosis, where its use does not say so."""
+        """Return the value with a role for diagnosis, where its use does not determine one."""
         self.chosen_role = role
         return self
 
@@ -406,7 +409,7 @@ class Product:
         raise AttributeError(name) if name.startswith("__") else self.refuse()
 
     def refuse(self, *_others: object) -> NoReturn:
-        """Refuse what neither stores a product nor adds it to anything."""
+        """Refuse a matrix product that is neither stored nor added."""
         fail(f"{self} is a product that is not stored yet: write ({self}).to(format), or add it to a state, o + {self}")
 
     __radd__ = __add__
@@ -431,13 +434,13 @@ def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
 def _rows(
     opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
-    """Record an operation of rows; what a product left is taken over by a cast before rows work on it."""
+    """Record an operation of rows; a product's result is cast before rows work on it."""
     taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
     return TRACE.get().record(opcode, Value(axes, fmt), taken, how, only)
 
 
 def full(axes: str, start: float, fmt: str) -> Value:
-    """Return a state that starts at a value: what a loop binds its variable to is its next value."""
+    """Return a state that starts at a value: the loop's last binding of its variable is its next value."""
     if not isinstance(axes, str) or not isinstance(start, float | int):
         fail(f"full({axes!r}, {start!r}, {fmt!r}): it takes axes as text, a number to start at and a format")
     trace, state = TRACE.get(), Value(tuple(axes.split()), _checked(fmt), "state", start=start)
@@ -453,7 +456,7 @@ def filled(axes: str, number: float, fmt: str) -> Value:
 
 
 def initial(operand: Value) -> Value:
-    """Return a state that starts as an operand: what a loop binds its variable to is its next value."""
+    """Return a state that starts as an operand: the loop's last binding of its variable is its next value."""
     trace = TRACE.get()
     if not isinstance(operand, Value) or operand.kind != "operand":
         fail(f"initial({operand}): a state starts as an operand, an argument of the kernel; full(...) is of a number")
@@ -472,7 +475,7 @@ def exp(a: Value, variant: str = "") -> Value:
 
 @contextmanager
 def in_units_of(factor: float) -> Iterator[None]:
-    """Multiply what exponentials take by a factor: to the base e where the precision's are powers of two."""
+    """Multiply the arguments of exponentials by a factor: to the base e where the precision's are powers of two."""
     trace = TRACE.get()
     trace.exponent_factor = factor
     yield
@@ -516,9 +519,11 @@ def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "")
 
 
 def inverse(a: Value, order: str = "") -> Value:
-    """Return the inverse of I + what lies below the diagonal of a square tile, in a named order (the core's own else).
+    """Return the inverse of I + the part below the diagonal of a square tile, in a named order (default: the core's
+    own).
 
-    What lies on and above the diagonal is not read.  One vector core, or one warp group, has all of the tile's rows.
+    The elements on and above the diagonal are not read.  One vector core, or one warp group, has all of the tile's
+    rows.
     """
     if not isinstance(a, Value) or len(a.axes) < 2:
         fail(f"inverse of {a}: it needs a square tile")
@@ -541,7 +546,9 @@ def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
 def maximum(
     a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always"
 ) -> Value:
-    """Return the larger; ``only``: a mask, on whose tiles it is taken (elsewhere, and with None, it is ``a``)."""
+    """Return the larger; ``only``: a mask, on whose tiles it is computed (elsewhere, and with None, the result is
+    ``a``).
+    """
     if isinstance(only, str):
         return _binary(Opcode.MAX, a, b)
     masks = only if isinstance(only, tuple) else (only,) if isinstance(only, Value) else ()
@@ -553,9 +560,8 @@ def maximum(
 def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -> Value:
     """Return ``kept`` where the mask is 1, else ``other``; one of them is a number.
 
-    Tiles that the mask does not cut stay as they are; so do all without a mask (None).  Of several masks each
-    is applied.  In a mask's place may stand a value of the same axes and format as two others: ``kept`` where it is
-    not 0.
+    Tiles that the mask does not cut are unchanged; so are all without a mask (None).  Several masks are all applied.  A
+    value of the same axes and format as the two others may replace the mask: ``kept`` where it is not 0.
     """
     if isinstance(kept, Value) and isinstance(other, Value) and isinstance(mask, Value) and mask.kind != "mask":
         if len({(x.axes, x.fmt) for x in (mask, kept, other)}) > 1:
@@ -579,9 +585,9 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
 
 
 def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
-    """Walk operands tile by tile along the axis they share; the body is traced once, and stands for every tile.
+    """Loop over operands tile by tile along the axis that they share; the body is traced once, for every tile.
 
-    ``axis`` says which where they share several, or names the axis of a stack of matrices.
+    ``axis`` names the axis where they share several, or the axis of a stack of matrices.
     """
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
@@ -686,7 +692,7 @@ class Trace:
     def record(
         self, opcode: Opcode, dst: Value, srcs: tuple[Any, ...], attributes: Attributes = PLAIN, only: str = ""
     ) -> Value:
-        """Note an operation and return what it makes."""
+        """Record an operation and return its result."""
         frame = kernel_frame()
         self.name_variables(frame)
         srcs = tuple(self.moved.get(s, s) if isinstance(s, Value) else s for s in srcs)
@@ -729,7 +735,7 @@ class Trace:
         }
 
     def leave(self, frame: FrameType) -> None:
-        """End the loop: what variables of states are bound to now are their next values."""
+        """End the loop: the present bindings of states' variables are their next values."""
         self.name_variables(frame)
         assert self.loop is not None
         for name, number in self._numbers.items():

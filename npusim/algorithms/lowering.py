@@ -1,4 +1,6 @@
-"""From what a kernel did (`npusim.algorithms.language`) to the tables of a phase: stages, names, storage and roles."""
+"""From a kernel's recorded operations (`npusim.algorithms.language`) to the tables of a phase: stages, names, storage
+and roles.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ Bound = GlobalTensor | BySize | Stacked | Ends
 
 
 class OperandForm(NamedTuple):
-    """What the tables of a kernel need to know of an operand, mask or result: not its sizes."""
+    """Properties of an operand, mask or result for the tables of a kernel, without its sizes."""
 
     name: str
     fmt: str
@@ -48,7 +50,7 @@ class OperandForm(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a kernel is to a machine, for any sizes: those fields of a `Phase`."""
+    """The tables of a kernel for a machine, for any sizes: the corresponding fields of a `Phase`."""
 
     names: Mapping[str, Name]
     loops: tuple[TileLoop, ...]
@@ -72,7 +74,7 @@ class Kernel:
         still: str = "",
         keeps_factors: bool = False,
     ) -> None:
-        """``keeps_factors``: cores keep what rows make of operands before a loop as a left factor in it."""
+        """``keeps_factors``: cores keep values that rows compute from operands before a loop as a left factor in it."""
         self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
         self.keeps_factors = keeps_factors
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
@@ -159,7 +161,7 @@ class Kernel:
     def trace(
         self, symbols: Sequence[tuple[str, tuple[OperandForm, ...]]], rest: Mapping[str, Any]
     ) -> tuple[Trace, list[Value]]:
-        """Run the function on symbols; return what it did, and its results."""
+        """Run the function on symbols; return its record, and its results."""
         trace = Trace(row_axis=next(iter(self.axes.values())).split()[0], walks=self.walks)
         token = TRACE.set(trace)
         try:
@@ -210,15 +212,15 @@ class Kernel:
 def kernel(
     *, results: str = "out", finite_starts: bool = False, walks: str = "", still: str = "", **axes: str
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields.
+    """Declare a function as a kernel: the axes of each operand and mask, and the names of what it returns or yields.
 
     ``finite_starts``: where a mask may hide all keys of a tile from a row, states that the function starts at -Inf
     start at the lowest finite number (`npusim.algorithms.phase.with_finite_starts`), and a note of the run says so.
     Default: they start as written, and such a row is NaN, -Inf - -Inf.
 
-    ``walks``: axes along which one loop goes at once, as ``"row token"``: the queries and the keys of one chunk.
-    Default: a loop goes along one axis.  ``still``: operands with such an axis of which every tile, or block, reads the
-    same, from the first row or column on: the decay within a chunk.
+    ``walks``: axes along which one loop runs at once, as ``"row token"``: the queries and the keys of one chunk.
+    Default: a loop runs along one axis.  ``still``: operands with such an axis whose first rows or columns every tile,
+    or block, reads: the decay within a chunk.
     """
     return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 
@@ -228,7 +230,7 @@ def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:
 
 
 def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
-    """Return what a kernel yields, each with the loop in which it does, and what it returns."""
+    """Return the values that a kernel yields, each with its loop, and its return value."""
     results: list[tuple[Any, int | None]] = []
     while True:
         try:
@@ -239,7 +241,9 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
-    """Return a result as a value of its own: operands, states, what is read later or returned twice are copied."""
+    """Return a result as a separate value: operands, states, and values that are read later or returned twice are
+    copied.
+    """
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
@@ -456,7 +460,7 @@ class _Lowering:
         )
 
     def _stage_name(self, group: list[Event]) -> str:
-        """Return what a stage is called: after its product, or what it leaves."""
+        """Return a stage's name: that of its product, or of its results."""
         last = group[-1].dst
         if group[0].opcode is O.MATMUL:
             added = group[0].read[:2] if last.onto is not None else (last,)
@@ -492,7 +496,7 @@ class _Lowering:
         return called
 
     def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
-        """Return names with what they are: tiles before vectors, operands, masks and states first."""
+        """Return names with their kinds: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
         labels: dict[str, str] = {}
         for o in (*operands.values(), *outs):  # of operands that are parts of one tensor, the first is called after it
@@ -554,7 +558,7 @@ class _Lowering:
                 self.name_of[e.dst] = unique(self._called_after(e.dst))
 
     def _called_after(self, v: Value) -> str:
-        """Return what a nameless value is called: after what it goes into."""
+        """Return the name of a nameless value: that of the value it is used for."""
         reader = next((e.dst for e in self.events if v in e.read), None)
         if reader is None:
             return "t"
@@ -569,14 +573,14 @@ class _Lowering:
 
 
 def _is_of_state(v: Value, seen: frozenset[Value] = frozenset()) -> bool:
-    """Return whether a value is made of a state's tile: by the loop's tiles before."""
+    """Return whether a value is computed from a state's tile: from the previous tiles of the loop."""
     if v.kind == "state" or v.state is not None:
         return len(v.axes) > 1
     return v.event is not None and v not in seen and any(_is_of_state(s, seen | {v}) for s in v.event.read)
 
 
 def _label(v: Value, called: str) -> str:
-    """Return what messages and traces call a value: tiles of one letter are matrices, as papers write them."""
+    """Return a value's label in messages and traces: tiles of one letter are matrices, as in papers."""
     called = called.removesuffix("_in") if v.kind == "product" else called
     return called.upper() if len(called) == 1 and len(v.axes) > 1 else called
 
@@ -586,9 +590,10 @@ def _column(e: Event) -> tuple[str, ...]:
 
 
 def _masked(e: Event) -> Value | None:
-    """Return the tile in whose place an operation works: what a `where` masks, unless it is an operand or a number.
+    """Return the tile in whose place an operation works: the tile that a `where` masks, unless it is an operand or a
+    number.
 
-    And what a product is added to in the matrix unit.
+    Likewise the value that a product is added to in the matrix unit.
     """
     if e.opcode is O.MATMUL and e.attributes.accumulate:
         return e.read[2] if e.read[2].event else None
@@ -626,9 +631,9 @@ def _fuse(events: list[Event], results: list[Value]) -> None:
 
 
 def _sink_tiles(events: list[Event]) -> None:
-    """Move a tile that rows behind a product read first to those rows: past a product vectors alone are carried.
+    """Move a tile whose first readers are rows after a product to those rows: only vectors are carried past a product.
 
-    What reads a state stays: its next value is written in its place.
+    A reader of the state stays: the state's next value is written in its place.
     """
     for e in [e for e in reversed(events) if e.loop is not None and e.opcode is not O.MATMUL]:
         at = events.index(e)
@@ -640,10 +645,10 @@ def _sink_tiles(events: list[Event]) -> None:
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:
-    """Move what a product neither makes nor needs, but reads a tile made before it, to where that tile is.
+    """Move operations that a product neither computes nor needs, but that read an earlier tile, to that tile.
 
-    So too what reads the old value of a state whose next one is made there.  Machines carry vectors past a product,
-    not tiles, and a state has to be read and written on one side of it.
+    So too readers of the old value of a state whose next one is computed there.  Machines carry vectors past a product,
+    not tiles, and a state must be read and written on one side of it.
     """
     for p in [e for e in events if e.loop is not None and e.opcode is O.MATMUL]:
         at = events.index(p)
@@ -667,7 +672,7 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
 
 
 def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Carried]) -> bool:
-    """Return whether rows that stay behind a product would read a tile of what is moved before it."""
+    """Return whether rows that stay after a product would read a tile of the operations moved before it."""
     if any(c.new is e.dst or c.old in e.read for c in carried):
         return False
     stay = [f for f in later if f not in moved and f.opcode is not O.MATMUL]
@@ -676,10 +681,10 @@ def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Car
 
 
 def _sink(events: list[Event], c: Carried) -> None:
-    """Move what reads a state's old value behind the products after which its next value is made.
+    """Move readers of a state's old value after the products that precede its next value.
 
-    Where a product waits for rows, machines run what comes before it tiles ahead of what comes after: a state has to
-    be read and written on one side.  What the product itself needs stays.
+    Where a product waits for rows, machines run the operations before it tiles ahead of those after it: a state must
+    be read and written on one side.  Operands of the product itself stay.
     """
     assert c.new.event is not None
     end = events.index(c.new.event)
@@ -702,10 +707,10 @@ def _sink(events: list[Event], c: Carried) -> None:
 
 
 def _carry(events: list[Event], c: Carried) -> None:
-    """Write a state's next value in its place if nobody reads the old one after it is made; else copy it there.
+    """Write a state's next value in its place if nothing reads the old one afterwards; else copy it there.
 
-    The copy is where the kernel binds the variable, or behind the last reader of the old value if that comes later
-    or a product lies between.
+    The copy is where the kernel binds the variable, or after the last reader of the old value if this is later or a
+    product is between.
     """
     state = c.old.root
     new = c.new.event
@@ -743,7 +748,7 @@ def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int],
 
 
 def _comes_from(v: Value, c: Carried) -> bool:
-    """Return whether a value of a loop is made of a state's old value, by tiles of its shape."""
+    """Return whether a value of a loop is computed from a state's old value, through tiles of its shape."""
     if v is c.old:
         return True
     e = v.event
@@ -754,7 +759,7 @@ def _comes_from(v: Value, c: Carried) -> bool:
 
 
 class _Roles:
-    """What values mean, by what made them and who uses them: for diagnosis, never for storage."""
+    """Roles of values, by the operations that compute and use them: for diagnosis, never for storage."""
 
     def __init__(self, lowering: _Lowering, *, is_partial: bool) -> None:
         self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results
@@ -816,5 +821,5 @@ class _Roles:
 
 
 def _through_casts(e: Event) -> list[Value]:
-    """Return what an event reads, and what that was cast from."""
+    """Return the sources of an event, and the sources of their casts."""
     return [x for s in e.read for x in (s, *(s.event.read[:1] if s.event and s.event.opcode is O.CAST else ()))]

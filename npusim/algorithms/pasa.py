@@ -1,8 +1,7 @@
 """PASA's steps on one tile of shifted scores (PASA, Algorithm 1), for any allocation of formats.
 
-K' = M K holds keys from which the fraction beta of their block's mean was taken, so scores S' need
-no scale and stay small.  The row mean of S' says how far a block was shifted; its running mean F
-is what all blocks are corrected to.
+K' = M K has keys minus the fraction beta of their block's mean, so scores S' need no scale and stay small.  The row
+mean of S' measures the shift of a block; all blocks are corrected to its running mean F.
 
 The first block has nothing before it to correct: F^1 is its own mean (equation 7) and Delta m'_0
 stays 0 (line 9).  m starts at minus infinity.  With the printed 0 the first maximum is
@@ -48,10 +47,10 @@ class PasaPrecision(NamedFormats):
     shifted
         The entries of M, and K' as the matrix unit's output path stores it.
     is_fixed_reference
-        Correct all blocks to the first block's mean, kept as small differences, instead of to a
-        running mean (reports/pasa_numerics).
+        Correct all blocks to the first block's mean, stored as small differences, instead of to a running mean
+        (reports/pasa_numerics).
     operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
-        As in `FlashPrecision`; of K it is K' that is brought to ``operands``.
+        As in `FlashPrecision`; for K, K' is converted to ``operands``.
     """
 
     name: str
@@ -98,9 +97,9 @@ class ShiftingMatrix:
 
     @property
     def mean_kept(self) -> float:
-        """What is left of a block's mean, times 1 / alpha: a - bn of the rounded entries.
+        """The remaining fraction of a block's mean, times 1 / alpha: a - bn of the rounded entries.
 
-        a is the diagonal plus b, b the off-diagonal's size: what M really does to a row
+        a is the diagonal plus b, b the off-diagonal's size: the actual effect of M on a row
         (reports/pasa_numerics, table 3).  Zero or less where rounding takes beta to 1 or beyond.
         """
         b = -self.off_diagonal
@@ -150,11 +149,11 @@ class Shift:
     fmt: str
 
     def inva(self, keys: int) -> float:
-        """Return what undoes the shift of a block of so many keys, times its mean (Inva)."""
+        """Return the factor that undoes the shift of a block of so many keys, times its mean (Inva)."""
         return ShiftingMatrix(keys, self.beta, self.alpha, self.fmt).correction(is_ideal=self.is_ideal)
 
     def inva_before(self, index: float, keys: int) -> float:
-        """Return the same for what came before a block: before the first there is no F, and Delta m'_0 = 0."""
+        """Return the same for the blocks before: before the first there is no F, and Delta m'_0 = 0."""
         return self.inva(keys) if index else 0.0
 
 

@@ -1,8 +1,8 @@
 """The form of an algorithm: phases of blocks, loops over tiles, named stages, names declared once.
 
-What happens on one tile is written once, a straight line of :class:`Instruction`, matrix products included, cut
-into named runs (:class:`Stage`).  Names stand for tiles; a machine binds each to storage whose format the precision
-chose.  The same bound instructions are computed and costed.
+The computation on one tile is written once, a straight line of :class:`Instruction`, matrix products included, cut into
+named runs (:class:`Stage`).  Names stand for tiles; a machine binds each to storage whose format the precision chose.
+The same bound instructions are computed and costed.
 """
 
 from __future__ import annotations
@@ -386,14 +386,16 @@ class Phase:
 
     @cached_property
     def by_tile(self) -> frozenset[str]:
-        """Names bound to a stack of a matrix for each tile of its loop: as it says, or no axis of the phase is its."""
+        """Names bound to a stack of a matrix for each tile of its loop: declared so, or without an axis of the
+        phase.
+        """
         stacks = {n: bound for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
         axes = {*self.walked, *(a for a, *_ in self.cells[0].spans)}
         return frozenset(n for n, bound in stacks.items() if bound.is_by_tile or bound.axis not in axes)
 
     @cached_property
     def is_recurrent(self) -> bool:
-        """Whether a tile's products read what the tile before left: nothing runs ahead."""
+        """Whether a tile's products read results of the tile before: no operation runs ahead."""
         made = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
         rows = [r for loop in self.loops if loop.axis for s in loop.stages for r in s.rows]
         while more := {r.dst for r in rows if made.intersection(r.srcs)} - made:
@@ -436,7 +438,7 @@ class Phase:
         return m, k, n
 
     def label(self, name: str) -> str:
-        """Return what traces and messages call a name."""
+        """Return the label of a name in traces and messages."""
         return self.names[name].label or name
 
     def all_tensors(self) -> Iterator[GlobalTensor]:

@@ -1,13 +1,13 @@
-"""Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then what a chunk reads of them.
+"""Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then the chunks' results.
 
 S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t: within a chunk as scores with a decay, between chunks as a state.
-Two kernels, as flash-linear-attention has them (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al.
+Two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al.
 2023), where the decay is a head's, and gated linear attention (Yang et al. 2024), where a token and a channel of keys
-has one of its own, which a kernel before brings into Q and K.
+has one of its own, which an earlier kernel multiplies into Q and K.
 
-Where a head's token has a decay, kernels take g, the sums of log decays up to each token of a chunk: a tensor of one
-row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) has its WY form before the
-states; Mamba-2 (Dao and Gu 2024) has what each chunk adds to them, and then what is left of that.
+Where a head's token has a decay, kernels read g, the sums of log decays up to each token of a chunk: a tensor of one
+row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) computes its WY form before
+the states; Mamba-2 (Dao and Gu 2024) computes the addends of each chunk, and then the decayed states.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def gated(q: Any, k: Any, b: Any, rest: Any, p: StatePrecision) -> Any:
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
 def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
-    """Return S before each chunk; ``into``: by what a token of a chunk has decayed at its end, where K does not say it.
+    """Return S before each chunk; ``into``: the decay of each token at the end of its chunk, where K does not include
+    it.
 
-    ``keep``: by what S decays in a chunk, by channel of keys.
+    ``keep``: the decay of S in a chunk, by channel of keys.
     """
     s = full("key value", 0.0, p.state)
     for kj, vj, ej in tiles(k, v, keep):
@@ -117,7 +118,7 @@ def decays(a: Any, chunk: int) -> Any:
 
 @kernel(results="g gd", dt="1 token", by="1")
 def stepped(dt: Any, by: Any, chunk: int) -> Any:
-    """Return sums of log decays dt A, A a number by head, and the same less log dt: what a token adds is times dt."""
+    """Return sums of log decays dt A, A a number by head, and the same less log dt: a token's addend is times dt."""
     g = (dt * by).cumsum(every=chunk)
     return g, g - log(dt)
 
@@ -195,7 +196,7 @@ def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StateP
 
 @kernel(results="s", k="token key", v="token value", g="token", end="1")
 def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
-    """Return what a chunk adds to the state, token by token as far as it has decayed at the chunk's end."""
+    """Return the addend of a chunk to the state, each token decayed to the chunk's end."""
     s = full("key value", 0.0, p.state)
     for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
         s = s + p.left(kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor), p.state)
@@ -204,7 +205,7 @@ def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
 
 @kernel(results="h last", s="key value", end="1", first="key value")
 def passed(s: Any, end: Any, first: Any, p: StatePrecision) -> Any:
-    """Return the state before each chunk, and behind the last, of what chunks add."""
+    """Return the state before each chunk, and after the last, from the addends of chunks."""
     state = initial(first)
     for sj, ej in tiles(s, end, axis="token"):
         yield state.to(p.factor)
@@ -355,8 +356,8 @@ def chunked(
 ) -> list[Phase]:
     """Return both kernels.
 
-    ``tensors``: q, k, v, o; k_h, which goes into S, where that is not k; keep, a vector for each chunk; decay; into and
-    out where the decay is a head's.  ``values``: functions of those that are constants, by name.
+    ``tensors``: q, k, v, o; k_h, which is added to S, where it differs from k; keep, a vector for each chunk; decay;
+    into and out where the decay is a head's.  ``values``: functions of those that are constants, by name.
     """
     t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}

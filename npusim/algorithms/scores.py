@@ -1,6 +1,6 @@
-"""What is done to scaled scores before they are masked, as data of a problem: soft-cap and ALiBi; and learned sinks.
+"""Functions of scaled scores before they are masked, as data of a problem: soft-cap and ALiBi; and learned sinks.
 
-A kernel that has the hook ``score`` takes them up as they are; one without it does not compute such a problem.
+A kernel with the hook ``score`` applies them; one without it does not compute such a problem.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def exponent_factor(variant: str) -> float:
 class ProblemScore:
     """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias.
 
-    ``unit``: what its scores, slopes and results are in; those of a soft-cap in units of it, before and after.
+    ``unit``: the unit of its scores, slopes and results; with a soft-cap, multiples of it, before and after.
     """
 
     softcap: float | None
     unit: float = 1.0
 
     def __call__(self, s: Value, alibi: Value | None = None, bias: Value | None = None) -> Value:
-        """Return scaled scores with what the problem does to them."""
+        """Return scaled scores after the problem's functions."""
         if self.softcap is not None:
             s = tanh(s) if self.softcap == self.unit else tanh(s / self.softcap) * self.softcap
         s = s if alibi is None else s + alibi
@@ -52,11 +52,12 @@ class ProblemScore:
 
 
 def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int = 1) -> tuple[Kernel, dict[str, Any]]:
-    """Return a kernel that does to scores what the problem says, and its arguments for that; ``scale``: of scores.
+    """Return a kernel that applies the problem's functions to scores, and its arguments; ``scale``: the scale of
+    scores.
 
-    ``packed`` heads lie below one another.  Where the precision's exponent is not of scaled scores, these stay in units
-    of the scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel that takes ``before`` has them scaled by
-    that.  Raises `TilingError` for a kernel without such a hook.
+    ``packed`` heads are stacked.  Where the precision's exponent does not use scaled scores, these stay in units of the
+    scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel with ``before`` has them scaled by it.  Raises
+    `TilingError` for a kernel without such a hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
     is_scaled = getattr(p, "exponent", "scaled") in ("", "scaled") or "unit" not in kernel.parameters
@@ -128,10 +129,10 @@ _with_problem = lru_cache(maxsize=64)(with_score)
 
 @dataclass(frozen=True, slots=True)
 class HeadValues(ByIndices):
-    """What each query head adds, made from indices for every tile: no matrix lies in memory.
+    """The addend of each query head, computed from indices for every tile: no matrix is in memory.
 
-    ``numbers`` of all query heads, ``packed`` of which lie below one another: a number for each row, or where there are
-    columns slopes that are multiplied by (key - query).
+    ``numbers`` of all query heads, ``packed`` of which are stacked: a number for each row, or, where there are columns,
+    slopes that are multiplied by (key - query).
     """
 
     numbers: tuple[float, ...]
@@ -154,14 +155,16 @@ class HeadValues(ByIndices):
 
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
-    """Return numbers of query heads as what a kernel adds in format ``fmt``: slopes of ``alibi``, or of each row."""
+    """Return numbers of query heads as a kernel's addend in format ``fmt``: slopes of ``alibi``, or of each row."""
     cols = max(2, problem.seq_kv) if name == "alibi" else 1
     sizes = problem.last_offset, problem.seq_q * packed, cols, _queries(problem, packed)
     return HeadValues(name, fmt, len(numbers) // packed, *sizes, numbers, packed)
 
 
 def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:
-    """Return the scores beside those of the keys, one a query head, as exponentials of ``p`` take them; None: none."""
+    """Return the scores besides those of the keys, one a query head, in the form of ``p``'s exponentials; None:
+    none.
+    """
     if not problem.sink_logits:
         return None
     factor = exponent_factor(p.exp_variant)

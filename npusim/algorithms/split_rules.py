@@ -1,7 +1,7 @@
-"""How kernels of others cut the keys of each sequence among blocks: their published rules, as data.
+"""Splits of the keys of each sequence among blocks in other libraries' kernels: their published rules, as data.
 
-A rule takes a call and returns, for each sequence, how many tiles of keys its parts have.  Part sizes decide bits;
-the sequences beside one, and the number of cores, decide part sizes in all rules but ``vllm`` and a fixed size.
+A rule returns, for each sequence of a call, the number of key tiles of each part.  Part sizes determine bits;
+the other sequences, and the number of cores, determine part sizes in all rules but ``vllm`` and a fixed size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Parts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class SplitCall:
-    """What rules know of a call: keys and queries of each sequence, heads, tiles, and cores of the device.
+    """The properties of a call that rules read: keys and queries of each sequence, heads, tiles, and cores of the
+    device.
 
     ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
     keys that a query sees about its own, 0 for all.  ``is_causal``: or windowed.
@@ -66,7 +67,7 @@ class SplitCall:
 
 
 def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitCall:
-    """Return what rules know of a problem in tiles of so many rows and keys."""
+    """Return the properties that rules read, for a problem in tiles of so many rows and keys."""
     before, after = problem.sides
     is_windowed = before is not None and after is not None and max(before, after) < problem.seq_kv - 1
     return SplitCall(
@@ -98,7 +99,7 @@ def _chunked(call: SplitCall, keys: int) -> Parts:
 def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: bool) -> int:
     """Return FlashAttention's splits of ``blocks`` on ``places``: the fewest within 85 % of the best efficiency.
 
-    Efficiency is the share of waves that is filled, in float32.  ``skips_equal`` (FlashAttention-2): counts whose parts
+    Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): counts whose parts
     are no shorter than those of one less are not considered.
     """
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
@@ -231,8 +232,8 @@ def xqa(call: SplitCall) -> Parts:
 def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple[int, ...]:
     """Return the tiles of each part of a block that visits those ``tiles`` of its sequence, under a window.
 
-    FlashAttention-3 and -4 cut what a block visits in as many parts, FlashInfer in as long ones; the others cut the
-    sequence, of which a block takes what it sees.
+    FlashAttention-3 and -4 cut the visited tiles into as many parts, FlashInfer into parts of the same length; the
+    others cut the sequence, and a block visits the visible tiles of its part.
     """
     if rule in ("fa3", "fa3_varlen", "fa4"):
         return sized(len(tiles), ceil_div(len(tiles), len(parts)))

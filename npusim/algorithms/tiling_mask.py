@@ -104,7 +104,7 @@ def _lower(rows: int, cols: int, band: int | None) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True, slots=True)
 class PackedMask:
-    """The causal mask of blocks of ``rows`` in which heads of ``each`` queries lie below one another.
+    """The causal mask of blocks of ``rows`` in which heads of ``each`` queries are stacked.
 
     Row r of a block is query r mod ``each`` and keeps key y when ``y <= r mod each + offset``: one matrix whose rows
     repeat, of which a tile of ``cols`` keys at c is cut from column ``cols + c - offset`` on.
@@ -119,7 +119,7 @@ class PackedMask:
         return GlobalTensor("mask", 1, 1, self.rows + self.each, 2 * self.cols + self.each, "int8", "constant")
 
     def values(self) -> npt.NDArray[np.int8]:
-        """Return the matrix, int8, 1 where a key is kept."""
+        """Return the matrix, int8, 1 for a visible key."""
         shape = self.tensor()
         query, key = np.arange(shape.rows)[:, None] % self.each, np.arange(shape.cols) - self.cols
         return (key <= query).astype(np.int8)[None, None]
@@ -151,11 +151,11 @@ class PartByPart:
 
 @dataclass(frozen=True, slots=True)
 class ByIndices:
-    """A matrix of all ``rows`` and columns that follows from their indices, of which each tile is a part of its own.
+    """A matrix of all ``rows`` and columns computed from their indices; each tile is a separate part.
 
-    A block whose first query is at position ``offset`` of its sequence takes rows ``offset * rows`` to ``(offset + 1) *
-    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, of each
-    sequence or of all alike: those of heads below one another.
+    A block whose first query is at position ``offset`` of its sequence reads rows ``offset * rows`` to ``(offset + 1) *
+    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, for each
+    sequence or for all: those of stacked heads.
     """
 
     name: str
@@ -167,12 +167,12 @@ class ByIndices:
     each: tuple[int, ...]
 
     def tensor(self) -> GlobalTensor:
-        """Return what stands for it as a tensor."""
+        """Return the tensor that represents it."""
         rows = (self.last_offset + 1) * self.rows
         return GlobalTensor(self.name, len(self.each), self.heads, rows, self.cols, self.fmt, "constant")
 
     def values(self) -> Any:
-        """Return what gives a head's matrix part by part."""
+        """Return the function that gives a head's matrix part by part."""
         return PartByPart(((self.last_offset + 1) * self.rows, self.cols), self.part)
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """Attention without fusion, and kernels that prepare inputs: rows in, rows out, phase by phase.
 
 Scores are stored in the inputs' format after each kernel, as frameworks do; softmax works in
-float32 inside its kernel.  What runs between the two products is a list of operators (`OPERATORS`).
+float32 inside its kernel.  A list of operators (`OPERATORS`) runs between the two products.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PREPARED = (128, 8192)
 
 @dataclass(frozen=True, slots=True)
 class UnfusedPrecision(NamedFormats):
-    """What frameworks store between kernels; ``input`` stands for the format of Q, K and V.
+    """Formats that frameworks store between kernels; ``input`` stands for the format of Q, K and V.
 
     scores
         S after each kernel that writes it; softmax itself works in float32.
@@ -54,7 +54,7 @@ class UnfusedPrecision(NamedFormats):
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
         (both empty: the device's own).
     scale_in
-        Where the factor of scores goes, as in `FlashPrecision`.
+        The place of the factor of scores, as in `FlashPrecision`.
     """
 
     name: str
@@ -98,7 +98,7 @@ def converted(
 
 @kernel(x="row col", mean="1 col")
 def smoothed(x: Value, mean: Value, fmt: str, axis: str = "", rule: str = "") -> Iterator[Value]:
-    """Another format of what is left when a mean of each column is taken away, in float32."""
+    """The tensor in another format after subtraction of each column's mean, in float32."""
     for xj, mj in tiles(x, mean):
         yield (xj.to(WIDE) - mj).to(fmt, overflow=narrow_overflow(fmt), axis=axis, rule=rule)
 
@@ -237,7 +237,7 @@ def unfused(
 
 
 def _reshaped(tensor: GlobalTensor, heads: int) -> GlobalTensor:
-    """Return what a batched product of a framework takes for a tensor: each head's rows together, a head for each."""
+    """Return the operand of a framework's batched product for a tensor: each head's rows together, a head for each."""
     if tensor.heads == heads and not tensor.is_interleaved:
         return tensor
     label = f"{tensor.name}_contiguous" if tensor.heads == heads else f"{tensor.name}_repeated"
@@ -255,9 +255,9 @@ def element_wise(
     offset: int | None = None,
     **more: Any,
 ) -> Phase:
-    """Return a kernel of x over all elements: ``sizes`` = (rows of a block, columns), ``more`` is what else it takes.
+    """Return a kernel of x over all elements: ``sizes`` = (rows of a block, columns), ``more`` has its other arguments.
 
-    ``offset``: how far right of its own number a row sees past the mask's diagonal.
+    ``offset``: the number of columns that a row sees past its own number on the mask's diagonal.
     """
     rows = tuple(replace(c, causal_offset=offset) for c in grid(source, ("row", sizes[0])))
     blocks = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())
@@ -267,12 +267,12 @@ def element_wise(
 
 
 def workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
-    """Return what a kernel leaves of a tensor for another: the same matrices, head by head."""
+    """Return the tensor that one kernel leaves for another: the same matrices, head by head."""
     return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
 
 
 def means(x: GlobalTensor) -> tuple[list[Phase], GlobalTensor]:
-    """Return the kernels that leave the mean of each column of a tensor's heads in float32, and what they leave.
+    """Return the kernels that compute the mean of each column of a tensor's heads in float32, and their result.
 
     Raises `TilingError` for heads of various lengths.
     """
@@ -300,10 +300,10 @@ def means(x: GlobalTensor) -> tuple[list[Phase], GlobalTensor]:
 def prepared(
     inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = "", smooth: str = "", values: str = ""
 ) -> tuple[list[Phase], AttentionTensors]:
-    """Return the kernels that bring Q, K and V to ``fmt``, Q times a scale, and the tensors that they leave.
+    """Return the kernels that convert Q, K and V to ``fmt``, Q times a scale, and their results.
 
-    ``values``: another format of V.  In blocks they lie as products contract: of Q and K along the head, of V along
-    keys.  ``smooth``: those from which the mean of each column is taken first.
+    ``values``: another format of V.  Blocks run along the axis that products contract: along the head for Q and K,
+    along keys for V.  ``smooth``: tensors from which the mean of each column is subtracted first.
     """
     phases, changed, of_keys = list[Phase](), dict[str, GlobalTensor](), fmt
     if rule:
@@ -344,8 +344,8 @@ def softmax(
 ) -> Phase:
     """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes.
 
-    ``start``: of their maximum; finite where a mask may leave a row nothing of its first columns.  ``unseen``: what a
-    row gives of which all is hidden.
+    ``start``: the start of their maximum; finite where a mask may hide all first columns of a row.  ``unseen``: the
+    result of a row that is completely hidden.
     """
     blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked

@@ -26,12 +26,13 @@ def check_baselines(
     reason: str = "",
     on_case: Callable[[CheckOutcome, int], None] | None = None,
 ) -> tuple[CheckOutcome, ...]:
-    """Run every case below ``folder`` (or the one file it names) and return what became of it.
+    """Run every case below ``folder`` (or the one file that it names) and return the outcomes.
 
-    ``tolerance`` is what a kernel's cycles, and those that a pipe is busy, may differ relative to what was accepted;
-    and by how much an accepted winner may be slower than today's.  With ``update`` what a case gives is written into
-    its file, with ``reason``, without which nothing accepted is replaced; it is refused in CI (where the environment
-    variable ``CI`` is set).  ``on_case`` gets each outcome as it is there, and the number of cases.
+    ``tolerance`` is the allowed relative difference of a kernel's cycles, and of a pipe's busy cycles, from the
+    accepted ones; and the allowed slowdown of an accepted winner against the current one.  With ``update`` the result
+    of a case is written into its file, with ``reason``, without which no accepted result is replaced; it is refused in
+    CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon as it is known, and the
+    number of cases.
 
     Raises `SpecError` if there is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are
     read before any case runs.  Raises `OutputError` if a file cannot be written; it is unchanged then.

@@ -36,7 +36,7 @@ FIRST = "first accepted"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that is held against what was accepted: cycles, or a choice in words; ``change`` is relative."""
+    """One comparison with an accepted result: cycles, or a choice in words; ``change`` is relative."""
 
     name: str
     old: int | str | None
@@ -47,12 +47,12 @@ class Row:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What became of one case.
+    """The outcome of one case.
 
-    ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not run any more, see
-    ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles the cores', of a
-    decision the winner and each candidate's best point that changed.  ``moved`` are the parts of units that changed
-    (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are those of the new cycles.
+    ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it no longer runs, see
+    ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` have old and new results: the cores' cycles, or a
+    decision's winner and each candidate's changed best point.  ``moved`` are the parts of units that changed (unit,
+    kind and name, old, new cycles), the largest first; ``method`` and ``band`` are those of the new cycles.
     """
 
     kind: Literal["cycles", "decision"]
@@ -69,20 +69,20 @@ class CheckOutcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the case is as expected, or was made so."""
+        """Whether the case has the expected result, or was updated."""
         return self.status in ("ok", "updated")
 
 
 @dataclass(frozen=True)
 class Update:
-    """Accepts what a case gives: writes it into the case's file, with the reason."""
+    """Accepts the result of a case: writes it into the case's file, with the reason."""
 
     path: Path
     case: BaselineFile | DecisionFile
     reason: str
 
     def accept(self, status: Status, new: ExpectedCycles | ExpectedDecision) -> Status:
-        """Write what is new and return the status after it; what was accepted is replaced for a reason only."""
+        """Write a new result and return the status after it; an accepted one is replaced only with a reason."""
         old = self.case.expect
         if old is None:
             self._write(new, self.reason or FIRST)
@@ -101,7 +101,7 @@ class Update:
 
 
 def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) -> Request:
-    """Return what a case asks for of a schedule; paths, a schedule's too, are relative to the case's ``folder``."""
+    """Return a case's request for a schedule; paths, a schedule's too, are relative to the case's ``folder``."""
     schedule = candidate.schedule
     schedule = str(folder / schedule) if re.match(r"[^:]*\.py:", schedule) else schedule
     fields = {
@@ -116,7 +116,7 @@ def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) ->
 
 
 def fault_text(error: NpusimError) -> str:
-    """Return an error's text in the words of the file: an override of it is what `-C` is on the command line."""
+    """Return an error's text in the words of the file: the text for `-C` becomes that for an override of the file."""
     return re.sub(r"^-C ", "overrides: ", str(error), flags=re.MULTILINE)
 
 
@@ -143,7 +143,7 @@ def busy_cycles(timing: TimingResult) -> dict[str, int]:
 
 
 def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> CheckOutcome:
-    """Run a case of cycles and return what became of it; see `check_baselines`."""
+    """Run a case of cycles and return its outcome; see `check_baselines`."""
     old = case.expect
     try:
         result = run_request(request_of(case, case, file.parent))
@@ -172,7 +172,9 @@ def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Updat
 
 
 def why_of(old: ExpectedCycles, result: RunData) -> str:
-    """Return in a sentence why a result takes longer or shorter than what was accepted; empty if it does not."""
+    """Return a sentence on the cause of a longer or shorter time than the accepted one; empty if there is no
+    difference.
+    """
     today = sheet_of(result, "today")
     if old.cycles == today.cycles or not old.units:
         return ""

@@ -1,4 +1,4 @@
-"""Which schedule and tile wins a space, compared with the accepted winner: by what margin, and finite or not.
+"""The schedule and tile that win a space, compared with the accepted winner: its margin, and whether it is finite.
 
 Cycles may change here as long as the choice does not.
 """
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class CandidateOutcome(NamedTuple):
-    """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""
+    """The result of one candidate's space; ``finite`` refers to the best point's output, None where no bits were
+    computed.
+    """
 
     name: str
     found: Exploration
@@ -43,7 +45,7 @@ class CandidateOutcome(NamedTuple):
         return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
 
     def choice(self) -> ExpectedChoice:
-        """Return what a decision keeps of it."""
+        """Return the part of the outcome that a decision stores."""
         best = self.best
         return ExpectedChoice(
             candidate=self.name,
@@ -60,14 +62,14 @@ class CandidateOutcome(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What every candidate gave, and how much longer the second best takes than the winner, relative."""
+    """The result of every candidate, and the relative slowdown of the second best against the winner."""
 
     candidates: tuple[CandidateOutcome, ...]
     margin: float | None
 
     @property
     def winner(self) -> CandidateOutcome:
-        """The candidate whose best point takes least time; the first of those that take as long."""
+        """The candidate whose best point needs least time; the first of equals."""
         return min(self.candidates, key=lambda f: _time(f.best))
 
     def expected(self) -> ExpectedDecision:
@@ -89,7 +91,7 @@ def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
 
 
 def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
-    """Search a case's space and return what became of its decision; see `check_baselines`."""
+    """Search a case's space and return the outcome of its decision; see `check_baselines`."""
     accepted = case.expect
     try:
         today = decide([_search(case, c, file.parent) for c in case.candidates])
@@ -119,7 +121,7 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
-    """Return what a search gives, with whether the best point's output is finite, on one head's last rows."""
+    """Return the result of a search, with whether the best point's output is finite, on one head's last rows."""
     asked = request_of(case, candidate, folder)
     found = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
     if not case.numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
@@ -145,7 +147,7 @@ def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterat
 
 
 def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: float) -> Iterator[Row]:
-    """Yield what changed of one candidate: its best tile, whether that fits, whether its output is finite."""
+    """Yield the changes of one candidate: its best tile, whether that fits, whether its output is finite."""
     best = candidate.best
     point = None if best is None else best.point
     then = None if was.point is None else candidate.tried(was.point)
@@ -162,7 +164,7 @@ def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: f
 
 
 def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutcome, best: PointOutcome) -> str:
-    """Return how both points' cycles moved since, and what one spends less on today."""
+    """Return the changes in both points' cycles, and the unit on which one of them is cheaper now."""
     cycles = [
         f"{_at(o.point)}: {was.cycles[o.index]:,} -> {o.cycles:,} cycles"
         for o in (then, best)
@@ -172,7 +174,7 @@ def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutco
 
 
 def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:
-    """Return what the new winner spends less on than the old one would today."""
+    """Return the units on which the new winner is cheaper than the old one would be now."""
     runs = [run_request(c.found.setting.variants.request_of(o.point)) for c, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"

@@ -1,8 +1,8 @@
 """The command ``npusim``.
 
-Verbs of one kind share a module; ``app`` puts them together and turns errors into exit codes, ``options`` holds
-what several verbs share, ``console`` is the only place that prints.  Nothing here imports numpy
-before a verb needs it: ``npusim --help`` answers at once.
+Verbs of one kind share a module; ``app`` combines them and turns errors into exit codes, ``options`` has the options
+that several verbs share, ``console`` is the only module that prints.  Nothing here imports numpy before a verb needs
+it: ``npusim --help`` answers at once.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ def check(
     ] = "",
     json: o.Json = False,
 ) -> None:
-    """Hold cycles, and which schedule and tile wins, against what was accepted.
+    """Compare cycles, and the winning schedule and tile, with the accepted ones.
 
-    Cycles are held to the last one. Exit code 1 if any differ. --update is refused where the environment
+    Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
     variable CI is set.
     """
     from npusim.baseline import check_baselines
@@ -190,9 +190,9 @@ def validate(
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Hold predicted times against measured ones, within a band, or bits against recorded ones.
+    """Compare predicted times with measured ones, within a band, or bits with recorded ones.
 
-    Exit code 1 if a time lies outside its band, or a bit differs; 2 if else a case has no prediction.
+    Exit code 1 if a time is outside its band, or a bit differs; otherwise 2 if a case has no prediction.
     """
     if template:
         refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
@@ -227,7 +227,7 @@ def _bits(file: Path, only: str, *, is_json: bool) -> None:
 
 
 def _judge(report: "TimesReport") -> None:
-    """Raise what decides the exit code: 1 if anything lies outside, else 2 if a case has no prediction."""
+    """Raise the exception of the exit code: 1 if a quantity is outside its band, else 2 if a case has no prediction."""
     faults = report.faults
     if report.is_outside:
         text = "predictions and measurements differ by more than allowed"
@@ -263,11 +263,11 @@ def diff(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
+    """Compare a kernel's output with predicted bits, and name the choice that explains a difference.
 
-    Neighbouring problems come first, in float64: another mask or window, a factor left out or twice, other heads of K
-    and V. Then every choice that the schedule states is made otherwise, one at a time and in pairs: arithmetic, order
-    of sums, exponential, formats of intermediates, split, tile. Exit code 1 if none of these explains the output.
+    Neighbouring problems are tried first, in float64: another mask or window, a factor left out or applied twice, other
+    heads of K and V. Then every choice that the schedule states is changed, one at a time and in pairs: arithmetic,
+    order of sums, exponential, formats of intermediates, split, tile. Exit code 1 if none of these explains the output.
     """
     from npusim.report.findings import difference_document, difference_table
     from npusim.validate.diff import diff as search

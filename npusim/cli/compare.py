@@ -53,9 +53,9 @@ def compare(
     json: o.Json = False,
     markdown: Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")] = False,
 ) -> None:
-    """Say what moved between runs, and split the difference in latency into parts that add up to it.
+    """Explain the difference in latency between runs by parts that add up to it.
 
-    The first run is the one that others are compared with. Options are for schedules that are run on the spot.
+    The first run is the one that others are compared with. Options apply to schedules that this command runs.
     """
     from npusim.report.compare import compare as compare_runs
     from npusim.report.compare import comparison_document, comparison_table
@@ -145,7 +145,7 @@ def report(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.
+    """Write runs as one HTML file: time, timeline, roofline, buffers, errors, and the basis of the numbers.
 
     It needs no network and no server; send it to anyone. Needs npusim[report].
     """

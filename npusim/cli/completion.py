@@ -1,4 +1,4 @@
-"""What a shell completes behind ``-t``, ``-f``, ``--precision`` and ``-C``: words of the schedule and device named."""
+"""Completion of ``-t``, ``-f``, ``--precision`` and ``-C`` in a shell: words of the named schedule and device."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def _fields(ctx: typer.Context) -> "tuple[TilingField, ...]":
 
 
 def tiling(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return fields of the schedule's tile, or the choices of one, behind what stands before the last comma."""
+    """Return fields of the schedule's tile, or the choices of one, with the text before the last comma as a prefix."""
     return _within(incomplete, _values(_fields(ctx)))
 
 

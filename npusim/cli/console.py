@@ -40,7 +40,7 @@ def show(blocks: Iterable[Block]) -> None:
 
 
 def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
-    """Print lines made of pieces of text, each with a style of rich's, which only a terminal shows."""
+    """Print lines of pieces of text, each with a style of rich's, which only a terminal shows."""
     if not _is_coloured():
         for row in rows:
             typer.echo("".join(text for text, _ in row).rstrip())
@@ -62,7 +62,7 @@ def show_markdown(blocks: Iterable[Block]) -> None:
 def show_either(
     as_json: bool, document: Callable[[], Mapping[str, object]], table: Callable[[], Iterable[Block]]
 ) -> None:
-    """Print a verb's result as JSON or as a table; only the one that is printed is made."""
+    """Print a verb's result as JSON or as a table; only the printed form is computed."""
     if as_json:
         show_json(document())
     else:
@@ -91,7 +91,7 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Lines are printed when they are due, whether or not there is news just then; without a note those of long work only.
+    Lines are printed when they are due, with or without news; without a note, only for long work.
     """
     if not sys.stderr.isatty():
         latest, is_over, start = list[str](), threading.Event(), time.monotonic()
@@ -138,9 +138,9 @@ def late_progress(message: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def said_late(message: str) -> Iterator[Callable[[], object]]:
-    """Say a message after `FIRST_LINE_S`, unless what is yielded was called, or the context left, before.
+    """Print a message after `FIRST_LINE_S`, unless the yielded function was called, or the context left, before.
 
-    A timer waits for that, no thread: a process forks where it has a single one.
+    A timer waits for this, no thread: a process with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -156,7 +156,7 @@ def said_late(message: str) -> Iterator[Callable[[], object]]:
 
 
 def in_percent(advance: Callable[..., None], is_begun: Callable[[], object] = bool) -> Callable[[float], None]:
-    """Return what takes the share done, 0 to 1, of what `progress` yields, and calls ``is_begun`` at each."""
+    """Return a function of the done share, 0 to 1, for the function of `progress`; it calls ``is_begun`` each time."""
 
     def told(share: float) -> None:
         is_begun()

@@ -1,4 +1,4 @@
-"""``npusim explore``: what is fastest of a space, and the proof."""
+"""``npusim explore``: the fastest point of a space, and the proof."""
 
 import json as json_text
 import os
@@ -98,10 +98,10 @@ def explore(
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
-    """Search schedules' tilings, precisions and hardware for what is fastest.
+    """Search schedules' tilings, precisions and hardware for the fastest point.
 
-    Points that cannot win are pruned with proof, those that do not fit are kept with the reason. Ctrl-C and --budget
-    keep what is done and bound what is left; --resume goes on.
+    Points that cannot win are pruned with proof, points that do not fit are listed with the reason. Ctrl-C and --budget
+    keep the finished points and bound the others; --resume continues.
     """
     from npusim.explore.search import Options
     from npusim.explore.space import SearchRequest

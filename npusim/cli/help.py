@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def examples(*commands: tuple[str, str]) -> str:
-    """Return the closing lines of a help text: commands with what they do."""
+    """Return the closing lines of a help text: commands with their purposes."""
     width = max(len(command) for command, _ in commands)
     return "\n".join(["Examples:", *(f"  {c:<{width}}   # {what}" for c, what in commands)])
 

@@ -1,4 +1,4 @@
-"""``npusim hw`` and ``npusim workload``: devices and models that come with npusim, and files of one's own."""
+"""``npusim hw`` and ``npusim workload``: packaged devices and models, and your own files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ workload = Verbs(
 
 @hw.verb("list", ("npusim hw list --json", "for a script"))
 def list_devices(json: o.Json = False) -> None:
-    """List the devices that come with npusim, and the nodes of several."""
+    """List the packaged devices, and the nodes of several."""
     from npusim.config import load, node
     from npusim.config.packaged import broken_entries
     from npusim.report.inputs import DEVICES
@@ -122,7 +122,7 @@ def validate_devices(
 
 @workload.verb("list", ("npusim workload list --json", "for a script"))
 def list_workloads(json: o.Json = False) -> None:
-    """List the workloads that come with npusim."""
+    """List the packaged workloads."""
     from npusim.config import load
     from npusim.report.inputs import WORKLOADS
 

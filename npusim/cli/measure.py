@@ -1,4 +1,6 @@
-"""``npusim import``, ``calibrate`` and ``export``: measurements come in, predictions go out in others' forms."""
+"""``npusim import``, ``calibrate`` and ``export``: import of measurements, export of predictions in other tools'
+forms.
+"""
 
 import os
 from importlib.resources import files
@@ -44,10 +46,10 @@ def import_profile(
     template: Annotated[bool, o.option("--template", "Print a commented mapping file to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Write a profiler's kernel times as measurements, which npusim validate and calibrate take.
+    """Write a profiler's kernel times as measurements for npusim validate and calibrate.
 
-    Launches that are alike become one case of their median. Those of kernels that no rule of the mapping file matches
-    are counted and named, none is lost in silence. Without --map, the kernels are named.
+    Equal launches become one case of their median. Kernels that no rule of the mapping file matches are counted and
+    named. Without --map, the kernels are named.
     """
     if template:
         refuse(
@@ -108,8 +110,9 @@ def calibrate(
 ) -> None:
     """Fit a device's uncertain constants (assumed, derived, fitted; never the vendor's) to measured times.
 
-    Few are fitted: those that lessen errors of cases kept out, group by group, and that the measurements tell apart.
-    Exit code 1, and nothing is written, where such errors are not less than before. Needs npusim[calibrate].
+    Few are fitted: those that reduce errors of left-out cases, group by group, and that the measurements can
+    distinguish. Exit code 1, and nothing is written, where these errors are not less than before. Needs
+    npusim[calibrate].
     """
     from npusim.config.packaged import list_packaged, resolve
     from npusim.report.charts import altair

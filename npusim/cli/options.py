@@ -132,10 +132,10 @@ def _kind(name: str, option: Option) -> Any:
 def takes(
     options: type = RunOptions, *but: str, own_first: bool = False, schedule: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a verb ``options`` of a request except ``but``; its function gets them as a `Request`, read.
+    """Give a verb ``options`` of a request except ``but``; its function gets them as a parsed `Request`.
 
     The request comes first; the function's other arguments are the verb's own options, shown last unless ``own_first``.
-    Without ``schedule`` the verb has arguments of its own in place of a schedule's name, which the request then lacks.
+    Without ``schedule`` the verb has its own arguments in place of a schedule's name, and the request has none.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
@@ -182,7 +182,7 @@ def words(text: str) -> list[str]:
 
 
 def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of ``a,b``; raise `SpecError` where one is empty, or is none of those ``known``."""
+    """Return the names of ``a,b``; raise `SpecError` where one is empty, or not in ``known``."""
     listed = tuple(name.strip() for name in text.split(","))
     if not all(listed):
         raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
@@ -203,7 +203,7 @@ class Worded:
 
     @classmethod
     def of(cls, text: str) -> "Worded":
-        """Read words; raise `SpecError` for those that are no run."""
+        """Parse words; raise `SpecError` for words that are no run."""
         schedule, *options = words(text)
         default = vars(_parsed([]))
         return cls(schedule, {n: v for n, v in vars(_parsed(options)).items() if v != default[n]})
@@ -215,12 +215,12 @@ class Worded:
 
 
 def _itself(request: Read) -> Read:
-    """Return what is read of the words."""
+    """Return the meaning of the words."""
     return request
 
 
 def _parsed(options: Sequence[str]) -> Request:
-    """Return the request of options alone; errors in them read as those of any command."""
+    """Return the request of options alone; its errors read like those of any command."""
     reader = typer.Typer(add_completion=False)
     reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
@@ -359,7 +359,7 @@ def _size(name: str, text: str, is_launch: bool) -> int | float:
 def numbers(
     text: str, option: str, how: str, allowed: Callable[[list[float]], bool], between: str = ","
 ) -> list[float]:
-    """Return the numbers of a text; raise `SpecError` that says how they are written where they are not allowed."""
+    """Return the numbers of a text; raise `SpecError` with their form where they are not allowed."""
     try:
         values = [float(part) for part in ascii_digits(text).split(between)]
     except ValueError:

@@ -118,9 +118,10 @@ def identify(
     out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="next to FILE")] = None,
     json: o.Json = False,
 ) -> None:
-    """Say which arithmetic explains every output of a chip, and write the device file that has it as measured.
+    """Identify the arithmetic that explains every output of a chip, and write a device file with it as measured.
 
-    What stays open is said. Exit code 1 if nothing explains some output of a product: of that one nothing is written.
+    Open questions are listed. Exit code 1 if no arithmetic explains some output of a product, which is then not
+    written.
     """
     from npusim.config.load import load_device
     from npusim.probe.files import read_outputs
@@ -166,7 +167,7 @@ def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec",
 
 
 def _facts(*rows: tuple[str, str, "Style"]) -> Facts:
-    """Return labelled lines; those without text are left out."""
+    """Return labelled lines; lines without text are left out."""
     return Facts(tuple((label, cells(text, style=style)) for label, text, style in rows if text))
 
 

@@ -33,10 +33,10 @@ def program(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Print the tile program of a schedule: who waits for whom, how deep each ring is, how far a product lags.
+    """Print the tile program of a schedule: its queues and their waits, the depth of each ring, the lag of a product.
 
     A ring is a FIFO of slots between queues; "K ready" is a filled slot of ring K, "K free" an empty one. A region
-    k[512*kv:+128] is 128 rows of tensor k from that row. Nothing is simulated but what choosing a tile takes.
+    k[512*kv:+128] is 128 rows of tensor k from that row. Only the choice of a tile simulates anything.
     """
     from npusim.report.program import (
         difference_document,

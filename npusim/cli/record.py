@@ -43,8 +43,8 @@ def record(
 ) -> None:
     """Run a program on the CPU and record the Triton kernels that it launches, with their arguments and grids.
 
-    Kernels do not run; tensors on a GPU are taken to be on the CPU. The file holds TTIR, integers and grids, and no
-    code: every verb that takes a schedule takes calls.npz::0, the first call.
+    Kernels do not run; tensors on a GPU are on the CPU instead. The file has TTIR, integers and grids, and no code:
+    every verb with a schedule accepts calls.npz::0, the first call.
     """
     from npusim.report.inputs import calls_document, calls_table
     from npusim.ttir import SUFFIX

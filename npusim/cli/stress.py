@@ -1,4 +1,4 @@
-"""``npusim stress``: inputs on which a schedule's numbers break, the first wrong step, and what would hold."""
+"""``npusim stress``: inputs on which a schedule's numbers break, the first wrong step, and choices that hold."""
 
 import math
 import re
@@ -56,10 +56,10 @@ def stress(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Search inputs for those on which a schedule is furthest from float64, and name the step where it begins.
+    """Search inputs for those on which a schedule is furthest from float64, and name the step where the error begins.
 
-    An error counts as lost above twice that on calm inputs: few keys, none hidden, scores close together. The same seed
-    tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
+    Accuracy counts as lost above twice the error on calm inputs: few keys, none hidden, scores close together. The same
+    seed tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
     from npusim.report.stress import stress_document, stress_table

@@ -100,7 +100,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def _changes(own: "AnyProblem | None", shape: dict[str, int]) -> dict[str, Any]:
-    """Return what of a request a shape changes: sizes of its problem, or of attention's."""
+    """Return the fields of a request that a shape changes: sizes of its problem, or of attention's."""
     if own is None or not shape:
         return dict(shape)
     from npusim.config.problem import KernelProblem, problem_of

@@ -1,4 +1,4 @@
-"""``npusim warm``: compile ahead what runs usually need."""
+"""``npusim warm``: compile code for usual runs ahead of time."""
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_json, show_lines
@@ -10,7 +10,7 @@ app = Verbs()
 
 @app.verb("warm", ("npusim warm", "once, before a container is closed or CI's jobs begin"))
 def warm(json: o.Json = False) -> None:
-    """Compile ahead what runs usually need, into the cache folder: no first run then takes longer than others.
+    """Compile code for usual runs into the cache folder, so that a first run is as fast as later ones.
 
     NPUSIM_CACHE names the folder; without it, it is the package's own __pycache__, or the user's cache folder.
     """

@@ -1,5 +1,5 @@
-"""What comes from files and from the command line: devices, workloads, problems, tilings.
+"""Readers of files and of the command line: devices, workloads, problems, tilings.
 
-The only package that knows YAML and pydantic.  Import from its modules: ``load`` (``load_device``, ``load_workload``,
+The only package that uses YAML and pydantic.  Import from its modules: ``load`` (``load_device``, ``load_workload``,
 ``-C``), ``device``, ``node``, ``workload``, ``problem``, ``tiling``, ``cases``, ``huggingface``.
 """

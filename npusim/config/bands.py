@@ -1,11 +1,11 @@
-"""Bands of predicted times: conformal quantiles of how far predictions were from measured times of the same kind.
+"""Bands of predicted times: conformal quantiles of the errors of earlier predictions of the same kind.
 
-``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A band is that
-of a new group of cases: it is made of errors of cases that no constant was fitted on, as far as there are enough, with
-the correction for their number, of the same class of kernel (whose, how many rows, one stage or several) as far as that
-has enough (``reports/validation/bands.py`` leaves out a shape at a time and holds it against the others' band).
-Where no case is alike (its kind of kernel, each size within a factor of 4) there is no band: the errors of the nearest
-class are stated as errors.
+``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A band is
+valid for a new group of cases: where there are enough, it uses only errors of cases on which no constant was fitted,
+corrects for their number, and uses cases of the same class of kernel (its author, rows, one stage or several) where
+that class has enough (``reports/validation/bands.py`` leaves out one shape at a time and checks it against the band of
+the others).  Where no case is similar (its kind of kernel, each size within a factor of 4) there is no band: the errors
+of the nearest class are stated as errors.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ LIKE = 4.0
 class MeasuredCase(NamedTuple):
     """A measured case, with the relative error of its predicted time.
 
-    ``group``: what is kept out together; ``is_fitted``: a constant of its device was fitted on it;
-    ``estimated_error``: the error where its kernel's registers are estimated, None where they decide nothing;
-    ``kind``: of its kernel (`kind_of`); ``tile``: the class of a GPU's tile (`tile_of`).
+    ``group``: cases of one group are left out together; ``is_fitted``: a constant of its device was fitted on it;
+    ``estimated_error``: the error with estimated registers, None where registers decide nothing;
+    ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of a GPU's tile (`tile_of`).
     """
 
     device: str
@@ -84,18 +84,18 @@ class MeasuredCase(NamedTuple):
 
 @dataclass(frozen=True)
 class Validated:
-    """How far a schedule's predicted times on a device are expected to be from measured ones, relative to these.
+    """The expected relative error of a schedule's predicted times on a device.
 
-    Half of such times are within ``median_error``, nine in ten within ``most_error``: of ``cases`` that were measured,
-    ``like`` of them with each size within a factor of 4 of this one's (None: no shape is known); ``others_used`` of
-    other schedules of the device where these are too few.  ``outside`` says which size lies outside of those measured,
-    and how far: bands are ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those
-    of such predictions.  ``ranked``: how many of the cases those errors are, of the class ``ranked_class`` alone
-    (empty: no narrower one than the schedule has cases enough).
-    None ``like`` it: there is no band; ``median_error`` and ``most_error`` are then the median and the largest error of
-    the ``cases`` of the ``nearest`` class.
-    No cases: nothing was measured, or (``is_changed``) the device's numbers are others than those that were held
-    against it; ``others`` are then the other schedules that were measured there, each with its ``most_error``.
+    Half of such times are within ``median_error``, nine in ten within ``most_error``.  The errors are those of
+    ``cases`` measured cases; ``like`` of them have each size within a factor of 4 of this run's (None: no shape is
+    known), and ``others_used`` belong to other schedules of the device, used where the schedule's own are too few.
+    ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by that factor.
+    ``is_estimated``: registers of the kernel are estimated, and so are those of the errors.  ``ranked``: the number of
+    cases whose errors form the band, of the class ``ranked_class`` alone (empty: no class narrower than the schedule
+    has enough cases). If ``like`` is 0, there is no band; ``median_error`` and ``most_error`` are then the median and
+    the largest error of the ``cases`` of the ``nearest`` class. Without cases, nothing was measured, or
+    (``is_changed``) the device's numbers differ from those of the validation; ``others`` are then the other schedules
+    measured on the device, each with its ``most_error``.
     """
 
     cases: int = 0
@@ -144,7 +144,7 @@ class Validated:
 
     @property
     def why(self) -> str:
-        """How near the run is to what was measured, in words; empty where no shape is known."""
+        """The similarity of the run to the measured cases, in words; empty where no shape is known."""
         cases = f"{self.cases} {plural(self.cases, 'case')}"
         reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []
@@ -171,9 +171,9 @@ def validated(
     *,
     is_estimated: bool = False,
 ) -> Validated:
-    """Return the band of a schedule's time on a device, as far as its numbers are those of its file.
+    """Return the band of a schedule's time on a device, if the device's numbers are those of its file.
 
-    Without a ``problem``, that of shapes and kinds of kernel (``tiling``) as they were measured.
+    Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.
     """
     numbers = numbers_of(device) if (of_device := measured_cases(device.name)) else ""
     cases = [case for case in of_device if case.numbers == numbers]
@@ -290,7 +290,7 @@ def nine_in_ten(errors: Sequence[float]) -> float:
 
 
 def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[float, str]:
-    """Return by which factor a size lies outside of those measured, the largest of all, and that in words."""
+    """Return the largest factor by which a size is outside the measured range, and the same in words."""
     factor, words = 1.0, ""
     listed = list(cases)
     for name, size in sizes.items():
@@ -310,13 +310,13 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int], kind: str) -> bool:
 
 
 def numbers_of(device: DeviceSpec) -> str:
-    """Return a hash of all numbers and choices that decide what is predicted, whatever is said of them."""
+    """Return a hash of all numbers and choices that affect predictions; descriptions and sources do not count."""
     facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith("facts."))
     values = [(key, value) for key, value in facts if value is not None]  # a key that a later version adds is no edit
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
 def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:
-    """Return the same by schedule, of those that were measured on the device."""
+    """Return the band of each schedule that was measured on the device, by schedule."""
     schedules = dict.fromkeys(case.schedule for case in measured_cases(device.name))
     return {schedule: validated(device, schedule) for schedule in schedules}

@@ -1,7 +1,7 @@
-"""Files of cases, each what to run and what it gave: times that were measured, cycles and decisions that were accepted.
+"""Files of cases: a run and its result, which is a measured time, or accepted cycles and decisions.
 
-``npusim.measurements/1`` holds cases that predictions are held against; ``npusim.baseline/1`` (cycles) and
-``npusim.decision/1`` (which schedule and tile wins a space) hold one case each, which ``npusim check`` runs.
+``npusim.measurements/1`` holds measured cases, with which predictions are compared; ``npusim.baseline/1`` (cycles) and
+``npusim.decision/1`` (the schedule and tile that win a space) hold one case each, which ``npusim check`` runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from npusim.errors import SpecError
 
 
 class Interval(NamedTuple):
-    """What was measured: a range, or one number as a range of no width."""
+    """A measured range; a single number is a range of width 0."""
 
     low: float
     high: float
@@ -84,7 +84,7 @@ TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
 
 
 class Measured(SpecModel):
-    """What was measured; times in microseconds, whole calls and parts of them."""
+    """Measured results; times of whole calls and of their parts in microseconds."""
 
     latency_us: Range | None = Field(default=None, description="time of the kind that `timing` names")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
@@ -155,8 +155,8 @@ _OF_MODEL = MappingProxyType(
 
 
 class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), RunSizes):  # type: ignore[misc]
-    """What a case computes: a workload by name, or what its file would say, with the sizes of attention; sizes of a
-    matrix product (``m n k``), of a copy (``bytes``), or by name of a schedule of plain tensors (``sizes``).
+    """The computation of a case: a workload by name, or the fields of its file, with the sizes of attention; sizes of a
+    matrix product (``m n k``), of a copy (``bytes``), or, by name, of a schedule of plain tensors (``sizes``).
     """
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
@@ -205,7 +205,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         return self
 
     def of_name(self) -> dict[str, object]:
-        """Return what `npusim.run` takes besides the name of a named workload."""
+        """Return the arguments of `npusim.run` besides the name of a named workload."""
         return {size: getattr(self, size) for size in OF_NAMED}
 
     def named_sizes(self) -> dict[str, Any]:
@@ -229,9 +229,9 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
 
 class _Options(SpecModel):
-    """What a run is asked for, besides its schedule and its sizes.
+    """Options of a run besides its schedule and its sizes.
 
-    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload``, and beside it
+    The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload`` with
     ``seq``, ``batch``, ..., ``problem`` for sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
     """
 
@@ -290,7 +290,7 @@ class _Options(SpecModel):
 
     @property
     def start(self) -> L2State | None:
-        """What L2 holds when the kernel starts."""
+        """The content of L2 when the kernel starts."""
         return "warm" if self.warm else self.l2
 
     @property
@@ -300,7 +300,7 @@ class _Options(SpecModel):
 
     @property
     def kind(self) -> Timing:
-        """What its latencies are."""
+        """The kind of latencies of the case."""
         return self.timing or "call"
 
     @model_validator(mode="after")
@@ -312,7 +312,7 @@ class _Options(SpecModel):
 
 
 class Baseline(_Options):
-    """What differs in the run that a speedup is relative to."""
+    """Options that differ in the run that a speedup refers to."""
 
     device: Text | None = None
     schedule: Text | None = None
@@ -320,7 +320,7 @@ class Baseline(_Options):
 
 
 class MeasurementCase(_Options):
-    """One case: what to predict and what was measured."""
+    """One case: the run to predict and its measured results."""
 
     name: Text = Field(description="unique in the file")
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
@@ -398,7 +398,7 @@ def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, objec
 
 
 class KernelRule(_Options):
-    """What launches of kernels are that a pattern names: what a profile does not say of them."""
+    """Properties of launches of the kernels that a pattern matches, which a profile does not state."""
 
     kernel: Text = Field(description="a regular expression; its named groups are sizes, or fields of the tiling")
     device: Text | None = Field(default=None, description="absent: the file's")
@@ -419,7 +419,7 @@ class KernelRule(_Options):
 
 
 class MappingFile(SpecModel):
-    """Which kernels of a profile are which schedules; a launch is what the first rule says that matches."""
+    """The schedules of a profile's kernels, by rule; the first rule that matches a launch applies."""
 
     schema_id: Literal["npusim.mapping/1"] = Field(alias="schema")
     source: Text = Field(description="who measured, when, and by which method")
@@ -439,7 +439,7 @@ DECISION = "npusim.decision/1"
 
 
 class Acceptance(SpecModel):
-    """Who accepted what a case gave: the tool, and why; ``digest`` is of the case and of all that it expects."""
+    """The tool that accepted a case's result, and why; ``digest`` covers the case and all of its expectations."""
 
     npusim: Text = Field(description="version of npusim that gave it")
     reason: Text = Field(description="why it was accepted")
@@ -456,7 +456,7 @@ class UnitCycles(SpecModel):
 
 
 class ExpectedCycles(SpecModel):
-    """What a case gave when it was accepted; whole numbers, compared exactly."""
+    """The accepted result of a case in whole cycles, compared exactly."""
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
     cycles: NonNegativeInt = Field(description="cycles of the cores, without launches")
@@ -466,7 +466,7 @@ class ExpectedCycles(SpecModel):
 
 
 class Case(RunSizes):
-    """What accepted cases of both kinds say in the words of `npusim.run`."""
+    """The fields of accepted cases of both kinds, in the words of `npusim.run`."""
 
     description: Text | None = Field(default=None, description="why this case is here")
     hw: Text = Field(description="a device by name, or a path relative to this file")
@@ -485,7 +485,7 @@ class Case(RunSizes):
 
 
 class BaselineFile(Case):
-    """One case of cycles: what to run, and the cycles it should take."""
+    """One case of cycles: a run and the cycles that it should take."""
 
     schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="schema of this file")
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
@@ -504,7 +504,7 @@ class Candidate(SpecModel):
 
     @property
     def name(self) -> str:
-        """What it is called: the schedule, with the precision that is asked for."""
+        """The schedule's name, with the requested precision."""
         return f"{self.schedule} {self.precision}" if self.precision else self.schedule
 
 
@@ -522,7 +522,7 @@ class ExpectedChoice(SpecModel):
 
 
 class ExpectedDecision(SpecModel):
-    """What won a space when it was accepted."""
+    """The accepted winner of a space."""
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
     winner: Text = Field(description="the candidate with the fastest best point")
@@ -532,7 +532,7 @@ class ExpectedDecision(SpecModel):
 
 
 class DecisionFile(Case):
-    """A space of schedules and tiles, and what should win it."""
+    """A space of schedules and tiles, and its expected winner."""
 
     schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="schema of this file")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
@@ -561,7 +561,7 @@ def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | Decision
 
 
 def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
-    """Return the hash of what a case asks for and expects."""
+    """Return the hash of a case's request and expectations."""
     # Defaults left out: a key that a later version adds is no edit.
     request = case.model_dump(mode="json", exclude={"expect", "description"}, exclude_defaults=True)
     result = expected.model_dump(mode="json", exclude={"accepted"}, exclude_defaults=True)
@@ -585,7 +585,7 @@ _EXPLAINED: Mapping[str, str] = MappingProxyType(
 def accepted_text(
     path: Path, case: Case, expected: ExpectedCycles | ExpectedDecision, version: str, reason: str
 ) -> str:
-    """Return a file's text with what it expects replaced; its other lines and comments stay as they are."""
+    """Return a file's text with its expectations replaced; its other lines and comments are unchanged."""
     from ruamel.yaml import YAML
 
     # Round trip: the default loader of ruamel keeps comments, order and quotes.

@@ -30,7 +30,7 @@ SLOWEST_BYTES_PER_CYCLE = 2**-10
 
 
 def _family(name: str) -> str:
-    """Return ``name`` if a machine for it is known; raise what pydantic reports if not."""
+    """Return ``name`` if a machine for it is known; raise the error that pydantic reports if not."""
     others = installed(MACHINES)
     if name in FAMILIES or name in others:
         if twice := clash(MACHINES, name, is_ours=name in FAMILIES):
@@ -113,7 +113,7 @@ class MemorySpec(SpecModel):
 
 
 class CatchUpSpec(SpecModel):
-    """What a link makes up for after it was idle: some cores were served late, and ask again while others compute."""
+    """The catching up of a link after idle time: cores that were served late request again while others compute."""
 
     idle_cycles: WholeQuantity = Field(description="longest idle time that is recovered")
     rate_factor: PositiveWhole = Field(description="share of the rate during the recovery")
@@ -160,7 +160,7 @@ class CoreSpec(SpecModel):
     buffers: dict[str, BufferSpec]
 
     def buffer(self, name: str) -> BufferSpec:
-        """Return a buffer; raise `SpecError` naming those the core has."""
+        """Return a buffer; raise `SpecError` with the core's buffers if there is none of this name."""
         return entry(self.buffers, name, f"no buffer {name!r} in this core; it has: ")
 
 
@@ -179,7 +179,7 @@ class PowerSpec(SpecModel):
 
 
 class LaunchSpec(SpecModel):
-    """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
+    """Costs of starting kernels, by the observer who measures each; absent: unknown for this device."""
 
     kernel_overhead_s: Quantity = Field(
         description="time of a call that the host waits for, in addition to the time of the cores"
@@ -248,8 +248,8 @@ class LaunchSpec(SpecModel):
 class DeviceSpec(HardwareModel):
     """A device; every number is a `Quantity`, its unit the end of its key.
 
-    Immutable.  Cycles are those of ``clock_hz``; ``group_count`` core groups are what a launch
-    fills (on the 910B a group is one AIC and its two AIV).
+    Immutable.  Cycles are cycles of ``clock_hz``; a launch fills ``group_count`` core groups
+    (on the 910B a group is one AIC and its two AIV).
     """
 
     schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="schema of this file")
@@ -332,11 +332,11 @@ class DeviceSpec(HardwareModel):
         return self
 
     def core(self, name: str) -> CoreSpec:
-        """Return a kind of core; raise `SpecError` naming those the device has."""
+        """Return a kind of core; raise `SpecError` with the device's kinds if there is none of this name."""
         return entry(self.cores, name, f"{self.name}: no core {name!r}; it has: ")
 
     def engine(self, core: str, name: str) -> EngineSpec:
-        """Return an engine by core and pipe name; raise `SpecError` naming those there are."""
+        """Return an engine by core and pipe name; raise `SpecError` with the engines if there is none of this name."""
         return entry(self.core(core).engines, name, f"{self.name}: no engine {name!r} in {core}; it has: ")
 
     def engines(self) -> Iterator[tuple[str, EngineSpec]]:
@@ -344,7 +344,7 @@ class DeviceSpec(HardwareModel):
         yield from ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
 
     def link(self, name: str) -> LinkSpec:
-        """Return a shared link; raise `SpecError` naming those the device has."""
+        """Return a shared link; raise `SpecError` with the device's links if there is none of this name."""
         return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
 
     @property
@@ -359,7 +359,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def is_timed(self) -> bool:
-        """Whether the file has what a simulation of time needs, not only arithmetic and buffers."""
+        """Whether the file has the numbers of a simulation of time, not only arithmetic and buffers."""
         return self.flags is not None and self.launch is not None
 
     def timed_flags(self) -> FlagsSpec:
@@ -401,15 +401,15 @@ class DeviceSpec(HardwareModel):
 
     @property
     def arithmetic_choices(self) -> dict[str, Choice[Any]]:
-        """What its matrix units compute, by the key of the file: of an input format, or of an accumulator's steps."""
+        """The arithmetic of its matrix units, by key of the file: by input format, or by an accumulator's steps."""
         facts = ((key, fact) for key, fact in self.facts() if ".arithmetic" in key and not key.startswith("facts."))
         return {key: fact for key, fact in facts if isinstance(fact, Choice)}
 
     @property
     def rounding_choices(self) -> dict[str, Choice[Any]]:
-        """How its vector unit rounds where neither kernel nor precision says, by the precision's field.
+        """The rounding of its vector unit where neither kernel nor precision states one, by the precision's field.
 
-        A field that is absent rounds to nearest even, and products before they are added to something.
+        A field that is absent rounds to nearest even, and rounds products before an addition.
         """
         keys = {"rounding": "cast_rounding", "multiply_add": "multiply_add"}
         return {name: fact for name, key in keys.items() if (fact := getattr(self.vector_unit, key, None)) is not None}
@@ -444,7 +444,7 @@ class DeviceSpec(HardwareModel):
 
     @property
     def clock_share(self) -> float:
-        """The clock over that of kernels without products, which the device has beside them."""
+        """The clock of this device over its clock for kernels without products."""
         return self._clock_share
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -472,9 +472,9 @@ class DeviceSpec(HardwareModel):
         return None
 
     def sustained(self, flops: int, seconds: float, busy_cycles: Mapping[str, int]) -> float:
-        """Return the clock, over ``clock_hz``, of a kernel of so many operations.
+        """Return the clock, over ``clock_hz``, of a kernel with so many operations.
 
-        ``busy_cycles``: those of the average core's units, by their name (``sm.TENSOR``).
+        ``busy_cycles``: busy cycles of the average core's units, by unit name (``sm.TENSOR``).
         """
         if self.power is None or not flops:
             return 1.0

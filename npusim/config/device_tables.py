@@ -17,7 +17,7 @@ _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 @cache
 def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
-    """Return what `compiled_registers` does by the text of `_KERNEL_COLUMNS`."""
+    """Return the table of `compiled_registers` by the text of `_KERNEL_COLUMNS`."""
     return {
         tuple(row[column] for column in _KERNEL_COLUMNS): (
             int(row["registers_per_thread"]),

@@ -1,14 +1,14 @@
-"""Files in YAML as plain data, with the file and line of every key, and with what each ``extends``.
+"""YAML files as plain data, with the file and line of every key, and with the files that each one ``extends``.
 
-A file is parsed once; what it says is then kept in the cache folder as long as its text is the same.
+A file is parsed once; its data stay in the cache folder as long as its text is unchanged.
 
-``extends: <name>``: a file that says only what differs from another.  Mappings are merged key by key; a number or
+``extends: <name>``: a file that states only its differences from another.  Mappings are merged key by key; a number or
 choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
-A key of the file may be dotted; ``null`` takes away what the other file has.
+A key of the file may be dotted; ``null`` removes a key of the other file.
 
-``extends: {file: <name>, basis: assumed}`` is for another chip: every number that is taken over says
-so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.  ``keys``: patterns
-of all that is taken over (``flags.*``), so that no cost of a mechanism that this chip lacks comes with the rest.
+``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as taken
+over, and loses the basis that it has for its own chip.  ``facts`` are not taken over then.  ``keys``: patterns
+of the keys that are taken over (``flags.*``), which exclude costs of mechanisms that this chip lacks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Document:
 
     @functools.cached_property
     def text(self) -> str:
-        """What its data say: the same for files that say the same."""
+        """The text of its data: equal for files with equal data."""
         return repr(self.data)
 
     def position_of(self, key: str) -> FilePosition:
@@ -94,7 +94,7 @@ def read_document(path: Path) -> Document:
 
 @functools.cache
 def _parser() -> str:
-    """Return the source of what makes a document of text: what it made is used only as long as it is the same."""
+    """Return the source code that parses documents: a stored result is used only while it is unchanged."""
     return Path(__file__).with_name("yaml_text.py").read_text(encoding="utf-8")
 
 
@@ -110,12 +110,12 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
 def read_csv(
     path: Path, *needed: str, start: str = "", renamed: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns' names, without spaces around them, and the rows of a CSV file; cells it lacks are empty.
+    """Return the names of the columns, without spaces around them, and the rows of a CSV file; missing cells are empty.
 
-    What stands before the first line that begins with ``start`` is left out: tools print messages there.  Columns that
+    Lines before the first line that begins with ``start`` are skipped: tools print messages there.  Columns that
     are ``renamed`` get their new name, where no column has it.
 
-    Raises `SpecError` where the file cannot be read, or lacks columns that are ``needed`` (says which it has).
+    Raises `SpecError` where the file cannot be read, or lacks columns that are ``needed`` (lists its columns).
     """
     lines = read_text(path, MOST_TABLE_BYTES).removeprefix("\ufeff").splitlines(keepends=True)
     first = next((n for n, line in enumerate(lines) if line.lstrip('"').startswith(start)), 0)
@@ -132,9 +132,9 @@ def read_csv(
 
 
 def cell_number(row: Mapping[str, object], column: str, where: str) -> float | None:
-    """Return the number of a table's cell, commas between thousands or not; None where it is empty or says NA.
+    """Return the number of a table's cell, with or without commas between thousands; None where it is empty or NA.
 
-    Raises `SpecError` for what is no number of at least 0, NaN and infinity among it.
+    Raises `SpecError` for a text that is no number of at least 0; NaN and infinity are no such numbers.
     """
     value = row.get(column)
     text = "" if value is None else str(value).strip()
@@ -268,7 +268,7 @@ class _Merge:
 
 
 def _is_another(old: dict[str, object], value: dict[str, object]) -> bool:
-    """Return whether a unit's mapping is of another model or style: what prices the one says nothing of the other."""
+    """Return whether a unit's mapping has another model or style, whose prices cannot be merged."""
     return any(key in value and value[key] != old.get(key) for key in ("model", "style"))
 
 

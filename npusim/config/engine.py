@@ -18,11 +18,11 @@ from npusim.errors import SpecError
 class RouteSpec(SpecModel):
     """One path of a DMA or fixpipe: from one buffer to another, ``GM`` included.
 
-    One of them is of the engine's own core; the other may be of another core of its group, by name.
+    One of the buffers belongs to the engine's own core; the other may belong to another core of its group, by name.
 
-    ``latency_cycles`` runs from issue to the arrival of the last byte, less the bytes' own time; to
-    or from ``GM`` it is that of an L2 hit.  ``links`` are what the bytes share with other cores:
-    all of them cross ``l2``, those that miss it cross ``hbm`` as well.
+    ``latency_cycles`` is the time from issue to the arrival of the last byte, less the transfer time of the bytes; to
+    or from ``GM`` it is that of an L2 hit.  ``links`` are shared with other cores:
+    all bytes cross ``l2``, and bytes that miss it cross ``hbm`` as well.
     """
 
     source: Text = Field(description="buffer read: of the core or another of its group, or GM")
@@ -63,7 +63,7 @@ class RouteSpec(SpecModel):
 
 
 class _QueueSpec(SpecModel):
-    """What all engines with an instruction queue have."""
+    """Fields of all engines with an instruction queue."""
 
     queue_depth_count: PositiveWhole = Field(description="instructions that may wait")
 
@@ -77,7 +77,7 @@ class _MoverSpec(_QueueSpec):
     routes: dict[str, RouteSpec]
 
     def route(self, source: str, destination: str) -> RouteSpec:
-        """Return the route between two buffers; raise `SpecError` naming those there are."""
+        """Return the route between two buffers; raise `SpecError` with the engine's routes if there is none."""
         for route in self.routes.values():
             if (route.source, route.destination) == (source, destination):
                 return route
@@ -124,7 +124,7 @@ class MatrixEngine(_QueueSpec):
     )
 
     def fractal(self, input_format: str) -> FractalSpec:
-        """Return the step size for a format; raise `SpecError` naming those supported."""
+        """Return the step size for a format; raise `SpecError` with the supported formats if there is none."""
         return entry(self.fractals, input_format, f"the matrix unit does not multiply {input_format}; it has: ")
 
     def arithmetic_of(self, input_format: str) -> str:
@@ -206,7 +206,7 @@ class VectorEngine(_QueueSpec):
         return self
 
     def op(self, name: str) -> VectorOpSpec:
-        """Return the cost of a vector instruction; raise `SpecError` naming those known."""
+        """Return the cost of a vector instruction; raise `SpecError` with the known ones if there is none."""
         return entry(self.ops, name, f"no vector op {name!r}; known: ")
 
 
@@ -225,7 +225,7 @@ class RegisterOpSpec(SpecModel):
 
 
 class VectorFunctionSpec(SpecModel):
-    """What a run of hardware loops costs as a whole."""
+    """The cost of a sequence of hardware loops as a whole."""
 
     startup_cycles: WholeQuantity
     drain_cycles: WholeQuantity
@@ -268,7 +268,7 @@ class RegisterVectorEngine(_QueueSpec):
     ops: dict[str, RegisterOpSpec]
 
     def op(self, name: str) -> RegisterOpSpec:
-        """Return an instruction; raise `SpecError` naming those known."""
+        """Return an instruction; raise `SpecError` with the known ones if there is none."""
         return entry(self.ops, name, f"no vector op {name!r}; known: ")
 
 
@@ -312,9 +312,9 @@ class MmaStepsSpec(SpecModel):
 
 
 class IssueSpec(SpecModel):
-    """How warp groups work alone and beside one another.
+    """Rates of warp groups alone and together.
 
-    Warps that compute and products that run slow each other down: both need issue slots and registers.
+    Warps that compute and products in progress slow each other down: both need issue slots and registers.
     """
 
     product_issue_factor: Quantity = Field(
@@ -342,7 +342,7 @@ class SpecialisedSpec(IssueSpec):
 
 
 class SharingSpec(IssueSpec):
-    """The same of kernels in general, and what else they take; where it is stated, all of a core's share its pipes."""
+    """The sharing of units for kernels in general; where it is stated, all blocks of a core share its pipes."""
 
     step_instructions_count: WholeQuantity = Field(
         description="instructions of a warp in an iteration for addresses and control"
@@ -395,7 +395,7 @@ class CodeSpec(SpecModel):
 
 
 class LibrarySpec(SpecModel):
-    """What a framework's kernels take of a multiprocessor, whole, where memory does not hold them up."""
+    """Costs of a framework's kernels on a whole multiprocessor, where memory does not limit them."""
 
     tile_cycles: WholeQuantity = Field(
         description="time of a product's tile from the end of the previous tile to its first operand"
@@ -418,9 +418,9 @@ class LibrarySpec(SpecModel):
     code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
     def softmax_points(self, columns: int) -> dict[str, float]:
-        """Return the lengths whose ``row_cycles`` an element in rows of so many columns takes, each with its share.
+        """Return the row lengths whose ``row_cycles`` apply to rows of so many columns, each with its share.
 
-        Between those stated in proportion; before the first and after the last as there.
+        Between two stated lengths the cost is interpolated; beyond the first or last it is constant.
         """
         for left, right in pairwise(self.softmax):
             if int(left) <= columns < int(right):
@@ -518,21 +518,21 @@ class GroupMatrixEngine(MatrixEngine):
 
 
 class WarpMatrixEngine(GroupMatrixEngine):
-    """Volta's, whose products are followed lane by lane: ``fractals`` are one quad pair's, ``mma`` those of a warp.
+    """Volta's tensor cores, simulated by lane: ``fractals`` are those of one quad pair, ``mma`` those of a warp.
 
-    A product's machine instructions depend on the accumulators.
+    The machine instructions of a product depend on the accumulators' format.
     """
 
     model: Literal["warp_matrix"]  # type: ignore[assignment]
     steps: dict[str, MmaStepsSpec] = Field(description="constants by format of the accumulators")
 
     def steps_of(self, accumulator_format: str) -> MmaStepsSpec:
-        """Return the steps for a format of accumulators; raise `SpecError` naming those there are."""
+        """Return the steps for a format of accumulators; raise `SpecError` with the known formats if there is none."""
         return entry(self.steps, accumulator_format, f"no product adds up in {accumulator_format}; there are: ")
 
 
 class WarpIssue(SpecModel):
-    """Where warps live and issue in order: what a block may use of a multiprocessor."""
+    """Warps and their in-order issue: the resources of a multiprocessor that a block may use."""
 
     model: Literal["warps"]
     queue_depth_count: PositiveWhole = Field(description="runs of instructions fetched ahead")
@@ -557,7 +557,7 @@ class WarpIssue(SpecModel):
 
 
 class LaneOpSpec(SpecModel):
-    """Instructions that an operation takes for an element, or for those packed in one register."""
+    """Instructions of an operation for one element, or for the elements packed in one register."""
 
     instructions_count: PositiveWhole
 
@@ -576,7 +576,7 @@ class LanePipe(SpecModel):
     ops: dict[str, LaneOpSpec]
 
     def op(self, name: str) -> LaneOpSpec:
-        """Return the cost of an operation; raise `SpecError` naming those there are."""
+        """Return the cost of an operation; raise `SpecError` with the known ones if there is none."""
         return entry(self.ops, name, f"no operation {name!r} on this pipe; it has: ")
 
     def packed(self, name: str, fmt: str) -> int:

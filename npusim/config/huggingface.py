@@ -1,7 +1,7 @@
-"""Workloads from a Hugging Face ``config.json``, read by a small model of its many spellings.
+"""Workloads from a Hugging Face ``config.json``, by a small model of its many spellings.
 
-What a file leaves to the library that reads it is filled in by model type: defaults are those of the configuration
-classes of Hugging Face transformers (4.5x), which write only what differs from them into a file: Gemma 3's text part
+Values that a file leaves to the library are filled in by model type: the defaults are those of the configuration
+classes of Hugging Face transformers (4.5x), which write only differences from them into a file: Gemma 3's text part
 states neither heads nor head size.
 """
 
@@ -121,7 +121,7 @@ def _named(default: Any, *names: str) -> Any:
 
 
 class HuggingFaceConfig(BaseModel):
-    """The keys of a ``config.json`` that are read; `unread_keys` says which of the others may matter."""
+    """The keys of a ``config.json`` that are read; `unread_keys` lists other keys that may matter."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -184,7 +184,7 @@ _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model of a config with what its file leaves out, and which of its keys nothing reads."""
+    """Return the text model of a config with the defaults of its model type, and its keys that nothing reads."""
     inner = data.get("text_config")
     config = dict(data)
     if isinstance(inner, dict) and "num_attention_heads" not in data:
@@ -222,21 +222,21 @@ def import_config(
 ) -> Workload:
     """Return the workload of the model that a ``config.json`` describes.
 
-    Read with care, since models differ: ``head_dim`` before ``hidden_size / heads``; no
-    ``num_key_value_heads`` means as many as query heads; an FFN width of null means four times the
+    Models differ in their keys: ``head_dim`` has precedence over ``hidden_size / heads``; without
+    ``num_key_value_heads`` there are as many KV heads as query heads; an FFN width of null means four times the
     hidden size; windows count only where ``use_sliding_window``, ``layer_types`` or
-    ``max_window_layers`` leave them on; latent attention (MLA) becomes plain attention of its
+    ``max_window_layers`` enable them; latent attention (MLA) becomes plain attention of its
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
-    ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
-    taken, and what a file leaves to the library's defaults is filled in.  What
-    npusim does not compute stands in ``unmodelled``; an unknown model type, and keys that nothing reads and that
-    may change attention, caches or parameters, stand in ``unread``.  Without a stated dtype: float16; without a
-    known activation the FFN has two matrices, and ``source`` says so.
+    ``attention_multiplier``'s or YaRN's where one of these is stated.  A multimodal config contributes its text
+    model, with the library's defaults.  Features that
+    npusim does not compute are listed in ``unmodelled``; an unknown model type, and keys that nothing reads and that
+    may change attention, caches or parameters, are listed in ``unread``.  Without a stated dtype: float16; without a
+    known activation the FFN has two matrices, and ``source`` states this.
 
     Raises
     ------
     SpecError
-        The file is no JSON, lacks sizes, states a dtype that is none of Q, K and V, or describes an
+        The file is no JSON, lacks sizes, states a dtype that Q, K and V cannot have, or describes an
         encoder with a decoder (``file:line  key: ``); or the heads cannot be shared among
         ``tensor_parallel`` devices (lists the divisors).
     """
@@ -409,7 +409,7 @@ def _is_gated(config: HuggingFaceConfig) -> bool:
 
 
 def _says_gated(config: HuggingFaceConfig) -> bool:
-    """Return whether the model type says if an FFN has a gating matrix, whatever its activation."""
+    """Return whether the model type decides that an FFN has a gating matrix, whatever its activation."""
     return config.model_type in GATED | ENCODERS | TWO_MATRIX_DECODERS
 
 
@@ -443,7 +443,7 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
 
 
 def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
-    """Yield what is assumed as the file does not state it, and what is known of how weights are stored."""
+    """Yield assumptions where the file does not state a value, and the storage format of weights."""
     if not (chosen or config.dtype):
         yield "it states no dtype: float16"
     if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
@@ -495,7 +495,7 @@ def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
 
 
 def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
-    """Return what attention of this model does and npusim does not."""
+    """Return the features of this model's attention that npusim does not compute."""
     scaling, positions = config.rope_scaling or {}, config.position_embedding_type or ""
     present: dict[Unmodelled, object] = {
         "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,

@@ -1,4 +1,4 @@
-"""Which model types and keys of a ``config.json`` are understood: all others may change what is computed."""
+"""The model types and keys of a ``config.json`` that are understood: all others may change the computation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
 
 
 def unread_keys(config: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
-    """Yield the keys of a config that nothing reads and that may change what is computed; an unknown ``model_type``.
+    """Yield the keys of a config that nothing reads and that may change the computation; an unknown ``model_type``.
 
     ``read``: keys that are read.  A key that is null, false, 0 or empty is off.
     """

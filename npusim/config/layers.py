@@ -1,4 +1,4 @@
-"""A model's layers: what stands around attention, latent projections and experts included, and what they weigh."""
+"""A model's layers: the products around attention, with latent projections and experts, and their weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StoredWeights(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Weights of a model's matrices, all of them and those that one token takes; norms and biases are left out."""
+    """Weights of a model's matrices, all of them and those that one token uses; norms and biases are left out."""
 
     layers: int
     layers_active: int
@@ -76,19 +76,19 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Return those of one token, the vocabulary's included, as models are named."""
+        """Return the weights that one token uses, with the vocabulary's, by the convention of model names."""
         return self.layers_active + self.vocabulary
 
 
 class ModelProblem(LayerProblem):
     """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, between vocabularies.
 
-    With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for
-    both ends.  ``model_kv_heads``: of the whole model, fewer than the devices hold where these hold copies; 0: all they
-    hold.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
-    come from products of low rank, and a cache holds latents, which queries of a decoding step meet themselves.
-    ``stored``: weights that have not 16 bits.  ``local``: the attention of ``local_layers`` of the layers, of the same
-    sizes but with a window or chunk; they are taken to be spread evenly.
+    With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for both
+    ends.  ``model_kv_heads``: KV heads of the whole model, fewer than the devices store where these store copies; 0: as
+    many as the devices store.  ``parameters`` are those stated for the whole model, 0: those of its shapes. ``latent``:
+    Q, K and V come from products of low rank, and a cache stores latents, which queries of a decoding step meet
+    themselves.  ``stored``: weights in other than 16 bits.  ``local``: the attention of ``local_layers`` of the layers,
+    of the same sizes but with a window or chunk; they are assumed to be spread evenly.
     """
 
     layers: PositiveInt
@@ -119,7 +119,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def is_absorbed(self) -> bool:
-        """Whether W_UK and W_UV are multiplied by Q and by what attention leaves, not by K and V."""
+        """Whether W_UK and W_UV are multiplied by Q and by the result of attention, not by K and V."""
         return self.latent is not None and self.seq_q < self.seq_kv
 
     @property
@@ -129,7 +129,7 @@ class ModelProblem(LayerProblem):
 
     @property
     def cached(self) -> Problem:
-        """Return the attention whose keys and values are what a cache holds: latents, where there are some."""
+        """Return the attention whose keys and values are the entries of a cache: latents, where there are some."""
         attention, latent = super().attention, self.latent
         if latent is None:
             return attention
@@ -154,7 +154,7 @@ class ModelProblem(LayerProblem):
     def projections(self) -> tuple[tuple[str, int, int], ...]:
         """Return the products that give Q, K and V on one device: a name, columns and the length of the sum.
 
-        Those that go down to a latent are whole on every device.
+        Products whose result is a latent are whole on every device.
         """
         latent = self.latent
         if latent is None:
@@ -204,7 +204,9 @@ class ModelProblem(LayerProblem):
         return Parameters(layers + routed, layers + active, vocabulary)
 
     def stored_bytes(self, bits: float = 16) -> float:
-        """Return the bytes of the layers' weights, of all devices; ``bits``: of those not `stored` in fewer."""
+        """Return the bytes of the layers' weights on all devices; ``bits``: bits of weights that are not in
+        `stored`.
+        """
         weights, experts, stored = self.weights(), self.experts, self.stored
         total = self.parameters - weights.vocabulary if self.parameters else weights.layers
         if stored is None:

@@ -36,7 +36,7 @@ def load_device(
 ) -> DeviceSpec:
     """Return a device by packaged name (``ascend_910b2``) or path.
 
-    ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it; those that are
+    ``overrides`` maps dotted keys to values: numbers, or text in the form of ``-C key=value``; keys that are
     ``unread`` are refused.
 
     Raises `SpecError` for an unknown name, a faulty file or a faulty override.
@@ -62,7 +62,7 @@ def list_workloads() -> list[str]:
 def validated(model: type[ModelType], document: Document) -> ModelType:
     """Return ``document`` as ``model``; raise `SpecError` with a line for each fault.
 
-    A file of another kind of npusim's is told by its schema alone: its keys are no faults.
+    A file of another kind is reported by its schema alone: its keys are no faults.
     """
     field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
     expected = str(get_args(field.annotation)[0]) if field is not None else ""
@@ -81,7 +81,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A document's data, told apart by what it says."""
+    """A document's data, equal to those of any document with the same text."""
 
     text: str
     path: tuple[str, ...]
@@ -90,14 +90,14 @@ class _Content:
 
 @lru_cache(maxsize=128)
 def _model_of(model: type[BaseModel], content: _Content) -> BaseModel:
-    """Return one frozen model for all files of one content: programs of one device share what they have alike."""
+    """Return one frozen model for all files with equal content: programs of one device share caches."""
     return model.model_validate(content.document.data)
 
 
 def read_spec(what: str, name_or_path: str | Path) -> Document:
-    """Return the content of a packaged file by name, or of a file by path, with what it extends.
+    """Return the content of a packaged file by name, or of a file by path, with the files that it extends.
 
-    ``what`` it is: a device, a node or a workload.
+    ``what`` is its kind: a device, a node or a workload.
     """
     path = resolve(what, name_or_path)
     is_packaged = path.parent in (packaged_folder("hwconfigs"), packaged_folder("workloads"))
@@ -138,7 +138,7 @@ UnreadKeys = Callable[[str], Mapping[str, str]]
 
 
 def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *, in_node: bool = False) -> str | None:
-    """Return what would read a key that changes no prediction on ``device``; None if it changes one.
+    """Return the option that would read a key that changes no prediction on ``device``; None if the key changes one.
 
     ``in_node``: the device is one of a node.
     """
@@ -163,10 +163,10 @@ def apply_overrides(
     """Return the device or node with values changed; each gets basis ``assumed``, source ``command line``.
 
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
-    text (``name``); a value is a number, or text as ``-C`` gives it.
+    text (``name``); a value is a number, or text in the form of ``-C``.
 
-    Raises `SpecError` with ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
-    kind, or a key that changes nothing on this device (with what would read it).
+    Raises `SpecError` with ``-C key=value: `` and the fault: no such key (with the nearest), a value of the wrong
+    kind, or a key that changes nothing on this device (with the option that would read it).
     """
     if not overrides:
         return device
@@ -197,7 +197,7 @@ def _override_text(key: str, value: object) -> str:
 
 
 def _is_fact(data: dict[str, object], key: str) -> bool:
-    """Return whether a key names what a file keeps under ``facts``, where no model reads it."""
+    """Return whether a key is below ``facts``, where no model reads it."""
     node: object = data.get("facts")
     for step in key.split("."):
         node = node.get(step) if isinstance(node, dict) else None
@@ -233,7 +233,7 @@ def _replacement(old: object, key: str, text: str) -> object:
 
 
 def _number(key: str, text: str) -> object:
-    """Return the value that ``text`` says; of bytes also as people write them: ``64MiB``."""
+    """Return the value of ``text``; bytes may have a unit: ``64MiB``."""
     from npusim.config.yaml_text import parse_scalar
 
     value = parse_scalar(text)

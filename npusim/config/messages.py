@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in the words of the person who wrote the value."""
+"""Faults found by pydantic, in the words of the person who wrote the value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LIMITS = MappingProxyType(
 
 
 def suggest(wrong: str, allowed: Sequence[str]) -> str:
-    """Return ``. Did you mean `x`?`` for a near miss, else the list of what is allowed."""
+    """Return ``. Did you mean `x`?`` for a near miss, else the list of allowed values."""
     from difflib import get_close_matches
 
     # A key without its unit is the likeliest slip in a hardware file: `clock` for `clock_hz`.
@@ -59,16 +59,16 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
 
 
 def choices(wrong: str, allowed: Sequence[str]) -> str:
-    """Return ``. Did you mean `x`? There are a, b, c``: what is likely first, then all there is."""
+    """Return ``. Did you mean `x`? There are a, b, c``: the nearest name first, then all names."""
     near, listed = suggest(wrong, allowed), f"here are {', '.join(allowed)}"
     return f"{near} T{listed}" if near.startswith(". ") else f"; t{listed}"
 
 
 def explain(error: ValidationError, data: object = None, model: type | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the text of each fault; ``data`` is what was validated, as ``model``.
+    """Yield the dotted key and the text of each fault; ``data`` was validated as ``model``.
 
-    Of a hardware file (the default) a missing number is said to need basis and source, of any other
-    ``model`` what its key is for.
+    In a hardware file (the default) a missing number needs basis and source; for any other
+    ``model`` the text states the purpose of the missing key.
     """
     fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
     descriptions = None if model is None or "links" in fields else _descriptions(fields)
@@ -85,7 +85,7 @@ def explain(error: ValidationError, data: object = None, model: type | None = No
 
 
 def _descriptions(fields: Mapping[str, FieldInfo]) -> Mapping[str, str]:
-    """Return what each key of a file is for; of its schema, what to write."""
+    """Return the purpose of each key of a file; for the key ``schema``, its expected value."""
     descriptions = {}
     for name, field in fields.items():
         allowed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()

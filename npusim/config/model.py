@@ -21,7 +21,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
 
 def _counted(value: object) -> object:
-    """Return what a text such as ``8k`` says, anything else as it is: the number's own check names the fault."""
+    """Return the number of a text such as ``8k``, anything else unchanged: the number's own check names the fault."""
     try:
         return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is no number
     except ValueError:
@@ -54,9 +54,9 @@ _NOT_IN_NAMES = frozenset('/\\:*?"<>|')
 
 
 def file_name(text: str) -> str:
-    """Return ``text`` if it may stand in a file's name; raise what pydantic reports if not.
+    """Return ``text`` if it is allowed in a file's name; raise the error that pydantic reports if not.
 
-    No separators, no characters that a shell or a terminal reads as something else, no dot in front.
+    Separators, characters with a meaning in a shell or a terminal, and a leading dot are not allowed.
     """
     wrong = [c for c in text if c in _NOT_IN_NAMES or not c.isprintable()]
     if wrong or text.startswith(".") or len(text) > LONGEST_NAME:
@@ -77,7 +77,7 @@ Name = Annotated[Text, AfterValidator(file_name)]
 
 
 class SpecModel(BaseModel):
-    """A frozen model; an unknown key is reported before anything else, with what is allowed.
+    """A frozen model; an unknown key is reported before anything else, with the allowed keys.
 
     The check runs first because a misspelt key would otherwise be reported as a missing one.
     """

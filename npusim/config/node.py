@@ -1,4 +1,4 @@
-"""A node as its file describes it: devices, the links between them, who drives a collective, the host beside them."""
+"""A node as its file describes it: devices, the links between them, the driver of a collective, the host."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class DriverMode(SpecModel):
 
 
 class DriverSpec(SpecModel):
-    """Who moves a collective's bytes: copy engines, or cores taken away from compute."""
+    """The driver that moves a collective's bytes: copy engines, or cores that are taken away from compute."""
 
     engine_count: PositiveWhole = Field(description="engines or cores that take part")
     engines_per_transfer_count: PositiveWhole | None = Field(
@@ -167,7 +167,7 @@ class RoofTimes(SpecModel):
 
 
 class KernelTimes(SpecModel):
-    """Times of kernels, for what a device's own file cannot be simulated for yet."""
+    """Times of kernels, for devices whose own file cannot be simulated yet."""
 
     core: Text | None = Field(default=None, description="core that runs the blocks of attention and linear layers")
     attention: AttentionTimes | None = None
@@ -209,7 +209,7 @@ class CpuSpec(SpecModel):
 
 
 class PcieSpec(SpecModel):
-    """The link between the host and each device; copies from pinned memory run beside kernels."""
+    """The link between the host and each device; copies from pinned memory run concurrently with kernels."""
 
     bytes_per_s: Positive = Field(description="rate of one device in one direction")
     start_s: Quantity = Field(description="start time of a copy of a few rows")
@@ -221,10 +221,10 @@ class PcieSpec(SpecModel):
 
 
 class NodeSpec(HardwareModel):
-    """Several equal devices and what joins them; every number is a `Quantity`.
+    """Several equal devices and the links between them; every number is a `Quantity`.
 
     ``drivers`` are listed with the default first.  ``between`` joins equal servers, each device to
-    its counterpart, where more than one server is asked for.
+    its counterpart, where more than one server is requested.
     """
 
     schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="schema of this file")
@@ -245,7 +245,7 @@ class NodeSpec(HardwareModel):
 
     @property
     def family(self) -> str:
-        """Return what schedules of nodes are registered under."""
+        """The name under which schedules of nodes are registered."""
         return NODE_FAMILY
 
     @property
@@ -254,7 +254,7 @@ class NodeSpec(HardwareModel):
         return next(iter(self.drivers))
 
     def driver(self, name: str) -> DriverSpec:
-        """Return a driver; raise `SpecError` naming those the node has."""
+        """Return a driver; raise `SpecError` with the node's drivers if there is none of this name."""
         return entry(self.drivers, name, f"{self.name}: no collective is driven by {name!r} here; there are ")
 
     @model_validator(mode="after")
@@ -275,10 +275,10 @@ _HOST_LINKS = MappingProxyType(
 
 
 class NodeDevice(DeviceSpec):
-    """A node with its device: one of the devices as reports see it, and facts of both files.
+    """A node with its device: one of the devices as reports show it, and facts of both files.
 
     Name and links are the node's too, "core groups" are the node's devices; ``each`` is the device
-    as its own file has it.  ``family`` is what schedules of nodes are registered under.
+    of its own file.  ``family`` is the name under which schedules of nodes are registered.
     """
 
     family: Literal["node"]  # a node is no core family, but has schedules
@@ -359,11 +359,11 @@ def load_node_device(
     overrides: Mapping[str, object] | None = None,
     unread: UnreadKeys | None = None,
 ) -> NodeDevice:
-    """Return a node with its device; ``overrides`` are ``-C key=value`` of either of their files.
+    """Return a node with its device; ``overrides`` are ``-C key=value`` for either of their files.
 
     Keys of the node's file come first (``links.hccs.bytes_per_s``, also written ``node.links...``; the
     host's links ``pcie`` and ``dram`` by either of their names),
-    all others are the device's.  Raises `SpecError` as `load_node`, and for a faulty override.
+    all others are the device's.  Raises `SpecError` like `load_node`, and for a faulty override.
     """
     node = hw.node if isinstance(hw, NodeDevice) else hw if isinstance(hw, NodeSpec) else load_node(hw)
     of_node, of_device = {}, {}
@@ -392,9 +392,9 @@ def load_machine(
     overrides: Mapping[str, object] | None = None,
     unread: UnreadKeys | None = None,
 ) -> DeviceSpec:
-    """Return a device, or a node with its device, by packaged name or path or as it is loaded.
+    """Return a device, or a node with its device, by packaged name or path, or unchanged if it is loaded already.
 
-    ``overrides`` are ``-C key=value``; those that are ``unread`` are refused.  Raises `SpecError` as `load_device`
+    ``overrides`` are ``-C key=value``; keys that are ``unread`` are refused.  Raises `SpecError` like `load_device`
     and `load_node_device`.
     """
     if isinstance(hw, NodeSpec | NodeDevice):

@@ -31,14 +31,15 @@ _INSTALLED = (*(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib"))
 
 
 def is_outside(name: str) -> bool:
-    """Return whether ``name`` says where a value is to be found."""
+    """Return whether ``name`` states the place of a value (``FILE.py:NAME`` or ``module:name``)."""
     return ":" in name or name.endswith(".py")
 
 
 def load(name: str, what: str) -> tuple[ModuleType, str]:
-    """Return the module that ``file.py:name`` or ``module:name`` stands for, and the name, empty if there is none.
+    """Return the module of ``file.py:name`` or ``module:name``, and the name, empty if there is none.
 
-    Raises `SpecError`: no such file or module, or one that fails to import; ``what`` is meant, a schedule say.
+    Raises `SpecError` for a missing file or module, or one that fails to import; ``what`` is its purpose, such as a
+    schedule.
     """
     called, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
     if not called.endswith(".py"):
@@ -79,10 +80,10 @@ def module(name: str) -> ModuleType:
 
 
 def sources(files: Iterable[str]) -> dict[str, str] | None:
-    """Return a digest of each file from outside that Python has loaded, by path, and of ``files``.
+    """Return a digest, by path, of each file from outside that Python has loaded, and of ``files``.
 
-    An installed package counts where one of ``files`` is of it.  None where a file cannot be read, or has changed since
-    npusim was imported, so that what is loaded may be another.
+    An installed package counts where one of ``files`` belongs to it.  None where a file cannot be read, or has changed
+    since npusim was imported, so that the loaded code may differ.
     """
     modules = [(n.partition(".")[0], str(getattr(m, "__file__", None))) for n, m in list(sys.modules.items())]
     own = {name for name, file in modules if file in files}
@@ -123,18 +124,18 @@ def place_of(error: BaseException, path: str) -> str:
 
 
 def origin_of(function: object) -> str:
-    """Return file and line of a function; empty for what has no code of its own."""
+    """Return file and line of a function; empty for an object without code."""
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 @contextmanager
 def with_origin(origin: str, called: str = "") -> Iterator[None]:
-    """Lead what goes wrong inside by the file and line of the fault, or of ``origin`` if it has none there.
+    """Prefix errors inside with the file and line of the fault, or of ``origin`` if the fault has none there.
 
-    ``called``: whose fault it is, in words, behind the line.
+    ``called``: the owner of the fault, in words, after the line.
 
-    A program that does not fit is left alone: smaller tiles are tried. So is everything without an origin.
+    An error of a program that does not fit is unchanged: smaller tiles are tried.  So is every error without an origin.
     """
     try:
         yield

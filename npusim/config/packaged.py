@@ -1,6 +1,6 @@
-"""What comes with npusim (hardware files, workloads, tensors) and with other installed packages (by entry points).
+"""Files of npusim (hardware files, workloads, tensors) and of other installed packages (by entry points).
 
-In a checkout the folders stand beside the package, in an installed wheel inside it.
+In a checkout the folders are beside the package, in an installed wheel inside it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def packaged_folder(kind: str) -> Path:
 
 
 def list_packaged(kind: str) -> list[str]:
-    """Return the names of the packaged files of a kind, those of installed packages among them, sorted."""
+    """Return the sorted names of the packaged files of a kind, with those of installed packages."""
     return sorted(_files(kind))
 
 
@@ -82,7 +82,9 @@ def yaml_files(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV table beside the packaged hardware files, less its comments; none if there is none."""
+    """Return the rows of a CSV table beside the packaged hardware files, without comments; no rows if there is no
+    table.
+    """
     path = packaged_folder("hwconfigs") / name
     if not path.is_file():
         return []
@@ -97,7 +99,7 @@ def installed_folders() -> tuple[Path, ...]:
 
 
 def broken_entries() -> list[str]:
-    """Return in words the entry points in `DEVICES` that name no folder: none of theirs is found by name."""
+    """Return a description of each entry point in `DEVICES` that names no folder; none of their files is available."""
     return [
         f"entry point {entry.name} of {DEVICES}: {entry.value!r} is no package with a folder"
         for entry in entries(DEVICES)
@@ -122,12 +124,12 @@ def is_node_name(name: str) -> bool:
 
 
 def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
-    """Return the file that a name or a path stands for: of a device, a node, a "device or node", or a workload.
+    """Return the file of a name or a path: of a device, a node, a "device or node", or a workload.
 
-    A string that ends in ``.yaml`` or ``.yml`` or holds a separator is a path (relative to
+    A string that ends in ``.yaml`` or ``.yml`` or contains a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
 
-    Raises `SpecError` where there is no such file or name (names the nearest, or all there are), or two of it.
+    Raises `SpecError` where there is no such file or name (names the nearest, or all), or two files of one name.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:

@@ -122,7 +122,7 @@ class ResonanceData(_SeededData):
 class AmplifiedData(SpecModel):
     """Real tensors with the mean of K over the keys amplified: ``K' = (K - mean) + gain mean``.
 
-    What it gives is called amplified, never real; the workload names the tensors.
+    Results of such tensors are called amplified, never real; the workload names the tensors.
     """
 
     changes_tensors: ClassVar[bool] = True
@@ -147,7 +147,7 @@ def element_bytes(fmt: str) -> int:
 
 
 def stored_bytes(fmt: str, elements: int) -> int:
-    """Return the bytes of some elements, those of their scales counted."""
+    """Return the bytes of some elements, with the bytes of their scales."""
     from npusim.formats import stored_format
 
     return stored_format(fmt).bytes_of(elements)
@@ -159,14 +159,14 @@ def divisors_of(number: int) -> list[int]:
 
 
 def check_kv_heads(heads: int, kv_heads: int) -> None:
-    """Raise what pydantic reports if query heads cannot share the KV heads equally; lists the divisors."""
+    """Raise the error that pydantic reports if query heads cannot share the KV heads equally; lists the divisors."""
     if heads % kv_heads:
         possible = " ".join(map(str, divisors_of(heads)))
         raise fault_at("kv_heads", f"{kv_heads} does not divide {heads} query heads; possible: {possible}")
 
 
 class Sizes(SpecModel):
-    """What is computed; built in code and from options: a fault is the user's, a `SpecError`."""
+    """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`."""
 
     if not TYPE_CHECKING:
 
@@ -178,7 +178,9 @@ class Sizes(SpecModel):
                 raise SpecError("\n".join(lines)) from None
 
     def flops(self) -> int:
-        """Return operations of matrix products, 2 a multiply-add; 0 of other problems, and where a kernel says it."""
+        """Return operations of matrix products, 2 a multiply-add; 0 for other problems, and where a kernel counts
+        them.
+        """
         return 0
 
 
@@ -188,7 +190,7 @@ def _where_stated(default: Any, description: str) -> Any:
 
 
 class CallFields(SpecModel):
-    """What of a call is stated where it is so: keys that are seen, scores, lengths, and how K and V are stored."""
+    """Fields of a call: keys that are seen, scores, lengths, and the storage of K and V."""
 
     window: Window | None = _where_stated(None, "keys that a query sees, itself included, or keys before and after it")
     sinks: NonNegativeInt = _where_stated(0, "first keys that are visible in addition to the window")
@@ -547,10 +549,10 @@ class CopyProblem(Sizes):
 
 
 class RowsProblem(Sizes):
-    """What stands between the products of a layer, on ``heads`` matrices of (rows, cols).
+    """Operations between the products of a layer, on ``heads`` matrices of (rows, cols).
 
     ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
-    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone, ``route`` takes the ``parts`` largest of a
+    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone, ``route`` selects the ``parts`` largest of a
     row's softmax, ``sum`` adds ``parts`` matrices.
     """
 
@@ -569,9 +571,9 @@ class RowsProblem(Sizes):
 
 
 class KernelProblem(Sizes):
-    """Sizes of a launch on plain tensors, numbers by the names that the launch calls them, and how inputs are drawn.
+    """Sizes of a launch on plain tensors, numbers by the names of the launch's arguments, and the drawing of inputs.
 
-    ``dtype``: of tensors of which the launch says no other.
+    ``dtype``: format of tensors for which the launch names no other.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -586,7 +588,7 @@ class KernelProblem(Sizes):
 
     @classmethod
     def of(cls, problem: Mapping[str, Any] | SpecModel | None) -> KernelProblem:
-        """Return the sizes that are given by name, or those of another problem."""
+        """Return the sizes given by name, or those of another problem."""
         if isinstance(problem, cls):
             return problem
         sizes = problem.model_dump(exclude_defaults=True) if isinstance(problem, SpecModel) else problem
@@ -666,7 +668,7 @@ class SharedProblem(Problem):
 
     @property
     def cached(self) -> Problem:
-        """Return the attention whose keys and values are what a cache holds."""
+        """Return the attention whose keys and values are the entries of a cache."""
         return self.attention
 
     @property

@@ -1,7 +1,8 @@
-"""Numbers of a hardware file: each says its value, how it is known, and where it comes from.
+"""Numbers of a hardware file: each states its value, its basis, and its source.
 
-What a number may be follows from the unit that its key ends in.  The ranges are far wider than any machine: they keep
-a slip (a missing exponent, another unit) from becoming an overflow, a deadlock that is none, or a day of simulation.
+The allowed range of a number follows from the unit that its key ends in.  The ranges are far wider than any machine:
+they prevent a slip (a missing exponent, another unit) from becoming an overflow, a false deadlock, or a simulation of
+a day.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _check_whole_number(value: object) -> int:
 
 
 class Sourced(SpecModel):
-    """What a fact says about itself besides its value."""
+    """The fields of a fact besides its value."""
 
     basis: Basis = Field(description="how it is known")
     source: Text = Field(description="source of the value")
@@ -111,7 +112,7 @@ class WholeQuantity(Quantity):
 
 @contextmanager
 def reads(quantities: Iterable[tuple[str, Quantity]]) -> Iterator[set[str]]:
-    """Yield a set that gets the keys of those numbers whose values are asked for meanwhile."""
+    """Yield a set that collects the keys of the numbers whose values are read meanwhile."""
     keys, read = {id(quantity): key for key, quantity in quantities}, set[str]()
 
     def attribute(self: Quantity, name: str) -> object:

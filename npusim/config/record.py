@@ -17,17 +17,17 @@ Microseconds = Annotated[float, AfterValidator(lambda us: us / 1e6), PlainSerial
 
 
 def key(name: str) -> Any:
-    """Return what an annotation says of a field whose key in a file is another than its name."""
+    """Return the annotation of a field whose key in a file differs from its name."""
     return Field(alias=name)
 
 
 def written_as(document: Any, kind: Any) -> Any:
-    """Return what an annotation says of a field that ``document(value)``, a ``kind``, stands for in a file."""
+    """Return the annotation of a field whose value, a ``kind``, a file stores as ``document(value)``."""
     return PlainSerializer(document, kind)
 
 
 def record_document(kind: type[RecordType], record: RecordType) -> dict[str, Any]:
-    """Return the fields of ``kind`` as JSON data; what a subclass adds is left out."""
+    """Return the fields of ``kind`` as JSON data, without those that a subclass adds."""
     document: dict[str, Any] = TypeAdapter(kind).dump_python(record, mode="json", by_alias=True)
     return document
 

@@ -1,4 +1,4 @@
-"""Numbers that a problem has for query heads: slopes of ALiBi, a bias, learned scores beside those of the keys."""
+"""Numbers of a problem for each query head: slopes of ALiBi, a bias, learned scores besides those of the keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=4096)  # of rows: blocks of keys ask for the same
 def bias_row(head: int, query: int, keys: int) -> Any:
-    """Return what is added to the scores of a head's query, (keys,), drawn standard normal in float32."""
+    """Return the addend of the scores of a head's query, (keys,), drawn standard normal in float32."""
     import numpy as np
 
     return np.random.default_rng([head, query]).standard_normal(keys, np.float32)
@@ -28,7 +28,7 @@ def bias_row(head: int, query: int, keys: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GivenBias:
-    """A bias that is given, (heads or 1, queries, keys); those of one digest are equal."""
+    """A given bias, (heads or 1, queries, keys); biases of one digest are equal."""
 
     values: Any = field(compare=False, repr=False)
     digest: str

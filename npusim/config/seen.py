@@ -27,7 +27,7 @@ MOST_SEEN = 1 << 28
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges in order, those that touch or overlap as one, empty ones left out."""
+    """Return ranges in order, without empty ones; ranges that touch or overlap become one."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(r for r in ranges if r[0] < r[1]):
         if result and start <= result[-1][1]:
@@ -39,11 +39,12 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:
-    """What the fields of a problem say: at most two ranges a query, whose ends never fall from one query to the next.
+    """Visible keys by the fields of a problem: at most two ranges a query, whose ends never decrease from query to
+    query.
 
     A query at p sees keys of its stretch (its document, its chunk of that; else all ``keys``): the ``window`` that ends
-    with p (None: all before), so many ``after`` p (None: all), and the first ``sinks`` and ``prefix`` of the stretch,
-    sinks where they are not beyond what ``after`` says.
+    with p (None: all before), ``after`` keys behind p (None: all), and the first ``sinks`` and ``prefix`` keys of the
+    stretch; sinks are limited by ``after``.
     """
 
     keys: int
@@ -140,9 +141,9 @@ class KeyFunction:
         return _ranges(self._block(first, last).all(axis=0))
 
     def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
-        """Return which keys each position sees, (rows, cols) bool.
+        """Return the keys that each position sees, (rows, cols) bool.
 
-        Raises `SpecError` for a function that says something else.
+        Raises `SpecError` for a function that disagrees.
         """
         import numpy as np
 

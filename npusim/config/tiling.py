@@ -65,9 +65,10 @@ def lightest(value: Lightest) -> Any:
 
 
 def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
-    """Return a declaration of a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
+    """Return a declaration of a field, ``Annotated[str, one_of(names)]``, whose value is one of some names or
+    FILE.py:NAME.
 
-    The names, and what each is in words, are asked for when they are needed.
+    The names, and the description of each, are computed on first use.
     """
     return AfterValidator(partial(_check_name, names))
 
@@ -101,7 +102,8 @@ def part_of(kind: Kind) -> Any:
 
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
     """Return a tiling from field values, as numbers or as text of a command line; a `Tiling` is returned unchanged.
-    Raises `TilingError` that names each wrong field, its value and what is allowed; an unknown field with a suggestion.
+    Raises `TilingError` that names each wrong field, its value and the allowed values; an unknown field with a
+    suggestion.
     """
     if isinstance(values, cls):
         return values
@@ -130,7 +132,7 @@ SEARCHED = "searched"
 def with_fields(
     name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
 ) -> type[Tiling]:
-    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own.
+    """Return a class of tilings with further fields, (default, description) by name, and changed defaults.
 
     The further fields are those of a kernel's source.
     """
@@ -147,7 +149,7 @@ def with_fields(
 
 
 def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]:
-    """Return the class of the ``fields`` beside those of ``base``; of ``kind`` where a field of the former says none.
+    """Return a class with ``fields`` and the fields of ``base``, derived from ``kind`` where a field names none.
 
     A field that declares its lightest value is one of the tile.
     """
@@ -183,7 +185,7 @@ class TilingField:
     is_power: bool = False  #: of two
 
     def takes(self, value: object) -> bool:
-        """Return whether a whole number lies within the field's limits."""
+        """Return whether a whole number is within the field's limits."""
         if not isinstance(value, int) or (self.multiple_of and value % self.multiple_of):
             return False
         if self.is_power and value & (value - 1):
@@ -229,5 +231,5 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
 
 @lru_cache(maxsize=64)
 def tile_fields(cls: type[Tiling]) -> frozenset[str]:
-    """Return the names of the fields of a tiling class that belong to the tile: those that may be chosen."""
+    """Return the names of the fields of a tiling class that belong to the tile, which an automatic choice may set."""
     return frozenset(f.name for f in tiling_fields(cls) if f.kind == "tile")

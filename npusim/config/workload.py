@@ -59,7 +59,7 @@ class TensorFile(SpecModel):
 
 
 class Workload(CallFields):
-    """Shapes of a model's attention and what surrounds it, for the whole layer.
+    """Shapes of a model's attention and of the rest of its layer, for the whole layer.
 
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
     """
@@ -133,17 +133,17 @@ class Workload(CallFields):
     def problem(
         self, *, kind: LayerKind | None = None, ignore: Collection[str] = (), is_absorbed: bool = False, **asked: Any
     ) -> Problem:
-        """Return what one device computes; every argument replaces what the workload says.
+        """Return the problem of one device; every argument replaces a value of the workload.
 
-        Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is none.  ``seq`` stands for
-        both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths`` are
-        keys of sequences that differ, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has as many
-        queries.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at hand, that is one device's share
-        already: a given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step meet latents themselves
-        (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: of the layer, by default the one
-        with most to see; ``ignore``: what of `OPTIONAL` is left out.
+        Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is no argument.  ``seq`` stands
+        for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths``
+        are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has as
+        many queries.  ``heads``, ``kv_heads`` and the head sizes are those of given tensors, which are one device's
+        share already: a given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step meet latents
+        themselves (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by
+        default the one that sees most keys; ``ignore``: the fields of `OPTIONAL` that are left out.
 
-        Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
+        Raises `SpecError` if lengths contradict other arguments, heads cannot be shared among ``tensor_parallel``
         devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -180,7 +180,7 @@ class Workload(CallFields):
     def _of_kind(
         self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
     ) -> dict[str, object]:
-        """Return what a layer's queries see and what is done to its scores: as asked, else as stated for its kind."""
+        """Return the visible keys and the functions of scores of a layer: as requested, else as stated for its kind."""
         kind = kind or next(iter(self.kinds))
         if kind not in self.kinds:
             raise SpecError(f"kind: {self.name} has no {kind} layers; allowed: {', '.join(self.kinds)}")
@@ -194,7 +194,7 @@ class Workload(CallFields):
     def model(self, attention: Problem, ranks: int, local: Problem | None = None) -> ModelProblem:
         """Return the whole model on ``ranks`` devices, ``attention`` that of one; ``local``: that of local layers.
 
-        Raises `SpecError` where the workload does not state what a model's layers need.
+        Raises `SpecError` where the workload does not state a property of a model's layers that is needed.
         """
         missing = [name for name in ("hidden", "layers", "intermediate") if getattr(self, name) is None]
         if missing:
@@ -209,7 +209,7 @@ class Workload(CallFields):
         )
 
     def expanded_cache(self, problem: Problem) -> str:
-        """Return what a note says of K and V that were made of a latent cache and are read back; empty for others."""
+        """Return the note on K and V that are expanded from a latent cache and read back; empty for other caches."""
         if self.latent is None or problem.values_in_keys or problem.seq_q >= problem.seq_kv:
             return ""
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
@@ -220,14 +220,15 @@ class Workload(CallFields):
         )
 
     def left_out(self) -> dict[str, str]:
-        """Return what npusim does not compute of this attention: name -> what it is."""
+        """Return the features of this attention that npusim does not compute: name -> description."""
         unread = {key: UNREAD.get(key, "a key of its config.json that nothing reads") for key in self.unread}
         return {name: UNMODELLED[name] for name in self.unmodelled} | unread
 
     def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
-        """Return what a run leaves out, as a table says it; ``models``: what its schedule computes by itself.
+        """Return the features that a run leaves out, in the words of a table; ``models``: those that its schedule
+        computes.
 
-        Raises `SpecError` for what is not modelled and not in ``ignore``, and for a name there that means nothing.
+        Raises `SpecError` for a feature that is not modelled and not in ``ignore``, and for an unknown name there.
         """
         known = (*IGNORABLE, *self.unread)
         unknown = [name for name in ignore if name not in known]
@@ -247,7 +248,7 @@ class Workload(CallFields):
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:
     """Return query and KV heads of one of ``devices`` (tensor parallel).
 
-    With more devices than KV heads each KV head is kept by several devices.  Raises `SpecError`
+    With more devices than KV heads, several devices store the same KV head.  Raises `SpecError`
     listing the divisors where the heads cannot be shared equally.
     """
     fault = _share_fault(heads, kv_heads, devices)

@@ -1,7 +1,7 @@
 """Strict YAML 1.2: text as plain data, with the line of every key.
 
-One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values
-are made from it here, so no second, slower round-trip parse is needed for error messages.
+One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values are built from the
+graph, so that error messages need no second, slower round-trip parse.
 """
 
 from __future__ import annotations

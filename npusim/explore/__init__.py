@@ -1,7 +1,7 @@
-"""Searches over tilings, precisions, devices and problems: what is fastest, with proof, and where it is kept.
+"""Searches over tilings, precisions, devices and problems: the fastest point, its proof, and its store.
 
 ``explore`` is the Python side of ``npusim explore``; it and `Exploration` are loaded when first
-used, so that importing this package costs nothing.  ``store`` reads what a search has kept.
+used, so that importing this package costs nothing.  ``store`` reads the rows of a search.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def work_bound(
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
 
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
-    does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
-    raise it.  It holds wherever tiles lie, without ``is_dealt`` whoever gets which block.  ``known`` is the work of
-    bodies by key, of programs that do no more than this one; what is missing is added.
+    does.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
+    could only raise it.  The bound holds for any placement of tiles, and without ``is_dealt`` for any deal of blocks.
+    ``known`` is the work of bodies by key, of programs that do no more than this one; missing bodies are added.
     """
     device = clocked(program, device)
     works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt)
@@ -104,7 +104,9 @@ class _Part(NamedTuple):
 
 
 def _items_of(phase: ProgramPhase, block: Any, loop: int) -> Iterable[Item]:
-    """Return what a block does once (``loop`` -1), or one iteration of one of its loops: alike in all of its family."""
+    """Return the operations of a block outside loops (``loop`` -1), or of one iteration of a loop: equal in its
+    family.
+    """
     items = [i for i in phase.body(block) if not isinstance(i, Loop) or i.indices]
     loops = [i for i in items if isinstance(i, Loop)]
     if loop < 0:
@@ -158,7 +160,7 @@ _SHARED = ("issue", "compare", "special", "tensor", "memory")
 
 
 class _Works:
-    """Cycles that queues, pipes and what warp groups share are busy with a body, but for what depends on L2."""
+    """Busy cycles of queues, pipes and shared units of warp groups for a body, but for the part that depends on L2."""
 
     def __init__(
         self, program: TileProgram, device: DeviceSpec, known: dict[Hashable, Ints], *, is_dealt: bool
@@ -225,8 +227,8 @@ class _Works:
 def alone_bound(code: Code, groups: Sequence[int]) -> int:
     """Return cycles that no simulation goes below: these core groups, each alone on links without limit.
 
-    In a core group every operation waits for earlier ones of its queue and for flags, nothing else; with
-    shorter transfers nothing comes later.  0 where queues share pipes, which are first come, first served.
+    In a core group every operation waits for earlier ones of its queue and for flags, nothing else; with shorter
+    transfers no operation ends later.  0 where queues share pipes, which are first come, first served.
     """
     if code.streams.pipes:
         return 0

@@ -59,7 +59,7 @@ class ClusterExecutor(Executor):
         """Yield the result of each task as it is done.
 
         Dask charges the death of a worker to every task that waits there.  A task that is charged too often is
-        therefore run once more with no other beside it, and is `Lost` only where its worker ends again.
+        therefore run once more alone, and is `Lost` only where its worker ends again.
         """
         from distributed import KilledWorker, as_completed
 
@@ -94,7 +94,7 @@ class ClusterExecutor(Executor):
 
 
 def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:
-    """Return ``function(task)`` on a worker that has what ``stamp`` says; raise `NpusimError` on any other."""
+    """Return ``function(task)`` on a worker whose installation equals ``stamp``; raise `NpusimError` on any other."""
     if (own := installed()) != stamp:
         pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
         others = ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)
@@ -104,7 +104,7 @@ def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) ->
 
 @functools.cache
 def installed() -> str:
-    """Return what rows depend on, line by line: Python, packages, and a digest of npusim's own files."""
+    """Return the versions that rows depend on, line by line: Python, packages, and a digest of npusim's own files."""
     here = Path(__file__).parents[1]
     files = sorted(f for f in here.rglob("*") if f.suffix in (".py", ".yaml") and "__pycache__" not in f.parts)
     digest = hashlib.sha256(b"".join(str(f.relative_to(here)).encode() + f.read_bytes() for f in files))

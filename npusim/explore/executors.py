@@ -1,8 +1,9 @@
 """Executors of a search's tasks: this process, or a pool of processes (those of a cluster: `npusim.explore.cluster`).
 
 Each yields ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
-where this one has a single thread on Linux (those of OpenBLAS end before a fork and begin anew), so that they have
-what it has imported and loaded; else they are spawned: another thread may hold a lock that a fork would keep.
+where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart), so that they share its
+imported modules and loaded data; else they are spawned: another thread may hold a lock, which a fork would never
+release.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Executor:
     def run(
         self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
     ) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the number and the result of each task as it is done, in any order; what a task raises is raised.
+        """Yield the number and the result of each task as it is done, in any order; errors of a task are raised.
 
-        ``homes`` say of each task, from the narrowest on, what it shares with others: what one process made serves
-        the next task there.
+        ``homes`` names, for each task, the groups of tasks with which it shares data, the narrowest first: a process
+        reuses its data for the next task of a group.
         """
         del homes
         yield from enumerate(map(function, tasks))
@@ -152,7 +153,9 @@ class ProcessExecutor(Executor):
             self._end(self._busy())  # where a caller stops early nobody waits for their results
 
     def _next(self, worker: _Worker, waiting: Mapping[int, None], homes: Sequence[Sequence[Hashable]]) -> int:
-        """Return what a worker does next: a task of its own homes, else of nobody's, else of who has most to do."""
+        """Return a worker's next task: one of its own homes, else one without a worker, else one of the largest
+        backlog.
+        """
         by_owner: dict[_Worker | None, list[int]] = defaultdict(list)
         for number in waiting:
             owners = (self._owners.get(home) for home in (homes[number] if homes else ()))
@@ -201,12 +204,12 @@ class _Worker:
         theirs.close()
 
     def send(self, what: object) -> None:
-        """Send a function and its task; that the process has ended is found when it should answer."""
+        """Send a function and its task; an ended process is noticed when its answer is due."""
         with suppress(OSError):
             self.pipe.send(what)
 
     def answer(self) -> tuple[bool, Any] | None:
-        """Return whether the task is done, and its result or what it raised; None where the process has ended."""
+        """Return whether the task is done, and its result or its error; None where the process has ended."""
         try:
             answer: tuple[bool, Any] = self.pipe.recv()
         except (EOFError, OSError):
@@ -229,10 +232,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """Do what comes through a pipe: a worker.
+    """Run the tasks that arrive through a pipe: a worker.
 
-    It ends at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone: one that is killed
-    cannot end its workers; each waits for that itself.
+    It ends at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone: a parent that is
+    killed cannot end its workers; each watches its parent itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):

@@ -25,7 +25,7 @@ def _order(outcome: PointOutcome) -> tuple[float, int]:
 
 
 def undominated(points: Iterable[Ranked], errors: Callable[[Ranked], tuple[float, float]]) -> list[Ranked]:
-    """Return of points, the fastest first, those with an error below all before by more than either's sampling error.
+    """Return the points, the fastest first, whose error is below all faster ones by more than either's sampling error.
 
     ``errors`` returns a point's error and its sampling error.
     """
@@ -40,10 +40,10 @@ def undominated(points: Iterable[Ranked], errors: Callable[[Ranked], tuple[float
 
 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
-    """Return those that no other beats in latency and in error, the fastest first; finite ones only.
+    """Return the points that no other beats in latency and in error, the fastest first; finite ones only.
 
-    Errors that differ by less than their sampling error are equal.  Each precision has its fastest row in any case, of
-    those that were simulated.
+    Errors that differ by less than their sampling error are equal.  Each precision has its fastest simulated row in any
+    case.
     """
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
     finite.sort(key=lambda o: (_order(o)[0], o.relative_rmse, o.index))
@@ -54,7 +54,7 @@ def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
 
 
 def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
-    """Return the fastest of those that were simulated; the first of equals."""
+    """Return the fastest simulated point; the first of equals."""
     return min((o for o in outcomes if o.status == "ok"), key=_order, default=None)
 
 
@@ -75,7 +75,7 @@ class Exploration:
 
     @classmethod
     def of(cls, done: Search) -> Exploration:
-        """Return what a search found."""
+        """Return the result of a search."""
         outcomes = tuple(done.outcomes[i] for i in sorted(done.outcomes))
         return cls(done.setting, outcomes, done.options, done.checked, done.unseen, done.undecided())
 
@@ -88,7 +88,7 @@ class Exploration:
 
     @property
     def request(self) -> Request:
-        """What was asked for."""
+        """The request of the search."""
         return self.setting.request
 
     @property
@@ -131,7 +131,7 @@ class Exploration:
         return {**about, **point, "latency_us": outcome.latency_us}
 
     def command(self, outcome: PointOutcome) -> str:
-        """Return the command whose run gives a point's latency; empty where no command line says its request."""
+        """Return the command whose run has a point's latency; empty where no command line can state its request."""
         request = self.setting.variants.named(outcome.point).on(self.setting.asked)
         asked = request.asked()
         return "" if asked is None else command("run", request.schedule, asked, ())
@@ -153,7 +153,7 @@ class Exploration:
         return f"no point is left: {', '.join(causes)}"
 
     def closest_misfit(self) -> str:
-        """Return the point nearest to the defaults that does not fit, and what it lacks."""
+        """Return the point nearest to the defaults that does not fit, with the reason."""
         misfit = min(self.infeasible, key=lambda o: (self.setting.distance(o.point), o.index), default=None)
         if misfit is None:
             return ""
@@ -165,7 +165,7 @@ class Exploration:
         return f"{misfit.label()}: {reason}"
 
     def __repr__(self) -> str:
-        """Return what was searched and the best point, on one line."""
+        """Return the subject of the search and the best point, on one line."""
         best, device = self.best, self.request.machine()
         winner = "none fits"
         if best is not None:

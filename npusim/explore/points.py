@@ -1,4 +1,6 @@
-"""What a worker of a search does: builds points, bounds them, simulates those that may win, computes their bits."""
+"""The tasks of a search's worker: it builds points, bounds them, simulates those that may win, and computes their
+bits.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,10 @@ class PointTask:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one worker does at a time.
+    """One task of a worker.
 
-    ``variants`` are the search's `Variants`, pickled once: one object, with what it keeps, for all jobs of a worker.
-    After ``deadline``, in seconds of `time.time`, bounds that are not begun are left out.
+    ``variants`` are the search's `Variants`, pickled once: one object, with its stored data, for all jobs of a worker.
+    After ``deadline``, in seconds of `time.time`, bounds that have not begun are left out.
     """
 
     variants: bytes
@@ -68,11 +70,11 @@ class Job:
 
 
 class Surveyed(NamedTuple):
-    """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on.
+    """A point that fits: a bound of its latency in us, the equal point of its task, and the key of its bits.
 
-    ``groups`` are the core groups whose time alone is a better bound: none where that is no bound, or is it already.
-    Fields that are open are not chosen yet: the bound is the least of all tiles that may be.  ``work``: of the bodies
-    of a family's one program, which its points do as well.
+    ``groups`` are the core groups whose time alone is a better bound: none where this gives no bound, or was used
+    already. Open fields are not chosen yet: the bound is the least of all possible tiles.  ``work``: the work of the
+    bodies of a family's one program, which its points do as well.
     """
 
     bound_us: float
@@ -108,7 +110,7 @@ def latency_us(built: BuiltPlan, cycles: float) -> float:
 
 
 def cycles_within(built: BuiltPlan, us: float) -> float:
-    """Return how many cycles make a call as long as that, and no shorter one: beyond what the host hides."""
+    """Return the number of cycles of a call of this length, and no shorter one: beyond the time that the host hides."""
     clock = float(clocked(built.program, built.plan.device).clock_hz.value)
     hidden = LONG_S * 1e6 - latency_us(built, LONG_S * clock)
     return (us + hidden) * 1e-6 * clock
@@ -118,9 +120,9 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 
 
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
-    """Return of each point why it does not fit, or its bound, and which earlier one is the same program.
+    """Return, for each point, the reason why it does not fit, or its bound and the earlier point of the same program.
 
-    Of families likewise: what does not fit with their lightest values does not with others.
+    The same holds for families: if their lightest values do not fit, no others do.
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
@@ -148,7 +150,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
 
 
 def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
-    """Return what points share that have the same bits; open fields that decide them are chosen."""
+    """Return the key that points with equal bits share; open fields on which bits depend are chosen."""
     keys = {bits_key(built) for built in candidates}
     return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
@@ -190,9 +192,9 @@ def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
 
 
 def prove(job: Job) -> list[int]:
-    """Check points for races and all else that a run is checked for; raise what is wrong with one.
+    """Check points for races and all other faults of a run; raise the fault of a point.
 
-    Returned are those that fit: what is pruned with its family was not built.  A point whose fields are open is checked
+    Return those that fit: points pruned with their family were not built.  A point whose fields are open is checked
     with the first of its tiles that fits.
     """
     fitting = []
@@ -207,7 +209,7 @@ def prove(job: Job) -> list[int]:
 
 
 def evaluate(job: Job) -> list[PointOutcome]:
-    """Return what each point gives: its time, or why it has none."""
+    """Return the outcome of each point: its time, or the reason why it has none."""
     return [_outcome(job, task) for task in job.tasks]
 
 
@@ -281,7 +283,7 @@ def compute_bits(job: Job) -> list[Bits]:
 
 
 def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
-    """Return a point's bits alone, without its time or what other arithmetic would give."""
+    """Return a point's bits alone, without its time or the results of other arithmetic."""
     request = _variants(job.variants).request_of(task.point)
     if is_node(request.named_device()):
         return _run(job, task, has_bits=True).numerics

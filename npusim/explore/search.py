@@ -1,10 +1,10 @@
-"""Searches: each point of a space is simulated, proved to be no winner, merged with an equal one, or does not fit.
+"""Searches: each point of a space is simulated, proved not to win, merged with an equal one, or does not fit.
 
-What plain runs take is simulated first, in a large space then what lies beside the fastest so far, along each axis and
-ever closer.  Then families of points are bounded together, the nearest to the fastest first; those whose bound may win
-are opened, their points bounded one by one, and those that may still win simulated, the most promising first, in
-batches that depend on earlier results alone: any number of workers gives the same.  Each verdict is kept as it is
-reached.
+The points of plain runs are simulated first, in a large space then the neighbours of the fastest so far, along each
+axis and with decreasing distance.  Then families of points are bounded together, the nearest to the fastest first;
+families whose bound may win are opened, their points bounded one by one, and points that may still win are simulated,
+the most promising first, in batches that depend on earlier results alone: any number of workers gives the same result.
+Each verdict is stored as soon as it is known.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
 class Progress(NamedTuple):
-    """How far a search is: points with a verdict, the best latency so far, and what is done now.
+    """The progress of a search: points with a verdict, the best latency so far, and the current stage.
 
-    ``remaining_us``: no point without a verdict is faster than that; None where points have no bound yet.
-    ``remaining_s``: about how long the stage still takes, by its pace so far; None where that is not known.
+    ``remaining_us``: no point without a verdict is faster than this; None where points have no bound yet.
+    ``remaining_s``: the estimated rest of the stage, by its rate so far; None where it is unknown.
     """
 
     stage: str
@@ -100,7 +100,7 @@ class Options:
 
     @property
     def limits(self) -> list[object]:
-        """What verdicts on points depend on, besides their bits and times."""
+        """The options on which verdicts on points depend, besides their bits and times."""
         return [self.pareto, self.max_rmse, self.finite]
 
     @property
@@ -150,7 +150,7 @@ class Search:
     # ---------------------------------------------------------------- what is known
 
     def cutoff(self, index: int) -> float:
-        """Return the latency that a point would have to beat: of those in its group with bits no worse than its own."""
+        """Return the latency that a point must beat: the least in its group with bits no worse than its own."""
         if self.options.exhaustive:
             return math.inf
         error = self.error(index)
@@ -169,7 +169,7 @@ class Search:
         return {i: self._least.get(i) for i in self.groups if i not in self.outcomes}
 
     def resume(self, about: Mapping[str, object]) -> None:
-        """Take in what the store has; verdicts by other limits are given anew, and kept so."""
+        """Load the rows of the store; verdicts under other limits are computed again, and stored."""
         assert self.store is not None
         known = self.store.done()
         keys = (self.setting.key(point) for point in self.points) if known else ()
@@ -314,7 +314,7 @@ class Search:
     # ---------------------------------------------------------------- stages
 
     def _seed(self, workers: Executor, remaining: Sequence[int]) -> None:
-        """Simulate what plain runs take and points near it: without a time to beat no bound says anything."""
+        """Simulate the points of plain runs and their neighbours: without a time to beat, no bound decides anything."""
         by_group: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for index in remaining:
             point = self.points[index]
@@ -337,9 +337,10 @@ class Search:
             self.keep(outcomes)
 
     def _climb(self, workers: Executor, at: int) -> None:
-        """Go from a point to the fastest beside it while there is a faster one: by many values of an axis, then fewer.
+        """Move from a point to its fastest neighbour while there is a faster one: by many values of an axis, then
+        fewer.
 
-        Points that do not fit, or whose bound says that they lose, are not simulated.
+        Points that do not fit, or whose bound proves that they lose, are not simulated.
         """
         axes = self.setting.spaces[str(self.points[at].get("schedule", self.setting.schedules[0]))]
         strides, stride = dict[str, int](), 1  # from a point to that with the next value of an axis
@@ -367,7 +368,7 @@ class Search:
         return min((o for o in timed if o.status == "ok"), key=_speed).index
 
     def _looked_at(self, workers: Executor, indices: Iterable[int]) -> dict[int, float]:
-        """Return bounds in us of points without a verdict, one by one; those that do not fit are done with."""
+        """Return bounds in us of points without a verdict, one by one; points that do not fit get their verdict."""
         bounds: dict[int, float] = {}
         for _, surveyed in self.done(workers, survey, [[i] for i in indices if i not in self.outcomes]):
             for index, bound in surveyed:
@@ -378,7 +379,7 @@ class Search:
         return dict(sorted(bounds.items()))
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
-        """Bound families; those that do not fit, or cannot win, are done with."""
+        """Bound families; those that do not fit, or cannot win, get their verdict."""
         self._tell(BOUNDS)
         fastest: dict[object, PointOutcome] = {}
         for o in sorted((o for o in self.outcomes.values() if o.status == "ok"), key=_speed):
@@ -408,7 +409,7 @@ class Search:
     def _bound(
         self, workers: Executor, parts: Sequence[Sequence[int]], families: Mapping[int, PointFamily] | None = None
     ) -> None:
-        """Bound points, or ``families``, and let wait what fits and may win."""
+        """Bound points, or ``families``, and queue those that fit and may win."""
         for _, surveyed in self.done(workers, survey, parts, families):
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:
@@ -453,13 +454,13 @@ class Search:
             self._take_bits(of_first[first][1], bits)
 
     def _take_bits(self, indices: Sequence[int], bits: Bits) -> None:
-        """Take in the bits of points, and reject those whose error is too large."""
+        """Record the bits of points, and reject those whose error is too large."""
         self.bits |= dict.fromkeys(indices, bits)
         if why := self._rejected(bits):
             self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i in indices)
 
     def _put_aside(self) -> dict[tuple[object, ...], list[tuple[float, int]]]:
-        """Take out of what waits, and return, what cannot be faster than all that has a time."""
+        """Remove from the queue, and return, the entries that cannot be faster than all points with a time."""
         later = {}
         for group, entries in self._waiting.items():
             fastest = min((us for us, _ in self._fronts[group]), default=math.inf)
@@ -479,9 +480,9 @@ class Search:
         return f"relative RMSE {error:.2e} > {most:.2e}" if most is not None and error > most else ""
 
     def _simulate(self, workers: Executor) -> None:
-        """Open, bound and simulate batch after batch what may still win, the lowest bound first.
+        """Open, bound and simulate, batch after batch, the entries that may still win, the lowest bound first.
 
-        Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
+        Points with the lowest bounds whose bound can be narrowed return to the queue with the better one.
         """
         self._tell(SIMULATION)
         self._prune()
@@ -497,7 +498,7 @@ class Search:
         self._lowest = math.inf
 
     def _first_of(self, group: tuple[object, ...], count: int, families: int) -> tuple[list[int], list[int], list[int]]:
-        """Take the first of what waits: families to be opened, points to narrow, and those to simulate."""
+        """Take the first entries of the queue: families to open, points to narrow, and points to simulate."""
         waiting = [i for _, i in sorted(self._waiting[group])]
         opened, wide, ready = list[int](), list[int](), list[int]()
         at = 0
@@ -529,7 +530,7 @@ class Search:
             self.keep(outcomes)
 
     def _prune(self) -> None:
-        """Take what cannot beat its cutoff out of what waits."""
+        """Remove entries that cannot beat their cutoff from the queue."""
         pruned: list[PointOutcome] = []
         for group, entries in self._waiting.items():
             lost = sorted(entry for entry in entries if entry[0] > self.cutoff(entry[1]))
@@ -542,7 +543,7 @@ class Search:
         self.keep(pruned)
 
     def _merge(self) -> None:
-        """Give points that are the same program what that one gave."""
+        """Give points of equal programs the outcome of one of them."""
         merged = []
         for index, surveyed in sorted(self.bounds.items()):
             same_as, point = surveyed.same_as, self.points[index]
@@ -598,7 +599,7 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
-    """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
+    """Return the size of a search, and its expected time by the times of earlier searches, on idle cores."""
     families = len(setting.families(points, range(len(points)), has_bits=options.needs_bits))
     if options.exhaustive:
         seconds = len(points) * (RUN_S + (BITS_S if options.needs_bits else 0))
@@ -608,7 +609,7 @@ def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> S
 
 
 def run_search(setting: SearchSpec, options: Options) -> Search:
-    """Search; when it is interrupted, what is done stays in the store."""
+    """Search; after an interruption, finished verdicts remain in the store."""
     if options.needs_bits and (without := [name for name, s in setting.found.items() if not s.has_bits]):
         raise SpecError(
             f"--pareto, --max-rmse, --finite: {', '.join(without)} computes no bits: its points differ in time alone; "

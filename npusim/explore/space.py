@@ -77,10 +77,10 @@ def combinations(axes: Axes) -> Iterator[Point]:
 
 @dataclass(frozen=True, slots=True)
 class PointFamily:
-    """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
+    """Points that differ only in fields that declare their lightest value: one bound holds for all.
 
-    ``lightest`` has those values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
-    gets the same blocks.  ``heavier``: the other values of fields that take memory, the heaviest first.
+    ``lightest`` has these values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
+    gets the same blocks.  ``heavier``: the other values of fields that need memory, the heaviest first.
     """
 
     indices: tuple[int, ...]
@@ -90,7 +90,7 @@ class PointFamily:
 
 
 def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
-    """Yield numbers of neighbouring points together: those that differ in their last axes alone share much."""
+    """Yield groups of neighbouring points: points that differ only in their last axes share much work."""
     names = list(next(iter(points.values()), ()))
     for leading in range(len(names), -1, -1):
         groups = [list(same) for _, same in groupby(points, key=lambda i: [points[i].get(n) for n in names[:leading]])]
@@ -102,7 +102,7 @@ def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A request for a search: what all points have in common, and the schedules that are compared."""
+    """A request for a search: the common options of all points, and the schedules to compare."""
 
     request: Request
     schedules: tuple[str, ...]
@@ -122,7 +122,7 @@ class SearchRequest:
         return {name: self.of(name).find_schedule() for name in self.schedules}
 
     def plain_tiling(self, name: str) -> dict[str, object]:
-        """Return the tiling that a plain run of a schedule takes, sizes that do not fit made smaller, by field."""
+        """Return the tiling of a plain run of a schedule, with sizes that do not fit reduced, by field."""
         defaults = {f.name: f.default for f in tiling_fields(self.found[name].tiling)}
         if machine_of(self.device).node is not None:
             return defaults
@@ -166,9 +166,9 @@ class SearchRequest:
         return {name: tuple(values) for name, values in axes.items()}
 
     def auto_space(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return ``fields`` and the axes that schedules declare, and notes: which are held to make few enough points.
+        """Return ``fields``, the axes that schedules declare, and notes on the axes that are fixed to limit the points.
 
-        Held are those that no plain run chooses, the longest first, at the values that plain runs take.
+        Axes that no plain run chooses are fixed, the longest first, at the values of plain runs.
         """
         axes: dict[str, Any] = {**self.auto_axes(fields), **fields}
         chosen = set().union(*(open_fields(s, self.device) for s in self.found.values()))
@@ -189,11 +189,11 @@ class SearchRequest:
         return axes, (note,) if held else ()
 
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
-        """Return the subject of a search; raise what every point would raise.
+        """Return the subject of a search; raise the errors of every point.
 
-        That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
-        no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or,
-        where no ``studies`` are asked for, left out; that is an error where none is left.
+        These are an axis that no schedule has, an unknown preset or value of the precision, sizes that make no problem,
+        or a device without times.  Schedules that no real kernel runs on the device are noted or, without ``studies``,
+        left out; it is an error if no schedule remains.
         """
         values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
         names = tuple(str(s) for s in values.pop("schedule", self.schedules))
@@ -246,7 +246,7 @@ class SearchRequest:
         return replace(setting, notes=(*notes, *differing))
 
     def _ranked(self, *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
+        """Return the schedules to search, and notes on those that no real kernel runs on the device."""
         ranked, notes, r = list(self.schedules), [], self.request
         for name, schedule in self.found.items():
             why = schedule.study(r.problem or r.attention(), self.device) if schedule.study else ""
@@ -260,7 +260,7 @@ class SearchRequest:
         return tuple(ranked), tuple(notes)
 
     def _check(self, name: str, axes: Axes, keys: tuple[str, ...]) -> None:
-        """Raise what is wrong with every point of a schedule, or with a value of its precision, whatever the point."""
+        """Raise the fault of every point of a schedule, or of a value of its precision, whatever the point."""
         r, schedule = self.of(name), self.found[name]
         device = r.machine()
         for field in axes.keys() & set(_fields(schedule)[1]):
@@ -301,7 +301,7 @@ class SearchSpec(SearchRequest):
 
     @cached_property
     def variants(self) -> Variants:
-        """What builds the points."""
+        """The builder of the points."""
         return Variants(self.request, self.device_keys, is_open=True)
 
     @cached_property
@@ -312,7 +312,7 @@ class SearchSpec(SearchRequest):
 
     @cached_property
     def scene_names(self) -> tuple[str, ...]:
-        """Axes that say what is computed and on what: points that differ in them are no rivals."""
+        """Axes that change the problem or the device: points that differ in them do not compete."""
         computed = {*OPTIONS, *self.device_keys, *self.model_fields}
         return ("schedule", *(n for n in self.axes if n in computed and n != "schedule"))
 
@@ -448,7 +448,9 @@ def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -
 
 
 def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
-    """Return what may vary: fields of the tiling, and those of the precision with its preset, as ``precision``."""
+    """Return the axes that may vary: fields of the tiling, and those of the precision with its preset, as
+    ``precision``.
+    """
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
     parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
@@ -468,7 +470,9 @@ def _plain(values: Sequence[Value], value: Any) -> Value:
 
 
 def _rank(value: Value) -> tuple[bool, bool, Any]:
-    """Return where a declared value stands: what is left open first, then numbers, then words as they were declared."""
+    """Return the rank of a declared value: an open value first, then numbers, then words in the order of
+    declaration.
+    """
     return value is not None, isinstance(value, str), value if isinstance(value, int | float) else 0
 
 

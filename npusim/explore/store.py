@@ -1,7 +1,7 @@
-"""Results of a search in a SQLite file: a row a point, kept as soon as its task is done.
+"""Results of a search in a SQLite file: a row a point, stored as soon as its task is done.
 
-A table says once what was asked for (``about``: ``config``, JSON); rows have their point, under a ``key`` (a digest of
-both, of the hardware and of the workload), and what came out.  A search that was interrupted, however, goes on
+A table has the request once (``about``: ``config``, JSON); rows have their point, under a ``key`` (a digest of
+both, of the hardware and of the workload), and their outcome.  An interrupted search resumes
 from its rows.  `open_store` writes, `read_store` reads: other tools need no more.
 """
 
@@ -39,14 +39,14 @@ def text_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """What one point gave: its time, or why it has none.
+    """The outcome of one point: its time, or the reason why it has none.
 
     ``status``: ``ok`` simulated; ``pruned``: ``bound_us`` proves that it cannot win; ``infeasible``,
     ``rejected`` (its error), ``failed`` (its worker): see ``reason``; ``merged``: the same program as point
-    ``same_as``.  ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
+    ``same_as``.  ``method`` names the method of the time; the exact cycles are within ``1 - band`` to ``1 + band``
     times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
-    ``ignored`` what of the workload's attention was left out; ``head_room`` the share of the ``tightest`` memory that
-    is free; ``relative_rmse`` None where bits were not computed or are not finite; of a sample of rows
+    ``ignored`` lists features of the workload's attention that were left out; ``head_room`` is the free share of the
+    ``tightest`` memory; ``relative_rmse`` is None where bits were not computed or are not finite; for a sample of rows
     ``sampling_error`` is its standard error.
     """
 
@@ -71,7 +71,7 @@ class PointOutcome:
     sampling_error: float | None = None
 
     def label(self) -> str:
-        """Return what it changes in words: ``block_q=64 depth=2``."""
+        """Return its changed fields in words: ``block_q=64 depth=2``."""
         return " ".join(f"{name}={text_of(value)}" for name, value in self.point.items())
 
     def row(self) -> dict[str, object]:
@@ -84,13 +84,13 @@ FIGURES = tuple(f.name for f in fields(PointOutcome) if f.name not in ("index", 
 
 
 class Store:
-    """One search's rows in an open file, and what the file was ``about`` when it was opened."""
+    """One search's rows in an open file, and the subject ``about`` of the file when it was opened."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
         self.connection, self.path, self.about = connection, path, about
 
     def done(self) -> dict[str, PointOutcome]:
-        """Return what is there, by key; raise `SpecError` for a damaged file."""
+        """Return the stored rows, by key; raise `SpecError` for a damaged file."""
         return dict(_rows(self.connection, self.path))
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -99,7 +99,7 @@ class Store:
             self._insert(rows)
 
     def replace(self, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
-        """Keep these rows in place of all others, and say what they are about; as `add` otherwise."""
+        """Replace all other rows by these, with a new subject; else like `add`."""
         with _sqlite_errors(self.path), self.connection:
             self.connection.execute("DELETE FROM points")
             _write_about(self.connection, about)
@@ -153,11 +153,11 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) -> Iterator[Store]:
-    """Yield the store in a file, begun anew or, to ``resume``, as it is: a file that has to exist.
+    """Yield the store in a file, empty or, to ``resume``, with its rows: then the file must exist.
 
-    ``about`` describes the search: ``request`` has to be that of the file, ``version`` too where it is resumed.
-    Raises `OutputError` if the file cannot be written, `SpecError` if it is another search's, another
-    version's, damaged, none of ours, or if another search is writing to it.
+    ``about`` describes the search: ``request`` must equal that of the file, and ``version`` too where it is resumed.
+    Raises `OutputError` if the file cannot be written, `SpecError` if it belongs to another search or version, is
+    damaged or no store, or if another search is writing to it.
     """
     if resume and not path.exists():
         raise SpecError(f"{path}: no such file; --resume continues a search that was started: leave it out")
@@ -173,7 +173,7 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other searches from writing to a file, which is made where there is none."""
+    """Lock a file, which is created if missing, against writing by other searches."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_kind(path)
@@ -193,14 +193,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise `SpecError` for a folder, a pipe or a device: what is written is a file."""
+    """Raise `SpecError` for a folder, a pipe or a device: a store is a file."""
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "no regular file"
         raise SpecError(f"{path}: is {kind}; give a file to write (--out)")
 
 
 def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
-    """Begin anew: replace all that is there in one transaction."""
+    """Restart the store: replace all rows in one transaction."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
@@ -220,7 +220,7 @@ def _write_about(connection: sqlite3.Connection, about: Mapping[str, Any]) -> No
 
 
 def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = False) -> dict[str, Any]:
-    """Return what a store says of itself; raise `SpecError` where it says nothing, or has another schema."""
+    """Return the subject of a store; raise `SpecError` where there is none, or it has another schema."""
     try:
         about = {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM about")}
         schema = about["schema"]
@@ -244,9 +244,9 @@ def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, 
 
 
 def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
-    """Return what a store is about, and its rows in the order of their points.
+    """Return the subject of a store, and its rows in the order of their points.
 
-    Raises `SpecError` where there is none, or of another version.
+    Raises `SpecError` where there is no store, or one of another version.
     """
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
@@ -255,7 +255,9 @@ def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
 
 
 def check_table(path: Path) -> None:
-    """Raise before a search what :func:`export` would after it, and for a file that is no table."""
+    """Raise, before a search, the errors that :func:`export` would raise after it, and those of a file that is no
+    table.
+    """
     _check_kind(path)
     if not path.exists() or not path.stat().st_size:
         return

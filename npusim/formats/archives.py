@@ -25,7 +25,7 @@ _MOST_RATIO = 1032
 def read_archive(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an ``.npz`` by name, after `check_archive`.
 
-    Raises `TensorError` as that does; what numpy itself raises for damaged data is the caller's.
+    Raises `TensorError` like `check_archive`; errors of numpy for damaged data pass through to the caller.
     """
     check_archive(path)
     with np.load(path, allow_pickle=False) as archive:

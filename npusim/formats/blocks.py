@@ -41,13 +41,13 @@ class BlockFormat:
     block
         Elements that share a scale.
     rule
-        The rule taken where none is named; ``rules`` lists all it may have.
+        The default rule; ``rules`` lists all rules of the format.
     unit
-        What element 1 stands for: 1/64 for MXINT8, else 1.
+        The value of element 1: 1/64 for MXINT8, else 1.
     pads
         Whether an axis that ``block`` does not divide ends with a shorter block (as if padded with zeros).
     source
-        Where the format is defined.
+        The document that defines the format.
     """
 
     name: str
@@ -91,9 +91,9 @@ class BlockArray:
     Attributes
     ----------
     fmt, rule, axis
-        Format, the rule that chose the scales, and the axis along which blocks lie.
+        Format, the rule that chose the scales, and the axis of the blocks.
     elements
-        The shape of what was quantised, dtype of the element's format.
+        The shape of the quantised array, dtype of the element's format.
     scales
         The same shape with ``ceil(length / block)`` along ``axis``; dtype of the scale's format.
     tensor_scale
@@ -122,7 +122,7 @@ class BlockArray:
         return result
 
     def stored(self) -> Array:
-        """Return the elements with their scales beside them, as tiles of a program hold them (`stored_format`).
+        """Return the elements with their scales, in the storage format of a program's tiles (`stored_format`).
 
         Raises `FormatError` for a format that tiles cannot have, and for a tensor scale other than 1.
         """
@@ -138,18 +138,18 @@ class BlockArray:
 
 
 def scales_of(stored: Array, block: int, axis: int) -> Array:
-    """Return the scales of what `BlockArray.stored` gives, one a ``block`` along ``axis``."""
+    """Return the scales of an array that `BlockArray.stored` returned, one a ``block`` along ``axis``."""
     return np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
 
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How the scale of a block follows from its largest magnitude, and elements from both.
+    """A rule that computes the scale of a block from its largest magnitude, and elements from both.
 
-    ``apply(blocks, amax, fmt, tensor_amax)`` takes float32 blocks (..., blocks, block), their largest magnitudes
-    (..., blocks), the format and the largest magnitude of the tensor; it returns what elements store (the quotients,
-    not yet rounded to the element's format), scales in their dtype and the tensor's scale.  ``reads_tensor``: they
-    depend on that magnitude, so that no tile can be brought to the format by itself.
+    ``apply(blocks, amax, fmt, tensor_amax)`` takes float32 blocks (..., blocks, block), their largest magnitudes (...,
+    blocks), the format and the largest magnitude of the tensor; it returns the quotients (not yet rounded to the
+    element's format), scales in their dtype and the tensor's scale.  ``reads_tensor``: scales depend on the tensor's
+    magnitude, so that no tile can be converted by itself.
     """
 
     name: str
@@ -432,9 +432,9 @@ def quantize(
     fmt
         A name in ``BLOCK_FORMATS`` or a value of that type.
     rule
-        A name in ``SCALE_RULES``, or a rule of one's own; default: the format's.
+        A name in ``SCALE_RULES``, or your own `ScaleRule`; default: the format's.
     axis
-        The axis that a product contracts: blocks lie along it.
+        The axis that a product contracts, along which blocks run.
 
     Returns
     -------

@@ -58,14 +58,14 @@ class CastPlan:
 
 
 def natural_overflow(fmt: FloatFormat) -> Overflow:
-    """Return what overflow gives in ``fmt`` if nothing is said: Inf, else NaN, else saturation."""
+    """Return the default overflow of ``fmt``: Inf, else NaN, else saturation."""
     if fmt.has_infinity:
         return "inf"
     return "saturate" if fmt.nan == "none" else "nan"
 
 
 def natural_rounding(fmt: FloatFormat) -> str:
-    """Return how a cast to ``fmt`` rounds if nothing is said: to nearest even, of HiF8 ties away from zero."""
+    """Return the default rounding of a cast to ``fmt``: to nearest even; for HiF8, ties away from zero."""
     return "nearest_even" if fmt.table is None else "nearest_away"
 
 
@@ -99,8 +99,8 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
 def widen(x: Array) -> Array:
     """Return ``x`` as float32 (float64 stays float64, int32 becomes float64): always exact.
 
-    ``x`` has any shape and a dtype some format is stored in, or an integer of at most 32 bits.  Elements with scales
-    beside them (`stored_format`) become float64, NaN where the scale is.
+    ``x`` has any shape and the dtype of some format, or an integer of at most 32 bits.  Elements with scales
+    (`stored_format`) become float64, NaN where the scale is.
 
     Raises `FormatError` if the dtype is none of these.
     """
@@ -168,7 +168,7 @@ def cast(
         largest value (PTX ``cvt``).  As in IEEE 754
         a mode that rounds inwards gives the largest finite value instead of overflowing.
     nan
-        What a NaN becomes: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
+        The result for a NaN: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
         with the source's sign: ml_dtypes), ``truncate`` (NVIDIA ``cvt.rna.tf32``: the pattern
         with its low bits cleared; tf32 only).
 
@@ -279,7 +279,7 @@ def _with_nan(values: Array, plan: CastPlan) -> Array:
 
 
 def _apply_policy(values: Array, plan: CastPlan) -> Array:
-    """Return ``values`` with Inf and NaN replaced as ``plan`` says (no rounding is due)."""
+    """Return ``values`` with Inf and NaN replaced by the policy of ``plan`` (no rounding is due)."""
     if plan.over_code != plan.target.max_code + 1:
         is_infinite = np.isinf(values)
         code = np.asarray(plan.over_code, plan.target.bits_dtype).view(plan.target.dtype)

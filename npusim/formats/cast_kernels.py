@@ -19,9 +19,9 @@ ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 def narrowed_float32(pattern: Any, plan: Any) -> Any:
     """Return a float32 pattern (int32) rounded to nearest even; branch-free so that loops of it vectorise.
 
-    Normal results drop the same number of bits.  What is below them is added to the number whose last bit has the value
+    Normal results drop the same number of bits.  The dropped bits are added to the number whose last bit has the value
     of a subnormal's last bit: the addition rounds it.  Where float32 has no lower exponent than the target, its
-    subnormals lie like its other numbers.
+    subnormals are spaced like its other numbers.
     """
     width = np.int32(plan[0])
     least = np.int32(plan[1] + 127)

@@ -132,8 +132,8 @@ def div(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
 def fma(x: Any, y: Any, z: Any, fmt: str | FloatFormat) -> Array:
     """Return ``x * y + z`` rounded once (fused) to ``fmt``; see :func:`add`.
 
-    The float64 sum is rounded to odd (its last bit tells whether anything was lost), so that
-    the rounding to the target sees on which side of a tie the exact sum lies.
+    The float64 sum is rounded to odd (its last bit shows whether the sum is inexact), so that the rounding to the
+    target knows the side of a tie of the exact sum.
     """
     target = get_format(fmt)
     operands = check_operands((x, y, z), target)

@@ -59,7 +59,7 @@ def reduce_argument(value: Any, binary: Any) -> Any:
 
 @kernel
 def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
-    """Compute exp (or 2**x) of flat float32 arrays; flags what the error bound leaves undecided."""
+    """Compute exp (or 2**x) of flat float32 arrays; flag results that the error bound leaves undecided."""
     for i in range(out.size):
         value = np.float64(x[i])
         _, r, scale = reduce_argument(value, binary)
@@ -112,7 +112,7 @@ def select_patterns(x: Any, y: Any, out: Any, limits: Any, rules: Any) -> None:
     """Larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
 
     Patterns compare as integers once those of negative numbers have their magnitude inverted,
-    and +0 comes out above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
+    and +0 is above -0.  ``limits`` = (all magnitude bits, Inf or largest number, NaN).
     """
     largest, propagate = rules
     top, infinity, nan = limits

@@ -1,8 +1,8 @@
 """Exact rounding of rationals, and elementary functions to any precision (the slow, sure path).
 
-``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments
-whose result is rational are answered exactly, all other results are irrational, so that enough
-digits always decide on which side of a rounding boundary they lie.
+``decimal`` gives exp, ln and square root correctly rounded to the working precision; arguments whose result is rational
+are answered exactly, all other results are irrational, so that enough digits always decide the side of a rounding
+boundary.
 """
 
 from __future__ import annotations

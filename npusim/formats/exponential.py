@@ -111,7 +111,7 @@ def erf64(x: Array) -> Array:
     """Return the error function, float64 in and out; -0 stays -0.
 
     Below 0.85 its Taylor series, beyond it 1 - erfc by the trapezoidal rule in steps of 1/2 (Chiarella and Reichel
-    1968), which leaves out less than 2**-56: sums of terms of one sign, and what the pole of the integrand adds.
+    1968), which leaves out less than 2**-56: sums of terms of one sign, and the contribution of the integrand's pole.
     """
     magnitude = np.minimum(np.abs(x), 6.0)  # erf(6) is 1 to 55 bits; NaN passes through
     near, far = np.minimum(magnitude, 0.85), np.maximum(magnitude, 0.85)

@@ -22,7 +22,7 @@ NanConvention = Literal["ieee", "all_ones", "none", "minus_zero"]
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A binary number format: sign, exponent and mantissa widths, and where NaN and Inf live.
+    """A binary number format: sign, exponent and mantissa widths, and the codes of NaN and Inf.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class FloatFormat:
     exponent_bits, mantissa_bits, bias
         Field widths; a normal value is ``(1 + m / 2**mantissa_bits) * 2**(e - bias)``.
     has_infinity
-        False for ``float8_e4m3fn``, ``int8`` and what is narrower than 8 bits.
+        False for ``float8_e4m3fn``, ``int8`` and formats narrower than 8 bits.
     nan
         ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: only exponent and mantissa
         all ones (OCP E4M3); ``none``: no NaN (int8, FP6, FP4); ``minus_zero``: the code that would be -0 (HiF8).
@@ -39,7 +39,7 @@ class FloatFormat:
         The numpy dtype arrays of this format are stored in, a byte an element at least; where ml_dtypes has none, one
         field of a byte that holds the code.
     canonical_nan_bits
-        The NaN a computed result carries: sign 0, all other bits 1, as NVIDIA hardware returns
+        The NaN of a computed result: sign 0, all other bits 1, as NVIDIA hardware returns
         (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.  Without NaN: the
         largest value, as PTX ``cvt`` to FP6 and FP4 gives for NaN.
     table
@@ -47,7 +47,7 @@ class FloatFormat:
         ``exponent_bits`` and ``mantissa_bits`` are the widest.
     scale_block
         Elements that share a scale of a byte (`stored_format`), 0 where there is none; ``dtype`` then has the fields
-        ``element`` and ``scale``, the scale beside each element of its block.
+        ``element`` and ``scale``; each element is stored with the scale of its block.
 
     Notes
     -----
@@ -180,12 +180,14 @@ def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Fl
 
 
 def _code_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a format that ml_dtypes does not have: a byte with the code, told apart by its field."""
+    """Return the dtype of a format that ml_dtypes does not have: a byte with the code, in a field of the format's
+    name.
+    """
     return np.dtype([(name, np.uint8)])
 
 
 def _hifloat8(code: int) -> float:
-    """Return the value of a HiF8 code: a prefix says how many exponent bits there are, the rest is mantissa."""
+    """Return the value of a HiF8 code: a prefix states the number of exponent bits, the rest is mantissa."""
     body = code & 0x7F
     if body in (0, 0x6F):
         special = math.inf if body else math.nan if code else 0.0
@@ -270,7 +272,7 @@ _STORED_BLOCKS: Mapping[str, FloatFormat] = MappingProxyType(
 
 
 def stored_format(name: str) -> FloatFormat:
-    """Return how elements of a tile lie in memory: of a number format, or of a format in blocks.
+    """Return the storage format of a tile's elements: a number format, or a format in blocks.
 
     Raises `FormatError` if the name is neither.
     """

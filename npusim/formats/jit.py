@@ -1,8 +1,8 @@
-"""Kernels: functions that numba compiles once, kept as machine code and called by address.
+"""Kernels: functions that numba compiles once, whose machine code is stored and called by address.
 
-A kernel takes contiguous arrays, whole numbers, floats, truth values, None and tuples of these, and returns nothing
-or a whole number; it allocates nothing, so that its machine code needs nothing but the processor.  Kept code is loaded
-by LLVM alone: numba, which takes a third of a second to import, is imported only where something is compiled.
+A kernel has contiguous arrays, whole numbers, floats, truth values, None and tuples of these as arguments, and returns
+nothing or a whole number; it allocates nothing, so that its machine code needs nothing but the processor.  LLVM alone
+loads stored code: numba, whose import needs a third of a second, is imported only where something is compiled.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def inline(function: Function) -> Function:
 
 
 def kernel(function: Function) -> Function:
-    """Return ``function`` compiled: on its first call, or read from the cache folder where it is kept.
+    """Return ``function`` compiled: on its first call, or from the cache folder.
 
-    No ``fastmath``: every operation rounds where it is written.  Without the GIL, like any call of machine code.
+    No ``fastmath``: every operation rounds where the source writes it.  The call runs without the GIL.
     """
     compiled: Any = CompiledKernel(function)
     functools.update_wrapper(compiled, function)
@@ -116,7 +116,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _flatten(value: Any, words: list[Any]) -> ArgumentType:
-    """Append what a call takes for a value to ``words``; return the value's type."""
+    """Append the machine-level arguments for a value to ``words``; return the value's type."""
     kind = type(value)
     if kind is np.ndarray:
         shape = value.shape
@@ -146,7 +146,7 @@ def _letters(kinds: tuple[type, ...]) -> tuple[str, ...] | None:
 
 
 def _c_types(kind: ArgumentType) -> list[Any]:
-    """Return the C types of what `_flatten` appends for a type."""
+    """Return the C types of the arguments that `_flatten` appends for a type."""
     if isinstance(kind, str):
         return [_C_TYPES[kind]]
     if isinstance(kind, TableKind):
@@ -180,20 +180,20 @@ class CompiledKernel:
 
     @property
     def name(self) -> str:
-        """Under which its machine code is kept: its place, and the constants that it closes over."""
+        """The name of its stored machine code: its module and qualified name, and the constants that it closes over."""
         constants = [cell.cell_contents for cell in self.function.__closure__ or ()]
         module = self.function.__module__.rpartition(".")[2]
         return "-".join([f"{module}.{self.function.__name__}", *map(str, constants)])
 
     def is_missing(self) -> bool:
-        """Return whether no machine code of it is kept, nor in this process."""
+        """Return whether neither the cache folder nor this process has its machine code."""
         return not self._native and self._plain is None and not cache.is_kept(f"{self.name}.", self._stamp())
 
     def _stamp(self) -> bytes:
         return cache.digest(sources_stamp(Path(self.function.__code__.co_filename)), *_machine())
 
     def _prepare(self, kinds: ArgumentType) -> Callable[[list[Any]], int | None] | None:
-        """Return the code for some types, kept or compiled now; None where only numba itself can call it."""
+        """Return the code for some types, stored or compiled now; None where only numba itself can call it."""
         file = f"{self.name}.{cache.digest(kinds, _machine()).hex()[:16]}.code"
         content = None if os.environ.get(PLAIN_VARIABLE) == "1" else cache.load(file, self._stamp())
         if content is None:
@@ -218,7 +218,8 @@ class CompiledKernel:
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     """Return the name and digest of a source file, and of those that it imports from its folder or this one.
 
-    All that a kernel's code can come from: an edit of a function that it calls must not leave stale code.
+    These are all files that a kernel's code can come from: an edit of a function that it calls must not leave stale
+    code.
     """
     digests: dict[Path, str] = {}
     left = [path, HERE / "jit.py", HERE / "numba_internals.py"]
@@ -235,7 +236,7 @@ def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """Return what machine code is for: the processor, and who compiled it."""
+    """Return the processor and the compiler versions that machine code is valid for."""
     import llvmlite.binding as llvm
 
     try:
@@ -287,7 +288,7 @@ def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | 
 
 @functools.cache
 def _compiler() -> Any:
-    """Return `npusim.formats.numba_internals`; None where this numba is another from within, which is said."""
+    """Return `npusim.formats.numba_internals`; None, with a note, where this numba's internals differ."""
     import numba
 
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
@@ -311,7 +312,7 @@ def _compiler() -> Any:
 
 
 def with_globals(function: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a function whose parts and intrinsics are what ``replace`` makes of them."""
+    """Return a function whose parts and intrinsics are replaced by the results of ``replace``."""
     names = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
     used = {n: v for n, v in function.__globals__.items() if n in names}
     others = {n: replace(v) for n, v in used.items() if isinstance(v, InlinedFunction | Intrinsic)}
@@ -323,7 +324,7 @@ def with_globals(function: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def _plain(function: Any) -> Any:
-    """Return a function compiled by what numba documents alone."""
+    """Return a function compiled by numba's documented interface alone."""
     import numba
 
     njit: Any = numba.njit

@@ -105,7 +105,7 @@ def matmul(
     b_scale: Any = None,
     threads: int | None = None,
 ) -> Array:
-    """Return ``a @ b + c`` as chained instructions of one matrix unit compute it.
+    """Return ``a @ b + c``, computed by chained instructions of one matrix unit.
 
     Parameters
     ----------

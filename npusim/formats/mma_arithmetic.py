@@ -1,11 +1,11 @@
-"""What one matrix instruction computes, to the last bit, by name ``<arch>.<op>.k<K>.<in>.<acc>``.
+"""The result of one matrix instruction, to the last bit, by name ``<arch>.<op>.k<K>.<in>.<acc>``.
 
 Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLAB-tensor-core
-(parameters only), confirmed by golden vectors where ``evidence`` says so.  Of the Ascend cube no
-bit-level description is public: its rows are assumptions, and marked so.
+(parameters only), confirmed by golden vectors where ``evidence`` says so.  No bit-level description of the Ascend cube
+is public: its rows are assumptions, and marked so.
 
-Where those two models differ, an H200 was asked (492,000 outputs, a choice of them in
-``tests/formats/corner_h200.npz``): zero products and a zero c take no part in the alignment, a
+Where those two models differ, an H200 decided (492,000 outputs, a choice of them in
+``tests/formats/corner_h200.npz``): zero products and a zero c have no influence on the alignment, a
 negative sum that rounds to zero gives +0, and a subnormal float16 c has exponent -14.
 """
 
@@ -57,23 +57,24 @@ class MmaArithmetic:
     rounding
         Rounding of each block's sum into ``acc_format``; toward zero still overflows to Inf.
     kept_fraction_bits
-        Fraction bits kept in a float32 result (13: the E8M13 accumulator), None for all.
+        Fraction bits of a float32 result (13: the E8M13 accumulator), None for all.
     index_groups
-        Which k of an instruction go into which block, if not ascending runs.
+        The block of each k of an instruction, if blocks are not ascending runs.
     c_mode
         ``aligned``: c takes part in the first block; ``late``: the blocks start from 0 and c is
         added last, with an IEEE addition to nearest even in ``acc_format``.
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     scale_format, scale_block
-        Format of the scales of A's rows and B's columns, and how many k share one; empty and 0 where the unit has none.
+        Format of the scales of A's rows and B's columns, and the number of k that share one; empty and 0 where the unit
+        has none.
     group
         Products of a group (``grouped``).
     tree
-        Any other unit (``tree``): which terms meet in which addition, and what an addition does.
+        Any other unit (``tree``): the terms of each addition, and its rounding.
     evidence, source
         ``hardware-vectors`` (every vector of the golden files equal), ``published-model``, ``assumed`` or ``stated`` (a
-        name that says its own parameters: who wrote it knows why); and where the parameters come from.
+        name that states its own parameters, whose author knows the reason); and the source of the parameters.
 
     Notes
     -----
@@ -278,7 +279,7 @@ def _block_scaled(unit: str, pairs: tuple[str, ...]) -> Iterator[MmaArithmetic]:
 
 
 def _ascend_mx() -> Iterator[MmaArithmetic]:
-    """Yield what the 950's MmadMx may compute; its width and order are not public."""
+    """Yield possible arithmetics of the 950's MmadMx; its width and order are not public."""
     for inputs in ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3", "e2m1", "e1m2", "e2m1e1m2", "e1m2e2m1"):
         a, b = formats_of_inputs(inputs)
         source = "assumption: the 32 products of a scale and c, exact sum, one rounding"
@@ -290,7 +291,9 @@ def _ascend_mx() -> Iterator[MmaArithmetic]:
 
 
 def _chains() -> Iterator[MmaArithmetic]:
-    """Yield plain IEEE chains of fused multiply-adds, and those of a lane of AVX-512, float16 operands widened."""
+    """Yield plain IEEE chains of fused multiply-adds, and chains of a lane of AVX-512, whose float16 operands are
+    widened.
+    """
     for width, short in (("float64", "f64"), ("float32", "f32")):
         source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
         yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
@@ -356,10 +359,10 @@ UNIT = "unit."
 
 
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
-    """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
+    """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned unchanged.
 
-    ``unit.<in>.<acc>:<tree>:<part>-<value>...`` says its own parameters (`AdditionTree`); the slow exact path computes
-    it.  Raises `FormatError` if the name is unknown; lists near names.
+    ``unit.<in>.<acc>:<tree>:<part>-<value>...`` states its own parameters (`AdditionTree`); the slow exact path
+    computes such a unit.  Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------
@@ -375,7 +378,7 @@ def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
 
 @functools.cache
 def _stated(name: str) -> MmaArithmetic:
-    """Return the arithmetic whose name says its parameters; raise `FormatError` where it is malformed."""
+    """Return the arithmetic whose name states its parameters; raise `FormatError` where the name is malformed."""
     head, _, text = name.partition(":")
     words = head.split(".")
     if len(words) != 3:
@@ -390,5 +393,5 @@ def _stated(name: str) -> MmaArithmetic:
 
 
 def stated_name(a: str, b: str, acc: str, tree: AdditionTree) -> str:
-    """Return the name of a unit that says its parameters."""
+    """Return the name of a unit, with its parameters."""
     return f"{UNIT}{input_name(a, b)}.{input_name(acc, acc)}:{tree}"

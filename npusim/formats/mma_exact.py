@@ -2,9 +2,9 @@
 
 Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one power of two and the
 terms span at most 51 bits (then no addition rounds), or if its error bound cannot move it across a float32 rounding
-boundary.  Rows with others are summed again together with what every addition lost, and what those sums lost; outputs
-that even this leaves open (outliers that cancel at three scales, each 2**53 apart) are added up in as many parts as it
-takes.
+boundary.  Other rows are summed again together with the rounding error of every addition, and the errors of those sums;
+outputs that are still undecided (outliers that cancel at three scales, each 2**53 apart) are added in as many parts as
+necessary.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
 def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
     """Exact sum of finite c and products, rounded once to nearest even float32.
 
-    The running sum is kept in ``parts``, whose bits do not overlap, the largest last (Shewchuk 1997, grow-expansion,
-    as ``math.fsum`` has it): at most `PARTS` of them, since 53 bits lie between one and the next.
+    The running sum is stored in ``parts``, whose bits do not overlap, the largest last (Shewchuk 1997, grow-expansion,
+    as in ``math.fsum``): at most `PARTS` of them, since each is 53 bits above the next.
     """
     (a, b), (i, j, first, last) = operands, where
     count = 0
@@ -125,7 +125,7 @@ def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
 
 
 def scratch(columns: int) -> tuple[Any, ...]:
-    """Return what the kernel of so many columns writes on the way."""
+    """Return the scratch arrays of the kernel for so many columns."""
     of_columns = np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_)
     return *of_columns, tuple(np.empty((5, columns))), np.empty(PARTS)
 

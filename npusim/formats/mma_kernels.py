@@ -1,6 +1,6 @@
 """Fast numba kernels of the matrix units: whole rows of outputs, no branch in an inner loop.
 
-Operands come decoded (:func:`decode_operand`): exact lane values and int16 exponents.  Once the
+Operands are decoded (:func:`decode_operand`): exact lane values and int16 exponents.  Once the
 largest exponent E of a block is known, ``trunc(s * 2**(F + e - E))`` of a product is the integer
 conversion of ``(a * b) * 2**(F - E)``: the product of two operands is exact in the lane type, the
 scale is a power of two, and the conversion truncates toward zero.
@@ -165,7 +165,7 @@ def replace_specials(special: Any, c: Any) -> None:
 
 
 def scratch(columns: int, lane: Any) -> tuple[Any, ...]:
-    """Return what the kernel of so many columns writes on the way; ``lane`` is the dtype of its operands."""
+    """Return the scratch arrays of the kernel for so many columns; ``lane`` is the dtype of its operands."""
     names = np.int16, np.int32, lane
     sums = np.zeros((2, columns), np.int32)
     return *(np.empty(columns, dtype) for dtype in names), sums, np.empty(columns, np.float32)

@@ -89,7 +89,7 @@ class ExactMultiplier(Multiplier):
     """Exact block sums in float64 lanes (``mma_exact``)."""
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values and their blocks' ranges; those of A are of its transpose's columns."""
+        """Return the values and their blocks' ranges; for A, the blocks of its transpose's columns."""
         from npusim.formats import mma_exact
 
         lanes, block = values.astype(np.float64), self.unit.block
@@ -114,7 +114,9 @@ class FusedMultiplier(Multiplier):
 
     @property
     def _lane(self) -> type[np.floating[Any]]:
-        """What products are exact in: those of formats with float32's exponent range leave the float32 range."""
+        """Return the dtype in which products are exact: products of formats with float32's exponent range exceed
+        float32's range.
+        """
         is_wide = self.unit.scale_block or max(self.unit.a.exponent_bits, self.unit.b.exponent_bits) > 5
         return np.float64 if is_wide else np.float32
 
@@ -317,7 +319,7 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
         return
 
     def prepared_a(n: int, rows: slice) -> Lanes:
-        """Return rows of a matrix's A prepared; what was prepared last, where that is the same: a constant."""
+        """Return rows of a matrix's A prepared; the last result again where the matrix is the same constant."""
         raw = problem.a[problem.a_of[n], rows][None]
         scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows][None]
         if scale is None and last:

@@ -47,29 +47,29 @@ ROUNDED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class AdditionTree:
-    """How a unit adds products and an accumulator.
+    """The order and the rounding of a unit's additions of products and an accumulator.
 
     Attributes
     ----------
     tree
         Nested tuples of k and `C`; a product in a node of its own is rounded before it is added.
     fraction
-        Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: how the rest is cut.
+        Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: the rounding of the rest.
     exponents
-        Of a product: the sum of its operands' as they are ``stored``, with subnormals ``normalised`` (a wider unit
-        reads them), or that of the ``product`` itself.
+        Exponent of a product: the sum of its operands' exponents as ``stored``, with subnormals ``normalised`` (a wider
+        unit reads them), or the exponent of the ``product`` itself.
     rounding, kept
-        Of a node's sum, and the fraction bits of its result; None: those of the accumulator's format.
+        Rounding of a node's sum, and the fraction bits of its result; None: those of the accumulator's format.
     late
         Rounding of a node without products, which aligns nothing.
     lowest
         No smaller exponent is aligned to; None: no limit.
     flush
-        Which subnormals are 0: ``none``, ``in`` (of operands), ``out`` (of results), ``both``.
+        Subnormals that become 0: ``none``, ``in`` (of operands), ``out`` (of results), ``both``.
     overflow
-        Of a result: ``inf``, or ``largest`` (saturation).
+        Overflow of a result: ``inf``, or ``largest`` (saturation).
     input_bits, input_rounding
-        Fraction bits that are left of operands (TF32, HF32), and how the rest is cut; None: all.
+        Fraction bits of operands after conversion (TF32, HF32), and its rounding; None: all.
     """
 
     tree: Tree = ()
@@ -125,7 +125,7 @@ def tree_text(tree: Tree) -> str:
 
 
 def parse_tree(text: str) -> AdditionTree:
-    """Return what `AdditionTree`'s text says; raise `FormatError` where it is none."""
+    """Return the tree that a text in `AdditionTree`'s form states; raise `FormatError` where it is malformed."""
     tree, *words = text.split(":")
     values: dict[str, Any] = {}
     for word in words:
@@ -204,7 +204,8 @@ def odd_sum(rows: Array) -> Array:
 def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, unit: AdditionTree | None = None) -> Array:
     """Return float64 values, exact or rounded to odd, rounded to a format of at most 24 significand bits.
 
-    ``kept``: fraction bits, None for the format's; ``unit`` says overflow and subnormal results.  NaN and Inf stay.
+    ``kept``: fraction bits, None for the format's; ``unit`` has the rules of overflow and subnormal results.  NaN and
+    Inf are unchanged.
     """
     bits = fmt.mantissa_bits if kept is None else kept
     q = np.maximum(np.frexp(x)[1] - 1, fmt.min_exponent) - bits
@@ -224,7 +225,7 @@ def _exponent(x: Array, lowest: int) -> Array:
 
 
 def operand_of(x: Array, fmt: FloatFormat, unit: AdditionTree) -> Array:
-    """Return what a unit reads of operands: float64 values of ``fmt``, cut or flushed."""
+    """Return the operands as a unit reads them: float64 values of ``fmt``, cut or flushed."""
     if unit.input_bits is not None:
         x = round_to(x, fmt, unit.input_rounding, unit.input_bits)
     if unit.flush in ("in", "both"):

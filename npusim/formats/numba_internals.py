@@ -1,20 +1,20 @@
-"""What kernels need of numba beyond its documented functions; no other module of the package imports its internals.
+"""Functions of numba beyond its documented interface; no other module of the package imports its internals.
 
-**Parts.**  numba optimises every function by itself, emits machine code and wrappers for it, and does so again at
+**Parts.**  numba optimises every function by itself, emits machine code and wrappers for it, and repeats this at
 each level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel
-that calls it, directly or through other parts, links all of them once and optimises the whole once.  Passes over what
-no kernel has (`_NEEDLESS`) are left out of both.
+that calls it, directly or through other parts, links all of them once and optimises the whole once.  Passes over
+constructs that no kernel has (`_NEEDLESS`) are left out of both.
 
-**Machine code.**  numba keeps its own in a form that only numba reads, and importing it takes a third of a second.
+**Machine code.**  numba stores its own in a form that only numba reads, and importing it needs a third of a second.
 A kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
 numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs nothing but the processor.
 
-**Arrays by address.**  A tuple of arrays that is handed from function to function costs numba hundreds of values a
-call, to translate and to optimise: 4 s more of the first compilation, and runs that take 1.65 times as long.  A
+**Arrays by address.**  A tuple of arrays that is passed from function to function costs numba hundreds of values a
+call, to translate and to optimise: 4 s more of the first compilation, and runs that are 1.65 times as long.  A
 `Table` of addresses and lengths is one pointer a call, and reading a field of it a load that never changes; indices
 are not negative, and nothing checks them.
 
-`npusim.formats.jit` does without this module where numba's compiler is not what it builds on.
+`npusim.formats.jit` works without this module where numba's compiler has changed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", 
 
 
 def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
-    """Return a kernel's machine code for arguments of some types, led by a line: its name, and what it returns.
+    """Return a kernel's machine code for arguments of some types, after a line with its name and return type.
 
     Raises `TypeError` for a kernel whose code would need more than the processor, or returns something else.
     """
@@ -118,7 +118,7 @@ class _PartLibrary(JITCodeLibrary):
 
 
 class _NoEntry(dict[str, str]):
-    """What Python finds where machine code would be: looking anything up says that there is none."""
+    """An entry that Python finds instead of machine code: every lookup fails."""
 
     def __missing__(self, arguments: object) -> None:
         raise TypeError(f"{self['name']} is compiled into the kernels that call it and cannot be called from Python")
@@ -196,7 +196,7 @@ WORD = ir.IntType(WORD_BITS)
 
 
 def _short(text: object) -> str:
-    """Return a digest for the name of a type: code of one name may come from several processes."""
+    """Return a digest for the name of a type: code of one name may originate in several processes."""
     return hashlib.blake2s(str(text).encode(), digest_size=WORD_BITS // 8).hexdigest()
 
 

@@ -33,7 +33,7 @@ def round_lane(value: Any, mantissa_bits: Any, min_exponent: Any, limit: Any) ->
 
 @inline
 def two_sum(x: Any, y: Any) -> Any:
-    """Return the float64 sum and what its rounding lost, exactly (Knuth)."""
+    """Return the float64 sum and its rounding error, exactly (Knuth)."""
     high = x + y
     back = high - x
     return high, (x - (high - back)) + (y - back)
@@ -43,8 +43,8 @@ def two_sum(x: Any, y: Any) -> Any:
 def round_sum(x: Any, y: Any, z: Any) -> Any:
     """Return x + y + z rounded once to float32; an exact 0 is +0.
 
-    The float64 nearest to the sum is moved to the odd neighbour on the side of what it lacks, which
-    the last rounding then sees.
+    The float64 nearest to the sum is moved to the odd neighbour on the side of its rounding error, which the last
+    rounding then respects.
     """
     x, y = two_sum(x, y)
     y, z = two_sum(y, z)

@@ -103,7 +103,7 @@ def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
 
 
 def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
-    """Return what rounds a lane to ``target``; None where the lane itself is that format."""
+    """Return the plan that rounds a lane to ``target``; None where the lane has that format."""
     if target.name in ("float32", "float64"):
         return None
     return target.mantissa_bits, target.min_exponent, target.max_finite

@@ -42,12 +42,12 @@ def cumulative_sum(x: Any, fmt: str | FloatFormat, order: str = "sequential", *,
         as these are before the step; the last elements of the 32s before it, added up left to right, are then added
         (Triton's ``tl.cumsum``, one element a lane).
     every
-        Columns after which sums begin anew; 0: not within a row.
+        Columns after which sums restart; 0: never within a row.
 
     Returns
     -------
     ndarray
-        Shape of ``x``.  NaN and Inf follow IEEE additions, so that all behind a NaN of a row are NaN.
+        Shape of ``x``.  NaN and Inf follow IEEE additions, so that all elements after a NaN of a row are NaN.
 
     Raises `FormatError` for an unknown format or order, or another dtype.
     """
@@ -86,27 +86,28 @@ def _doubled(values: Array, target: FloatFormat) -> Array:
 
 
 def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: str = IEEE) -> Array:
-    """Return the inverse of I + L of each square of ``x``, where L lies below its diagonal; all else is not read.
+    """Return the inverse of I + L of each square of ``x``, where L is the part below its diagonal; the rest is not
+    read.
 
     Parameters
     ----------
     x
-        ``(..., m, n)`` in the format's dtype: squares of n columns, one below the other; of the last, rows may lack.
+        ``(..., m, n)`` in the format's dtype: squares of n columns, one below the other; the last may have fewer rows.
     order
-        ``rows``: row i begins as that of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is taken from it,
-        by a multiply-add rounded once (forward substitution, as a vector unit does it).
-        ``blocks``: flash-linear-attention's ``solve_tril`` as Triton 3.6 compiles it for sm_90.  Blocks of 16 on the
-        diagonal, row by row: a = -L_i, then a + the sum over j of a_j times row j; of rows j and j + 8 the later one's
-        product is rounded and the earlier one's added to it by a multiply-add, then halves are added.  Below them, one
-        diagonal after the other: block (i, j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii times the sum of
-        L_ik X_kj, k from j on; products by ``arithmetic``, a sum of them in one accumulator.
+        ``rows``: row i begins as that of I; for j = 0, 1, ..., i - 1 the inverse's row j times L_ij is subtracted, by a
+        multiply-add rounded once (forward substitution, as a vector unit does it). ``blocks``: flash-linear-attention's
+        ``solve_tril`` as Triton 3.6 compiles it for sm_90.  Blocks of 16 on the diagonal, row by row: a = -L_i, then a
+        + the sum over j of a_j times row j; of rows j and j + 8 the later one's product is rounded and the earlier
+        one's added to it by a multiply-add, then halves are added.  Below them, one diagonal after the other: block (i,
+        j) is -(X_ii L_ij) X_jj next to the diagonal, else -X_ii times the sum of L_ik X_kj, k from j on; products by
+        ``arithmetic``, a sum of them in one accumulator.
     arithmetic
-        Of products of blocks, a name in `ARITHMETICS` whose operands and sums are float32 in memory.
+        Arithmetic of the products of blocks, a name in `ARITHMETICS` whose operands and sums are float32 in memory.
 
     Returns
     -------
     ndarray
-        ``(..., m, n)``: of each square 1 on the diagonal, 0 above it.  NaN and Inf follow IEEE operations.
+        ``(..., m, n)``: each square has 1 on its diagonal, 0 above it.  NaN and Inf follow IEEE operations.
 
     Raises `FormatError` for an unknown format or order, another dtype, and ``blocks`` in another format than float32.
     """

@@ -36,12 +36,12 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class UnaryVariant:
-    """How one function is computed: in which formats, and what says so.
+    """One implementation of a function: its formats, and the evidence for its results.
 
     Attributes
     ----------
     formats
-        Formats it exists in.
+        Formats of its arguments and results.
     table
         Key of the packaged difference table against the correctly rounded result, if any.
     evidence, source
@@ -148,7 +148,7 @@ def _rounded(name: str, x: Array, fmt: FloatFormat) -> Array:
 
 
 def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) -> None:
-    """Write the exact results of ``x[where]``; each value once: equal ones come by the million."""
+    """Write the exact results of ``x[where]``; each value once, since millions may be equal."""
     values, index = np.unique(x[where], return_inverse=True)
     exact = [_exact_bits(name, float(value), fmt) for value in values]
     bits[where] = np.array(exact, bits.dtype)[index]

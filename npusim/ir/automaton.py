@@ -1,9 +1,9 @@
-"""Every order in which a core group can come to the pieces of a phase, as a finite graph.
+"""Every order in which a core group can reach the pieces of a phase, as a finite graph.
 
-A node is a piece of the program (``ir.structure``) at one *state of the rings*: how far each
-endpoint is ahead of the others, whatever the count.  Its edges lead to what may follow: the next
+A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each
+endpoint from the others, whatever the count.  Its edges lead to the possible successors: the next
 piece, the next iteration, another block of any shape.  Loops and sequences of blocks return to
-states they had, so the graph is finite and holds programs of every length.
+earlier states, so the graph is finite and covers programs of every length.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
-    node that may follow what lies between, the least where that differs.  ``regions`` are its contested regions,
-    operation by operation.
+    ``cursors`` are those of the first visit, ``advance`` the number of slots by which the piece moves them.
+    ``successors`` gives, for each node that may follow, the slots between, the least where the paths differ.
+    ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -67,7 +67,9 @@ NO_CYCLE = 1 << 62
 
 
 class Outcome(NamedTuple):
-    """The numbers of the rings that a phase works on, and of those that it may leave slots in; states at its end."""
+    """The numbers of the rings that a phase works on, and of the rings in which it may leave slots; states at its
+    end.
+    """
 
     rings: tuple[int, ...]
     held: tuple[int, ...]
@@ -152,7 +154,7 @@ class Automaton:
         self.ends = dict.fromkeys(state for state, under_way in begun if under_way == ())
 
     def _others(self, loops: Sequence[int], rows: Ints) -> Ints:
-        """Return the rows of counts that do not come to the states of the last one, which was followed."""
+        """Return the rows of counts that do not reach the states of the last row, which was followed."""
         alike = np.ones(len(rows), np.bool_)
         for at, loop in enumerate(loops):
             counts = rows[:, at]
@@ -162,7 +164,7 @@ class Automaton:
         return rows[~alike]
 
     def outcome(self) -> Outcome:
-        """Return what the phases after this one are checked against."""
+        """Return the state with which the phases after this one are checked."""
         used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
         rings = sorted({self.endpoints[e].ring_number for e in used})
         held = tuple(n for n in rings if any(len({state[e.index] for e in self._sides[n]}) > 1 for state in self.ends))
@@ -307,7 +309,7 @@ class Automaton:
         )
 
     def named(self, node: Node, operation: Operation, laps: int = 0) -> str:
-        """Return an operation as errors call it, ``laps`` iterations later than where its node was found."""
+        """Return an operation in the words of errors, ``laps`` iterations after the place of its node."""
         names = [f"{name}={index}" for name, index, _ in node.path[:-1]]
         if node.path:
             name, index, step = node.path[-1]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
 
-    What passes computes the same values in every order that queues and flags allow, for any number of
+    A program that passes computes the same values in every order that queues and flags allow, for any number of
     iterations and any sequence of its shapes of block on a core group (``npusim/README.md``).
     """
     try:

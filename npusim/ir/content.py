@@ -1,4 +1,4 @@
-"""Values that are compared by content or by identity, and what is kept of phases as long as it is used."""
+"""Values that are compared by content or by identity, and results that are stored as long as their phases are used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Class = TypeVar("Class")
 def record(cls: type[Class]) -> type[Class]:
     """Return a dataclass that is compared and hashed by its fields, and never changed.
 
-    It is frozen for type checkers alone: millions are made, and a frozen one takes five times as long.
+    It is frozen for type checkers alone: a run creates millions, and a frozen one needs five times as long.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
@@ -49,7 +49,9 @@ _SIMPLE = frozenset((int, str))
 
 
 def exact(value: Any) -> Hashable:
-    """Return a key that also tells apart what ``==`` does not: 1, True and 1.0 are three, 0.0 and -0.0 two."""
+    """Return a key that also distinguishes values for which ``==`` is true: 1, True and 1.0 are three, 0.0 and -0.0
+    two.
+    """
     kind: Any = type(value)
     if kind is int or kind is str:
         return value  # type: ignore[no-any-return]
@@ -73,9 +75,9 @@ def _compared(kind: Any) -> tuple[str, ...] | None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let nobody look for garbage in cycles meanwhile.
+    """Pause the search for garbage in cycles.
 
-    What builds structures keeps them: looking through all of them over and over took half its time.
+    Code that builds structures keeps all of them alive: searching them repeatedly took half of its time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -91,9 +93,10 @@ MOST_BLOCKS, LEAST_PHASES = 1 << 15, 4
 
 
 def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, Value]], Callable[Arguments, Value]]:
-    """Return a decorator: what a function made is kept for its last arguments, of many short phases or few long ones.
+    """Return a decorator that stores a function's results for its last arguments, of many short phases or few long
+    ones.
 
-    ``count(value, *arguments)`` is how many blocks they have.
+    ``count(value, *arguments)`` is their number of blocks.
     """
 
     def decorated(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:

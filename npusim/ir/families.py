@@ -1,8 +1,8 @@
-"""Families: blocks of a phase that differ in coordinates and in how often their loops run, told apart once.
+"""Families: blocks of a phase that differ in coordinates and in the lengths of their loops, distinguished once.
 
-A phase may say which blocks those are (``ProgramPhase.family``).  One block stands for all of a family, with opaque
+A phase may name these blocks (``ProgramPhase.family``).  One block stands for all of a family, with opaque
 numbers where they differ; these know their bounds, so that its body may compare them as long as the answer is the
-same for all.  Where it is not, those with the least number are a family of their own.
+same for all.  Where it is not, the blocks with the least number are a separate family.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MOST_FAMILIES = 8
 
 @dataclass(slots=True)
 class Family:
-    """Blocks that one stands for.
+    """Blocks that one block represents.
 
-    ``numbers`` are their places in the phase, ``block`` what they have in common; ``coordinates`` gives each symbol's
-    integers, one a block.  ``sizes`` says how often each loop of the body itself runs, (blocks, loops).
+    ``numbers`` are their places in the phase, ``block`` their common part; ``coordinates`` gives each symbol's
+    integers, one a block.  ``sizes`` has the number of iterations of each loop of the body itself, (blocks, loops).
     """
 
     numbers: npt.NDArray[np.int64]
@@ -51,12 +51,12 @@ def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list
 
 
 def families_of(phase: ProgramPhase) -> list[Family] | None:
-    """Return the families of a phase's blocks; None where blocks have to be taken by shape."""
+    """Return the families of a phase's blocks; None where the blocks must be grouped by shape."""
     return None if phase.family is None else _families(Itself(phase)).families
 
 
 def take_by_shape(phase: ProgramPhase) -> None:
-    """Let a phase have no families: blocks of some were found to differ in more than they may."""
+    """Mark a phase as without families: some of its blocks differ in more than the family allows."""
     if phase.family is not None:
         _families(Itself(phase)).families = None
 
@@ -82,7 +82,7 @@ def distinct(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 class _Group:
-    """Some blocks of one key: what they have in common does not depend on the program, and is kept with them."""
+    """Blocks of one key: their common part does not depend on the program, and is stored with them."""
 
     def __init__(self, blocks: Sequence[Any], numbers: npt.NDArray[np.int64]) -> None:
         self.blocks, self.numbers = blocks, numbers
@@ -90,7 +90,7 @@ class _Group:
 
     @cached_property
     def common(self) -> tuple[Any, dict[Symbol, npt.NDArray[np.int64]]] | None:
-        """What stands for all, and each symbol's integers; None where blocks differ in more than integers."""
+        """The common part, and each symbol's integers; None where blocks differ in more than integers."""
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
             made = symbols_in(coordinates, is_bounded=True)
@@ -131,7 +131,7 @@ class _Families:
 @kept_by_blocks(lambda _families, phase: len(phase.thing.blocks))
 @uncollected()
 def _families(phase: Itself) -> _Families:
-    """Return families, those with least numbers apart until the body tells no others apart."""
+    """Return families, with blocks of the least numbers apart until the body distinguishes no others."""
     families: list[Family] = []
     waiting = list(reversed(_groups(Itself(phase.thing.blocks), phase.thing.family)))
     most = MOST_FAMILIES * len(waiting)

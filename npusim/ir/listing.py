@@ -151,7 +151,7 @@ def _region(tile: GlobalTile) -> str:
 
 
 def number_text(value: Any) -> str:
-    """Return a number or a coordinate as a sum: ``512*kv - 1024``; one that is no sum names what it depends on."""
+    """Return a number or a coordinate as a sum: ``512*kv - 1024``; a coordinate that is no sum lists its symbols."""
     if not isinstance(value, Coordinate):
         return str(value)
     if not value.is_affine:

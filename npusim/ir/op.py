@@ -36,7 +36,7 @@ class Opcode(Enum):
     SUB a, b: a - b
     MUL a, b: a * b
     DIV a, b: a / b
-    FMA a, b, c: a b + c rounded once; as ``variant`` says a b - c (``minus``), or c - a b (``from``)
+    FMA a, b, c: a b + c rounded once; by ``variant`` a b - c (``minus``), or c - a b (``from``)
     MAX a, b: the larger of a and b
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
@@ -153,19 +153,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class VectorCode:
-    """How a stage of rows is written for a vector unit with registers.
+    """The form of a rows stage's code for a vector unit with registers.
 
     functions
-        ``fused``: all of it is one vector function; ``stages``: casts to what leaves are one of their own; ``calls``:
-        every instruction is one.
+        ``fused``: the stage is one vector function; ``stages``: casts of results are a separate one; ``calls``: every
+        instruction is one.
     layout
         ``dn``: a register holds rows of one column; ``nd``: columns of one row.
     chains
         Accumulators of a maximum along columns.
     leaves
-        Names that lie in UB when it ends.
+        Names that are in UB at its end.
     blocks
-        Whether what is cast leaves as rows of fractals.
+        Whether cast results are stored as rows of fractals.
     """
 
     functions: Literal["fused", "stages", "calls"] = "calls"
@@ -224,7 +224,7 @@ class TileOp:
 
 
 def meets_l2(op: TileOp) -> bool:
-    """Return whether an operation touches global tensors: its cost depends on what L2 holds of them."""
+    """Return whether an operation accesses global tensors: its cost depends on the content of L2."""
     return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
 
 
@@ -282,12 +282,12 @@ class Charge(NamedTuple):
 
 
 class CodeWork(NamedTuple):
-    """What each warp of a compiled kernel does for a block, by its machine code.
+    """Work of each warp of a compiled kernel for a block, by its machine code.
 
-    ``alone_cycles``: that a warp takes if no other works, but for what it loads first and for barriers.  Counts of
-    instructions: ``issued`` in all; of these ``narrow`` ones on the pipe of half the width and ``special`` functions,
-    accesses to ``shared`` memory and to spilled registers (``local``), ``barriers``.  ``is_ahead``: a loop loads a row
-    while it works on the one before.  All 0: an operation whose work another one has.
+    ``alone_cycles``: the time of a warp if no other works, without its first loads and barriers.  Counts of
+    instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
+    functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
+    loop loads a row while it works on the one before.  All 0: another operation contains the work of this one.
     """
 
     alone_cycles: float = 0.0
@@ -302,35 +302,36 @@ class CodeWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """How a group of warps executes an operation where groups run concurrently, and what else it does.
+    """The execution of an operation by a group of warps, where groups run concurrently, and its additional work.
 
     warps, across
-        That execute it together; so many of them beside each other along the columns, the others down the rows.
+        Warps that execute the operation together; ``across`` of them share the columns, the others the rows.
     generation
-        Of the matrix instructions.
+        Generation of the matrix instructions.
     repeats
-        How often all of it is computed: eight warps on 64 rows compute S twice.
+        How often the whole operation is computed: eight warps on 64 rows compute S twice.
     is_awaited, is_serial
         Whether the warps wait for a product's last result; whether for that of every instruction.
     copies, loads
-        Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
+        Transfers of 16 bytes a thread: asynchronous copies, and loads whose registers the warps wait for.
     passes
-        Of each of those through shared memory, which is one with the cache that loads come through.
+        Passes of each transfer through shared memory, which shares its storage with the cache of loads.
     behind
-        The product that goes on beside it, as the warps wait for its start alone: rows and columns of its result,
-        bytes of a row of its left operand, and whether that is in shared memory; none: ().
+        The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
+        result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
     is_even
-        Whether elements are dealt out evenly, as no product asks for them in fragments.
+        Whether elements are distributed evenly, since no product needs them in fragments.
     is_specialised
-        Whether warps of their own copy, so that products follow one another without a gap.
+        Whether separate warps copy, so that products follow one another without a gap.
     consumers
-        Groups of the block that take turns, where warps specialise; 0: others' work is no matter.
+        Groups of the block that alternate, where warps specialise; 0: the work of other groups does not matter.
     rows, columns, depth
-        Of whole tiles, which a kernel computes whatever a ragged one has: of results, and those that a product adds up.
+        Sizes of whole tiles, which a kernel computes even for a ragged one: of results, and the length of a product's
+        sum.
     charges
-        What it pays beside its steps.
+        Costs in addition to its steps.
     code
-        What its warps do by their machine code, whatever its steps are; none: what the steps say.
+        Work of its warps by their machine code, whatever its steps are; none: the work of the steps.
     """
 
     warps: int

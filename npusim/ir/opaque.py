@@ -1,14 +1,14 @@
-"""Opaque coordinates: what a body is given in place of the numbers it must not depend on.
+"""Opaque coordinates, which a body gets in place of the numbers on which it must not depend.
 
-A loop's index, and what differs between blocks of one shape, may only be added and multiplied into
+A loop's index, and the differences between blocks of one shape, may only be added and multiplied into
 coordinates of global memory and into constants.  ``ir.check`` calls every body with such
-coordinates once; what comes out stands for all iterations and blocks.
+coordinates once; the result holds for all iterations and blocks.
 
-A body must be pure in its index: what it yields follows from its arguments alone, by the same operations for every
-value.  What compares, converts, copies or prints a coordinate, or asks for an attribute, is refused, even where the
-body catches the error; to ``isinstance`` and ``match`` it is the number that it stands for (what `varying` returns is a
-float).  Python does not let an object see ``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but
-an ``int``, and a body that counts its own calls needs no index: such bodies break the promise unseen.
+A body must be pure in its index: its operations follow from its arguments alone, by the same computation for every
+value.  A body that compares, converts, copies or prints a coordinate, or reads an attribute, is refused, even where the
+body catches the error; to ``isinstance`` and ``match`` a coordinate is the number that it represents (the result of
+`varying` is a float).  Python does not let an object see ``type(i)``, ``i is 0``, ``id(i)``, or that a function in C
+refuses all but an ``int``, and a body that counts its own calls needs no index: such bodies break the rule unseen.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Value = TypeVar("Value")
 class Symbol:
     """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape.
 
-    ``refusal``: the first error of a body that looked at it, whether or not the body let it pass.  ``bounds``: least
-    and most that it stands for, where that is known: a comparison that comes out alike for all is no look.  ``ends``:
-    the first and the last that it stands for, if they are coordinates themselves.
+    ``refusal``: the first error of a body that looked at it, even if the body caught the error.  ``bounds``: its least
+    and largest value, where they are known: a comparison with the same result for all is allowed.  ``ends``:
+    its first and last value, if they are coordinates themselves.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Symbol:
 
 
 class OpaqueError(ProgramError):
-    """A body looked at a coordinate it must not depend on; ``symbols`` are what it consists of."""
+    """A body looked at a coordinate on which it must not depend; ``symbols`` are the coordinate's symbols."""
 
     def __init__(self, message: str, symbols: frozenset[Symbol]) -> None:
         super().__init__(message)
@@ -190,9 +190,9 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Lanes:
-    """A number of each of some blocks that run in step: what `Coordinate` allows, with what comes out known.
+    """A number of each block of a set that runs in step: the operations of `Coordinate`, with known results.
 
-    A body that asks which number it is gets a `TypeError`, or its answer where that is the same for all.
+    A body that compares such a number gets a `TypeError`, or the answer where it is the same for all.
     """
 
     __array_ufunc__ = None
@@ -256,7 +256,7 @@ def terms_of(value: Any) -> Mapping[Symbol, int]:
 
 
 def constant_of(value: Any) -> int:
-    """Return what a coordinate is apart from its symbols: a number itself."""
+    """Return the constant part of a coordinate; a number is its own."""
     return int(value.constant if isinstance(value, Coordinate) else value)
 
 
@@ -328,9 +328,9 @@ def opaque(value: Any, name: str, symbols: list[Symbol]) -> Any:
 
 
 def form_of(value: Any) -> Hashable:
-    """Return what `opaque` leaves of a value: tuples and dataclasses, without the integers in them.
+    """Return the part of a value that `opaque` does not replace: tuples and dataclasses, without their integers.
 
-    Raises `ProgramError` for anything else: it would be neither opaque nor part of a key.
+    Raises `ProgramError` for anything else, which would be neither opaque nor part of a key.
     """
     kind: Any = type(value)
     if kind is int or kind is Coordinate:
@@ -365,7 +365,9 @@ def _is_tuple(kind: type) -> bool:
 
 
 def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = False) -> Callable[[str, Any], Coordinate]:
-    """Return what makes symbols for `twin`: ``integers`` gets the integers of each; bounded ones know their bounds."""
+    """Return the function that creates symbols for `twin`: ``integers`` gets the integers of each; bounded symbols know
+    their bounds.
+    """
 
     def symbol_of(name: str, values: Sequence[int]) -> Coordinate:
         symbol = Symbol(name, bounds=(min(values), max(values)) if is_bounded else None)
@@ -376,9 +378,9 @@ def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = Fals
 
 
 def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
-    """Return what ``values`` have in common, with ``made`` of a name and every integer in which they differ.
+    """Return the common part of ``values``, with ``made`` of a name and every integer in which they differ.
 
-    Raises `TypeError` where they differ in anything else, or may: ``==`` of a class of its own is not asked.
+    Raises `TypeError` where they differ in anything else, or may: the ``==`` of a user's class is not called.
     """
     first, kinds = values[0], set(map(type, values))
     kind = kinds.pop()
@@ -410,7 +412,7 @@ def _like(kind: Any, parts: list[Any]) -> Any:
 
 
 def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
-    """Return a dataclass with these fields, without what its initialiser would compute."""
+    """Return a dataclass with these fields, without running its initialiser."""
     instance: Any = object.__new__(kind)
     for name, part in parts.items():
         object.__setattr__(instance, name, part)

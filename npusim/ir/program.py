@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Body:
     """A loop's body that other loops have too: ``function(static, at, index)``.
 
-    ``static`` is what its operations depend on, hashable; ``at`` holds coordinates: integers, in
-    tuples or dataclasses, of which ``function`` may know no more than of the index.  So loops of one
-    ``key`` in one phase have one body, apart from coordinates and constants, by construction.
+    ``static`` determines its operations, and is hashable; ``at`` holds coordinates: integers, in tuples or dataclasses,
+    which ``function`` may use only as it uses the index.  So loops of one ``key`` in one phase have one body, apart
+    from coordinates and constants, by construction.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
@@ -47,7 +47,7 @@ class Body:
 
     @property
     def key(self) -> Hashable:
-        """What bodies that are one share; raises `ProgramError` where ``at`` holds other than integers."""
+        """The key that equal bodies share; raises `ProgramError` where ``at`` contains other values than integers."""
         return self.function, exact(self.static), form_of(self.at)
 
 
@@ -87,10 +87,10 @@ Serves = Literal["rows", "kv_head", "none"]
 class Queue:
     """An in-order instruction queue of a core group.
 
-    ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes
-    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: number of
-    resident blocks whose turn comes before the queue's.  ``is_awaited``: whether the next launch in a sequence begins
-    only after the queue has ended.
+    ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes its entries (on an
+    Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: the number of resident blocks with
+    a turn before the queue's.  ``is_awaited``: whether the next launch in a sequence begins only after the queue has
+    ended.
     """
 
     name: str
@@ -103,10 +103,10 @@ class Queue:
 
 @record
 class Touch:
-    """A region of a global tensor that blocks read, the keenest ``times`` over, or write (``times`` 0).
+    """A region of a global tensor that blocks read, at most ``times`` each, or write (``times`` 0).
 
-    ``read_bytes`` is what all of them read of it together; ``None``: one block, ``times`` the region.
-    ``turn``: in which of its parts, of a block that goes through them one after the other.
+    ``read_bytes`` is the sum of their reads of it; ``None``: one block, ``times`` the region.
+    ``turn``: the part of the tensor, for a block that processes its parts one after the other.
     """
 
     region: GlobalTile
@@ -121,11 +121,11 @@ class Touch:
 
 
 class Succession(NamedTuple):
-    """How blocks follow one another on a core group where one begins before the one before it is through.
+    """The succession of blocks on a core group where one begins before the previous one has ended.
 
-    ``alone``: a block as it is by itself, which its values are computed by.  ``meets``: keys of the blocks that are
-    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.  ``blocks``
-    are those of the phase by themselves; from them, who deals and ``meets`` the others follow.
+    ``alone``: the block by itself, from which its values are computed.  ``meets``: keys of the blocks that are in
+    progress when it begins, and when it ends; a block follows only blocks that leave the ones that it meets.
+    ``blocks`` are the blocks of the phase by themselves, from which the deal and ``meets`` of the others follow.
     """
 
     alone: Callable[[Block], Block]
@@ -185,12 +185,12 @@ Terms = tuple[tuple[str, float], ...]
 
 
 class Share(NamedTuple):
-    """Work that a warp group does beside the others of its core, each kind of work at one speed.
+    """Work of a warp group that runs concurrently with the other groups of its core, each kind at one speed.
 
-    ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``, of which the other
-    numbers are the parts that it keeps busy, in 2^-20: issue slots, the fuller of the pipes narrower than a
-    warp (comparisons and conversions, and on 16 lanes multiply-adds), that of special functions, the tensor
-    cores, shared memory.
+    ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``; the other numbers are the
+    fractions of this time in which units are busy, in 2^-20: issue slots, the fuller of the pipes narrower than a warp
+    (comparisons and conversions, and on 16 lanes multiply-adds), that of special functions, the tensor cores, shared
+    memory.
     """
 
     is_product: bool

@@ -1,16 +1,16 @@
 """Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
-An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A queue knows what its
-earlier operations know and what every flag it waits for knew when it was set: a flag is set when all earlier operations
-of its queue have completed, and so does ``timing``.  Facts are independent: what becomes of one depends on the
-operations that follow, not on other facts.  So sending each fact around the automaton (``ir.automaton``) until no new
-one appears covers every sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
-node, by a queue that a fact does not reach, is a race.
+An access is a *fact*: a queue, its bytes, and the queues and flags that know that it has ended.  A queue has the
+knowledge of its earlier operations and of every flag that it waits for at the time when the flag was set: a flag is set
+when all earlier operations of its queue have completed, and so does ``timing``.  Facts are independent: each depends on
+the operations that follow, not on other facts.  So sending each fact around the automaton (``ir.automaton``) until no
+new one appears covers every sequence of blocks and every number of iterations; and an access to the same bytes, in
+whatever node, by a queue that a fact does not reach, is a race.
 
-Bytes that several queues touch are numbered (`PlaceTable`).  A slot of a ring is counted from where its ring
-stands, so that slots that come round are one case.  A slot's flags are places too, written by who sets them and
-read by who waits: one that is set again before it was waited for is lost.  Sides that wait for every slot before
-they hand it on never do that, so flags are looked at only in rings where one does not.
+Bytes that several queues access are numbered (`PlaceTable`).  A slot of a ring is counted from the position of its
+ring, so that recurring slots are one case.  A slot's flags are places too, written by the queue that sets them and read
+by the queue that waits: a flag that is set again before a wait is lost.  Sides that wait for every slot before they
+release it never lose one, so flags are examined only in rings with a side that does not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Fact = tuple[int, int]
 
 
 class Witness(NamedTuple):
-    """Where a fact came from: the operation at its node, and what lies between."""
+    """The origin of a fact: the operation at its node, and the slots between."""
 
     node: int
     operation: Operation
@@ -90,7 +90,7 @@ class _Facts:
     # ---------------------------------------------------------------- nodes
 
     def resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
-        """Return a node's operations, what each place is called after it, and the agents that matter then."""
+        """Return a node's operations, the name of each place after it, and the agents that matter then."""
         resolved = self._resolved.get(number)
         if resolved is None:
             node = self.automaton.nodes[number]
@@ -163,7 +163,7 @@ class _Facts:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
-        """Take ``facts`` through a node; return what is left of them and of the node's own."""
+        """Send ``facts`` through a node; return the facts that remain, with the node's own."""
         operations = self.resolved_node(number)[0]
         groups: dict[int, int] = {}
         touched: dict[int, int] = {}
@@ -322,8 +322,8 @@ class Places:
 class PlaceTable:
     """The places of a phase: slots of rings, tiles that more than one queue touches, contested regions.
 
-    ``dangers`` gives, for each place, the queues that may run into what was done there.  ``is_joined``: uses by a queue
-    that conflict with the same others are one place: tiles of all widths.
+    ``dangers`` gives, for each place, the queues that may conflict with an access there.  ``is_joined``: uses by a
+    queue that conflict with the same others are one place: tiles of all widths.
     """
 
     def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
@@ -368,7 +368,7 @@ class PlaceTable:
                     asked.discard(index)
 
     def _slots(self, op: Operation) -> Iterator[RingAccess]:
-        """Yield what an operation touches of slots, then the flags it waits for, then those that it sets."""
+        """Yield the slots that an operation accesses, then the flags that it waits for, then those that it sets."""
         yield from op.slots
         for is_set in (False, True):
             for index, *when in op.uses:
@@ -432,10 +432,10 @@ class PlaceTable:
     def accesses(
         self, op: Operation, cursors: Sequence[int], start: Sequence[int], regions: Iterable[RegionAccess]
     ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the places that an operation touches and what each conflicts with.
+        """Yield the places that an operation accesses, each with its conflicts.
 
-        ``cursors`` are the endpoints' at the operation, ``start`` at its node; ``regions`` the
-        contested regions it touches.
+        ``cursors`` are the endpoints' at the operation, ``start`` at its node; ``regions`` the contested regions that
+        it accesses.
         """
         for slot in self._slots(op):
             places = self.rings[slot.ring]
@@ -456,7 +456,9 @@ class PlaceTable:
             yield from _placed(self.regions, self._region_use(op, access)[0])
 
     def __call__(self, piece: Piece) -> Hashable:
-        """Return what pieces share that touch the same places and hand on the same slots, operation by operation."""
+        """Return the common key of pieces that access the same places and release the same slots, operation by
+        operation.
+        """
         at = [0] * len(self.endpoints)
         ops = piece.operations
         ends = [tuple(sorted({slot.endpoint for slot in op.slots})) for op in ops]
@@ -509,7 +511,7 @@ def _bytes_text(where: Bytes, start: int, space: str) -> str:
 
 
 def _placed(places: Places, key: object) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the place of a use that has only one, with what it conflicts with, if anything does."""
+    """Yield the place of a use that has only one, with its conflicts, if there are any."""
     use = places.uses[key]
     if places.conflicts[use]:
         yield places.base + use, tuple(places.base + c for c in places.conflicts[use])

@@ -1,4 +1,4 @@
-"""Regions of global memory: blocks of one phase may run at once, so what one writes no other touches.
+"""Regions of global memory: blocks of one phase may run at once, so no other block accesses a region that one writes.
 
 A region's coordinates are sums of block coordinates, loop indices and constants (``ir.opaque``), so
 its footprint over a loop is an interval in closed form, and those of all blocks of a shape are one
@@ -73,7 +73,7 @@ def check_regions(program: TileProgram, phase: ProgramPhase, shapes: Sequence[Sh
 def _accesses(
     parts: Sequence[Part], values: Mapping[Symbol, object], ranges: Ranges, silent: dict[int, bool]
 ) -> Iterator[tuple[Operation, RegionAccess]]:
-    """Yield what operations touch, at coordinates as they are here; ``silent`` remembers bodies that touch nothing."""
+    """Yield the accesses of operations, at the coordinates given here; ``silent`` stores bodies without accesses."""
     for part in parts:
         if isinstance(part, Piece):
             for operation in part.operations:
@@ -125,7 +125,7 @@ def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
 
 
 def _by_block(shape: Shape) -> dict[Symbol, Any]:
-    """Return a shape's coordinates, (blocks, 1, 1): beside them are two lists of regions."""
+    """Return a shape's coordinates, (blocks, 1, 1), with two lists of regions."""
     return {symbol: np.asarray(values, np.int64)[:, None, None] for symbol, values in shape.coordinates.items()}
 
 
@@ -184,7 +184,7 @@ def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
 def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]], places: Places = ANYWHERE) -> bool:
     """Return whether two regions of one block may share an element, in any two iterations.
 
-    ``places``: coordinates of the blocks meant; regions that hang on others in different ways may meet.
+    ``places``: coordinates of these blocks; regions that depend on others in different ways may meet.
     """
     meet: Any = a.tensor.name == b.tensor.name
     for (at, size), (to, length) in zip(a.extents, b.extents, strict=True):
@@ -231,9 +231,9 @@ def _terms(r: GlobalTile) -> object:
 
 
 def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[Touched], ranges: Ranges) -> None:
-    """Raise `ProgramError` where a region runs out of its head, since what it meets there is not seen.
+    """Raise `ProgramError` where a region exceeds its head, since overlaps there are not examined.
 
-    Raise `RaceError` where two blocks meet.  Hulls of what a block touches first, then region by region.
+    Raise `RaceError` where two blocks meet.  The hulls of a block's accesses are examined first, then region by region.
     """
     if not touched:
         return
@@ -304,8 +304,8 @@ def _first_meeting(
 ) -> tuple[int, int] | None:
     """Return two boxes of different owners that overlap, one of them written; None if there are none.
 
-    Boxes are cut into runs that do not overlap along one axis after the other, by sorting, until an
-    axis brings nothing; what is left is compared box by box.
+    Boxes are cut into runs that do not overlap along one axis after the other, by sorting, until no axis separates any;
+    the remaining ones are compared box by box.
     """
     waiting = [(np.arange(len(boxes)), 0, 0)]
     while waiting:

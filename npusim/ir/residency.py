@@ -1,8 +1,8 @@
-"""Which bytes come from L2 and which from beyond it: a property of the program, not of event order.
+"""The bytes that come from L2 and from beyond it: a property of the program, not of event order.
 
-Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they touch in the same
-order, so that a region several of them read is fetched once.  Between two touches of a region everything else that was
-touched has passed through the cache (least recently used): it is still there if that was no more than the cache holds.
+Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same
+order, so that a region which several of them read is fetched once.  A region is still in L2 (least recently used) if
+the bytes accessed between two of its accesses are no more than the cache holds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Key = tuple[str, int, int, int, int, int]
 class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
-    ``compulsory_bytes`` is what any cache has to fetch or write back once: inputs read that were not there,
-    outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
-    the same step, averaged over a tensor's bytes: 0 none of them, 1 all.  ``read_waits`` and ``new_writes``
-    are the shares of a tensor's reads and writes that find lines absent: groups in step wait for one fetch.
-    ``read_pushes`` and ``write_pushes`` are how many bytes that others wrote, or the program before, each byte of
-    a tensor's reads and writes pushes out of L2.
+    ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, outputs
+    that do not stay there.  ``shared_reads`` is the fraction of the other core groups that read the same region in the
+    same step, averaged over a tensor's bytes: 0 none, 1 all.  ``read_waits`` and ``new_writes`` are the shares of a
+    tensor's reads and writes that find lines absent: groups in step wait for one fetch. ``read_pushes`` and
+    ``write_pushes`` are the bytes, written by others or by the program before, that each byte of a tensor's reads and
+    writes evicts from L2.
     """
 
     read_misses: Mapping[str, float]
@@ -55,12 +55,12 @@ def residency(
     writes_back: bool = False,
     dirty_bytes: float | None = None,
 ) -> Residency:
-    """Return what misses an L2 of ``capacity_bytes``.
+    """Return the accesses that miss an L2 of ``capacity_bytes``.
 
-    The slots between the cores live in L2 too and are subtracted.  Where writes go through, an output is always
-    written beyond L2, once, and a tensor that is read later if it does not stay.  Where they go back, what is written
-    stays until L2 is full; then each byte that is new to it pushes out its share of what is still to be written back
-    (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes`` it is
+    The slots between the cores are in L2 too and are subtracted.  Where writes go through, an output is always written
+    beyond L2, once, and a tensor that is read later if it does not stay.  Where writes go back, written lines stay
+    until L2 is full; then each byte that is new to it evicts its share of the lines that are still to be written back
+    (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes`` L2 is
     full of others' lines when the program starts, of which so many bytes are still to be written back; None: empty.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
@@ -87,7 +87,7 @@ def _residency(
     warm_bytes: int | None,
     back: tuple[int, int, float] | None,
 ) -> Residency:
-    """Return what misses, for all programs whose blocks touch the same in the same order."""
+    """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, warm_bytes, back)
     for blocks, footprint in phases:
         is_kept = len(blocks.thing) <= MOST_BLOCKS
@@ -124,10 +124,10 @@ class _Traffic:
 
 
 class _Cache:
-    """Least recently used, by regions; remembers in which step each was touched last.
+    """Least recently used, by regions; stores the step of each region's last access.
 
-    ``warm_bytes``: of inputs that lie in it from the start; None: none do.  ``back``: the capacity that what is written
-    stays in, how much of it is free, and the bytes of others that are still to be written back; None: writes go
+    ``warm_bytes``: bytes of inputs that are in L2 from the start; None: none are.  ``back``: the capacity in which
+    written lines stay, its free part, and the bytes of others that are still to be written back; None: writes go
     through.
     """
 
@@ -145,7 +145,7 @@ class _Cache:
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
-        """Take in what all groups touch in one step; each region is fetched at most once."""
+        """Add the accesses of all groups in one step; each region is fetched at most once."""
         now, kept_from = len(self._step_bytes), self._kept_from
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
         for key, use in touched.items():
@@ -198,7 +198,7 @@ class _Cache:
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
-        """Let what is new to L2, by tensor, push out its share of what is to be written back."""
+        """Let the bytes that are new to L2, by tensor, evict their share of the lines that are to be written back."""
         new = sum(reads.values()) + sum(writes.values())
         self._free, beyond = max(0, self._free - new), max(0, new - self._free)
         if not (beyond and self._back_capacity):
@@ -248,7 +248,7 @@ class _Use:
 
 @kept_by_blocks(lambda _steps, blocks, *_: len(blocks.thing))
 def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[dict[Key, _Use]], int]:
-    """Return what all groups touch together, step after step, and the bytes of all regions, once each."""
+    """Return the accesses of all groups, step after step, and the bytes of all regions, once each."""
     steps, largest = list(_steps(blocks, footprint, group_count)), dict[Key, int]()
     for touched in steps:
         for key, use in touched.items():
@@ -258,7 +258,7 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[di
 
 
 def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
-    """Yield what all groups touch together in each step."""
+    """Yield the accesses of all groups in each step."""
     for start in range(0, len(blocks.thing), group_count):
         turns: dict[int, dict[Key, _Use]] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class ProgramContent:
-    """A program, equal to others for one device that take the same time and pass the same checks.
+    """A program, equal to others for one device that need the same time and pass the same checks.
 
-    Equal programs have the same queues, rings, tensors, blocks and shares of core groups, touch the same regions of
-    global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its
-    notes, constants and roles are not compared.  Operations are those of one block of each form and of the first
-    iteration of each loop; blocks that overlap are compared by themselves, and by what tells which of them meet.  The
-    hash needs no operation, so that bodies run only where two hashes are equal.
+    Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
+    global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
+    constants and roles are not compared.  Operations are those of one block of each form and of the first iteration of
+    each loop; blocks that overlap are compared by themselves, and by the keys of the blocks that they meet.  The hash
+    needs no operation, so that bodies run only where two hashes are equal.
     """
 
     def __init__(self, program: TileProgram) -> None:
@@ -47,7 +47,7 @@ class ProgramContent:
 
     @cached_property
     def operations(self) -> list[Any]:
-        """What blocks of each form do, phase by phase: operations and waits, the body of each loop once."""
+        """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
         templates, listed, bodies = Templates(self.program), list[Any](), dict["Template", int]()
         for phase in self.program.phases:
             for form in templates.forms(replace(phase, blocks=phase.alone)):

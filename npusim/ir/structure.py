@@ -1,8 +1,8 @@
-"""The structure of a phase: what every one of its blocks does, whichever it is and however long its loops.
+"""The structure of a phase: the operations that all of its blocks have in common, whatever the lengths of their loops.
 
-Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs between its blocks,
-and each loop's body once, with an opaque index.  Since a body can do nothing with them but place its tiles of global
-memory, what comes out holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
+Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of the differences between its
+blocks, and each loop's body once, with an opaque index.  Since a body can only use them to place its tiles of global
+memory, the result holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
 (`condensed`).
 """
 
@@ -109,7 +109,7 @@ class RegionAccess:
 
     @property
     def key(self) -> Hashable:
-        """What regions of the same bytes share, whichever loop over the same indices is meant."""
+        """The common key of regions of the same bytes, for any loop over the same indices."""
         r = self.region
         corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
         return r.tensor.name, r.rows, r.cols, *corner
@@ -117,10 +117,10 @@ class RegionAccess:
 
 @record
 class Operation:
-    """What matters of an operation for the order in which things happen.
+    """The properties of an operation that matter for the order of events.
 
     ``uses`` are the endpoints it works at: (endpoint, waits first, hands on last).  ``source`` is
-    the line of the schedule that yields it, empty where that is not known.
+    the line of the schedule that yields it, empty where it is unknown.
     """
 
     label: str
@@ -133,7 +133,7 @@ class Operation:
 
     @property
     def prefix(self) -> str:
-        """What leads a message about it: its line, if that is known."""
+        """The beginning of a message about the operation: its line, if known."""
         return f"{self.source}: " if self.source else ""
 
 
@@ -162,7 +162,7 @@ class LoopPart:
     at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
 
     def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
-        """Return what its body's symbols stand for where those around it have values ``outer``.
+        """Return the values of its body's symbols, where the enclosing ones have values ``outer``.
 
         ``ranges`` gets the ends of its index.
         """
@@ -203,7 +203,7 @@ class Shape:
     """The parts that blocks of one shape have in common.
 
     ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.  Blocks of a
-    family differ in how often loops run, too.  ``meets``: what is under way before and behind them (`Succession`).
+    family differ in the lengths of loops, too.  ``meets``: the blocks in progress before and after them (`Succession`).
     """
 
     parts: tuple[Part, ...]
@@ -236,8 +236,8 @@ class Builder:
 
         ``one_by_one``: a shape a block, with its coordinates as numbers.
 
-        Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
-        not to be written or leaves its slot, or a body that looks at what it must not depend on.
+        Raises `ProgramError`: an operation without a queue or ring in the program, one that writes a read-only tensor
+        or exceeds its slot, or a body that looks at a coordinate on which it must not depend.
         """
         self._bodies = {}
         families = families_of(phase) if self.condense is condensed and not one_by_one else None
@@ -272,7 +272,7 @@ class Builder:
         return self._one_by_one(phase, numbers)
 
     def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
-        """Build blocks that cannot be told apart by coordinates alone, each by itself, and compare them."""
+        """Build, one by one, blocks that differ in more than coordinates, and compare them."""
         shapes = []
         for number in numbers:
             self._block = phase.blocks[number]
@@ -338,7 +338,7 @@ class Builder:
             raise
 
     def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
-        """Return parts in which nobody looked at ``symbols``: what was refused counts, caught or not."""
+        """Return parts in which nothing looked at ``symbols``: a refusal counts, caught or not."""
         parts = tuple(self._parts(items))
         for symbol in symbols:
             if symbol.refusal:
@@ -460,11 +460,11 @@ FEWEST = 3
 
 
 def condensed(run: Sequence[Operation]) -> Iterator[Part]:
-    """Yield operations as pieces and short loops of pieces: slices that do the same over and over.
+    """Yield operations as pieces and short loops of pieces: slices with equal operations.
 
-    What an operation touches is widened to all that its queue touches of that slot, of that memory, while it
-    holds it: slices of a tile become one operation repeated.  More bytes can only add races, never hide one,
-    so what passes like this is proved; what does not is looked at again as it is (``ir.check``).
+    The accesses of an operation are widened to all accesses of its queue to that slot, of that memory, while the queue
+    owns it: slices of a tile become one repeated operation.  More bytes can only add races, never hide one, so a phase
+    that passes in this form is proved; one that does not is examined again in full (``ir.check``).
     """
     wide = list(_widened(run))
     numbers: dict[Operation, int] = {}
@@ -486,7 +486,7 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
 
 
 def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
-    """Return the period that repeats most from ``at`` on, and how often it comes."""
+    """Return the period that repeats most from ``at`` on, and its number of repetitions."""
     best = (1, 1)
     for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
         end = at + period
@@ -531,7 +531,7 @@ def _hull(runs: Sequence[Bytes]) -> Bytes:
 
 
 def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
-    """Return for each run of bytes those that it makes one run with, touching or overlapping."""
+    """Return for each run of bytes those that are joined with it, touching or overlapping."""
     joined: dict[Bytes, Bytes] = {}
     group: list[Bytes] = []
     end = 0

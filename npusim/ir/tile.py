@@ -201,7 +201,7 @@ Operand = Tile | RingTile | GlobalTile
 
 
 def memory_of(operand: Operand) -> str:
-    """Return the device file's name of the memory an operand lies in: ``L1``, ``SMEM``, ``GM``."""
+    """Return the device file's name of the memory of an operand: ``L1``, ``SMEM``, ``GM``."""
     if isinstance(operand, GlobalTile):
         return "GM"
     space = operand.space if isinstance(operand, Tile) else operand.ring.space

@@ -91,7 +91,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
 
 
 def producers_of(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
+    """Return for each queue, by the flag that it waits for (``S ready``), the queues that set the flag."""
     listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:
         if e.peers:
@@ -227,9 +227,9 @@ class LoopTemplate:
 
 @dataclass(slots=True, eq=False)
 class Template:
-    """A body resolved once: runs of operations and loops, and how far it moves every cursor.
+    """A body resolved once: runs of operations and loops, and its movement of every cursor.
 
-    ``moves`` lists those that it moves at all, with how far.
+    ``moves`` lists the cursors that it moves, with the distances.
     """
 
     parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
@@ -248,7 +248,7 @@ class Template:
 def unrolled(
     template: Template, cursors: Sequence[int], path: Path = ()
 ) -> Iterator[tuple[OpTemplate, Sequence[int], Path]]:
-    """Yield operations of a template, what their waits add to, and the loops around them."""
+    """Yield operations of a template, the terms that their waits add to, and the loops around them."""
     base = tuple(cursors)
     for part in template.parts:
         if isinstance(part, tuple):
@@ -328,7 +328,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
 
 @dataclass(slots=True)
 class Form:
-    """What blocks have in common but for how often the loops of the body itself run.
+    """The common part of blocks that differ only in the lengths of the body's own loops.
 
     ``numbers`` are the blocks' places in the phase; block n runs loop m, in the order of the template,
     ``counts[which[n], m]`` times.
@@ -377,7 +377,7 @@ class Templates:
         return Form(numbers, template, np.array([template.loop_counts()], np.int64), np.zeros(len(numbers), np.int64))
 
     def _forms_of(self, phase: ProgramPhase, family: Family, is_chosen: npt.NDArray[np.bool_]) -> Iterator[Form]:
-        """Yield blocks of a family by which loops run more than once: the others are no loops to those who run them."""
+        """Yield blocks of a family by the loops that run more than once: the others are not executed as loops."""
         of_family = family.numbers[is_chosen]
         counts, which = distinct(family.sizes[is_chosen])
         patterns, of_count = distinct((counts > 1).astype(np.int64))

@@ -1,7 +1,7 @@
-"""Which lane of a warp holds what, and what its accesses cost; importing it imports no numpy.
+"""The distribution of tiles over the lanes of a warp, and the cost of its accesses; importing it imports no numpy.
 
 * ``algebra``: layouts (shape:stride).
-* ``instruction``, ``fragment``: which lane of a warp holds what; warps' arrangement.
+* ``instruction``, ``fragment``: the elements of each lane; the arrangement of warps.
 * ``execute``: products from registers to registers; ``chain``: one into the next.
 * ``memory``: tiles in shared memory, and wavefronts of its banks.
 """

@@ -1,4 +1,4 @@
-"""One product's accumulator as the next product's operand: what lies right, what must move.
+"""One product's accumulator as the next product's operand: values in the right lane, and values that must move.
 
 In attention the scores S = Q·Kᵀ become the A operand of P·V.  Where an accumulator's lane map
 differs from the operand's, values must cross lanes.  A warp does that with SHFL: every lane
@@ -29,7 +29,7 @@ Source = tuple[int, int]
 class ChainCost:
     """Warp instructions that turn the accumulators of one chained tile into operands.
 
-    Counts of a straightforward lowering, no cycles: those depend on the device's pipes.
+    Counts of a straightforward lowering; cycles depend on the device's pipes.
     """
 
     shuffles: int  #: SHFL.BFLY of one 32-bit register
@@ -75,13 +75,13 @@ class Chain:
 
     @property
     def in_place(self) -> int:
-        """How many of `values` lie in the right lane."""
+        """The number of `values` in the right lane."""
         lanes = [self.operand.lane(t) for t in range(self.operand.threads)]
         return sum(source == lane for lane in lanes for source, _ in self.sources[lane])
 
     @property
     def share(self) -> float:
-        """Share of the values that lie in the right lane, over the warp."""
+        """The share of the values in the right lane, over the warp."""
         stay = sum(s == lane for lane in range(WARP_LANES) for s, _ in self.sources[lane])
         return stay / sum(map(len, self.sources))
 
@@ -92,7 +92,7 @@ class Chain:
 
     @cached_property
     def shuffles(self) -> tuple[Shuffle, ...]:
-        """The butterflies that fetch all that lies in other lanes, by rising mask."""
+        """The butterflies that fetch all values of other lanes, by rising mask."""
         masks = {source ^ lane for lane in range(WARP_LANES) for source, _ in self.sources[lane]}
         return tuple(s for mask in sorted(masks - {0}) for s in self._butterflies(mask))
 
@@ -123,9 +123,9 @@ class Chain:
         return shuffles
 
     def _formed(self) -> list[set[tuple[int, ...]]]:
-        """Return, for each operand register, the different registers it is made from.
+        """Return, for each operand register, the different registers that it is composed of.
 
-        Received values are numbered on from the accumulator's own, a register each shuffle.
+        Received values are numbered after the accumulator's own, a register each shuffle.
         """
         packed = REGISTER_BITS // self.operand.bits
         accumulated = self.tiles * self.accumulator.values
@@ -152,11 +152,11 @@ class Chain:
 def chain(
     accumulator: Fragment, operand: Fragment, *, arrangement: Arrangement | None = None, allow_exchange: bool = True
 ) -> Chain:
-    """Return which values of an accumulator lie in the right lane for the next product's operand.
+    """Return the values of an accumulator that are in the right lane for the next product's operand.
 
-    ``operand`` is fragment A of the next, which takes C's rows as rows, or B, which takes C's columns as columns (the
-    transposed form, Sᵀ = K·Qᵀ).  ``arrangement`` is that of the groups in both products; by default all are stacked
-    along what the operand keeps (4x1 for A, 1x4 for B), so that no group needs another's values.
+    ``operand`` is fragment A of the next, whose rows are C's rows, or B, whose columns are C's columns (the transposed
+    form, Sᵀ = K·Qᵀ).  ``arrangement`` is that of the groups in both products; by default all are stacked along the
+    operand's own axis (4x1 for A, 1x4 for B), so that no group needs another's values.
 
     Raises `LayoutError` for operands that cannot be chained, and for values that would have to cross lanes unless
     ``allow_exchange``.

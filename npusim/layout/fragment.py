@@ -25,7 +25,7 @@ REGISTER_BITS = 32
 class Fragment:
     """One operand of a matrix instruction, spread over the lanes of a warp.
 
-    A warp executes ``groups`` products side by side: the four quad pairs of m8n8k4, one product
+    A warp executes ``groups`` products in parallel: the four quad pairs of m8n8k4, one product
     of m16n8k16.  Each group has its own ``rows x columns`` tile.  Rows and columns are those of
     the matrix as PTX writes it: A is ``m x k``, B is ``k x n``, C and D are ``m x n``.
 
@@ -106,7 +106,7 @@ class Fragment:
     def butterflies(self) -> tuple[int, ...]:
         """Return the XOR masks of the shuffles that reduce a whole row of the tile.
 
-        A lane first reduces what it holds itself; every mask is one butterfly step.  None for
+        A lane first reduces its own elements; every mask is one butterfly step.  None for
         m8n8k4 with f16 accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
         """
         lanes = {self.holder(0, column)[0] for column in range(self.columns)}
@@ -143,10 +143,10 @@ _QUAD = 4
 class Arrangement:
     """``m`` groups down and ``n`` across, counted down the columns as wmma does (volta.md §1).
 
-    A is shared by the groups of one row, B by those of one column; ``m * n`` is what the instruction has.
-    ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as llama.cpp has it
-    (volta.md §1): quads of rows alternate between the groups, so that neighbouring lanes read neighbouring rows.
-    Values do not change, only which row is whose.
+    A is shared by the groups of one row, B by those of one column; ``m * n`` is the instruction's number of groups.
+    ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as in llama.cpp (volta.md
+    §1): quads of rows alternate between the groups, so that neighbouring lanes read neighbouring rows. Values do not
+    change, only the assignment of rows.
     """
 
     m: int
@@ -161,7 +161,7 @@ class Arrangement:
         return group % self.m, group // self.m
 
     def tile(self, fragment: Fragment) -> tuple[int, int]:
-        """Return (rows, columns) of what one warp instruction covers of an operand.
+        """Return the (rows, columns) of an operand that one warp instruction covers.
 
         Raises `LayoutError` where the instruction has another number of groups.
         """
@@ -185,8 +185,8 @@ class Arrangement:
     ) -> tuple[int, int]:
         """Return how often (down, across) each warp's tile fits its share of a block's tile.
 
-        ``warps`` are those down and across the block.  Raises `LayoutError` for a tile that does not divide, and names
-        the size that would.
+        ``warps`` are the numbers down and across the block.  Raises `LayoutError` for a tile that does not divide, and
+        names a size that does.
         """
         height, width = self.tile(fragment)
         counts = []

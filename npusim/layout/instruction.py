@@ -1,6 +1,6 @@
 """Matrix instructions of NVIDIA GPUs and the fragments of their operands.
 
-The maps are worked out from what the hardware does, not typed in:
+The maps are derived from the behaviour of the hardware, not typed in:
 
 * **Volta, m8n8k4** (HMMA.884).  A quad pair is two threadgroups of four lanes.  Threadgroup g reads
   rows 4g to 4g+3 of A and columns 4g to 4g+3 of B, each lane one 64-bit piece of memory.  The
@@ -70,7 +70,7 @@ class MmaInstruction:
 def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> MmaInstruction:
     """Return one of `INSTRUCTIONS` by its shape; ``acc`` is the format of C and D, ``f16`` or ``f32``.
 
-    ``a`` and ``b``, ``row`` or ``col``, are how A and B lie in memory: only m8n8k4 leaves the choice.
+    ``a`` and ``b``, ``row`` or ``col``, are the orders of A and B in memory: only m8n8k4 has a choice.
     Raises `LayoutError` where there is no such instruction, accumulator or order.
 
     Examples
@@ -149,7 +149,7 @@ def _piecewise(operand: Operand, order: Order, rows: int, columns: int) -> Layou
     """Return (thread, value) -> row + rows · column of A or B.
 
     Lane l of threadgroup g reads row (``row``) or column (``col``) l of the 4 x 4 block that its
-    threadgroup multiplies: 64 bits that lie together in memory.
+    threadgroup multiplies: 64 contiguous bits in memory.
     """
     threads = 2 * _THREADGROUP
 

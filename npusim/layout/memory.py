@@ -1,7 +1,7 @@
-"""Matrices in memory, and what an access of a warp costs: wavefronts of shared memory.
+"""Matrices in memory, and the cost of a warp's access: wavefronts of shared memory.
 
-Costs are pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
-between machines is in `BankModel`.
+Costs are pure functions of the lanes' byte addresses; a lane without an access has None.  `BankModel` states the
+differences between machines.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SWIZZLED_ROWS = 8
 
 @dataclass(frozen=True)
 class BankModel:
-    """Banks of a shared memory, and the lanes it serves at a time.
+    """Banks of a shared memory, and the number of lanes that it serves at a time.
 
-    Word w of ``bank_bytes`` bytes lies in bank ``w % banks``.  ``phase_lanes`` maps bytes of a lane's access to the
+    Word w of ``bank_bytes`` bytes is in bank ``w % banks``.  ``phase_lanes`` maps bytes of a lane's access to the
     neighbouring lanes served in one phase; ``pair_masks`` are the lane distances (XOR) at which equal addresses let two
     returns share a cycle.
     """
@@ -54,13 +54,13 @@ VOLTA_BANKS = BankModel(banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4:
 
 
 def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
-    """Return the cycles that a shared-memory access of ``width_bytes`` a lane takes in the banks.
+    """Return the cycles of a shared-memory access of ``width_bytes`` a lane in the banks.
 
-    Those of a phase are the most distinct words that one bank must give; lanes that read the same word share it, and
-    a phase without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
+    The cycles of a phase are the most distinct words of one bank; lanes that read the same word share it, and a phase
+    without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
 
     Raises `LayoutError` for a width that the model does not know, more than 32 lanes, or an address that is no
-    multiple of the width; ``allow_misaligned`` takes multiples of a word, which the hardware refuses.
+    multiple of the width; ``allow_misaligned`` accepts multiples of a word, which the hardware refuses.
 
     Examples
     --------
@@ -83,10 +83,10 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
 
 
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
-    """Return the cycles in which a load's data come back: one for each register of the warp.
+    """Return the cycles in which a load's data return: one for each register of the warp.
 
-    Half of that where all lanes at one of the model's distances read the same address; what is broadcast otherwise
-    still costs its full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
+    Half of that where all lanes at one of the model's distances read the same address; any other broadcast still costs
+    its full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
     """
     _check(addresses, width_bytes, model, width_bytes)
     cycles = ceil_div(width_bytes, model.bank_bytes)
@@ -138,9 +138,9 @@ def fragment_addresses(
 
     ``memory`` maps (row, column) of the operand to an element; for K as the B of Q·Kᵀ its row is d, its column the key.
     An access wider than the lane's values reads those of neighbouring fragments too: one of 16 bytes serves two
-    fragments of m8n8k4, whose k (or n) then run in another order, alike in both operands (volta.md §4.1).
+    fragments of m8n8k4, whose k (or n) then run in another order, equal in both operands (volta.md §4.1).
 
-    Raises `LayoutError` where a lane's part does not lie together in memory, or is no whole number of its vectors.
+    Raises `LayoutError` where a lane's part is not contiguous in memory, or is no whole number of its vectors.
     """
     count, left = divmod(access_bytes, element_bytes)
     axis = fragment.vector_axis

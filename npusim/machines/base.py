@@ -185,10 +185,11 @@ class NodeMachine(Machine):
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:
-    """Return for each phase which rows of the output need a block of it: its own, all of heads on its KV head, or none.
+    """Return, for each phase, the rows of the output that need a block of it: its own, all of heads on its KV head, or
+    none.
 
-    All need what a phase reads other than by its own rows, or what another writes other than by its own, and whatever
-    is read by a phase that all need; none needs what comes behind the phase that writes the output.
+    All rows need data that a phase reads other than by its own rows, data that another writes other than by its own,
+    and everything that is read by a phase that all need; none needs a phase after the one that writes the output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()

@@ -84,7 +84,7 @@ class Footprint:
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
-    """Yield what blocks read of masks that are whole matrices; a small one from which all are cut stays on the chip."""
+    """Yield the reads of masks that are whole matrices; a small one from which all are cut stays on the chip."""
     regions: dict[tuple[str, int, int, int, int], tuple[WorkTile, Visit, int]] = {}
     for n, mask in frame.phase.masks.items():
         if not (isinstance(mask, SeenMask) and mask.is_loaded):
@@ -114,7 +114,7 @@ _Stretch = tuple[int, int, int, int, "WorkTile"]
 def _stretches(
     frame: Frame, share: int, rows: int | None, axes: tuple[str, ...], blocks: Sequence[WorkTile]
 ) -> list[_Stretch]:
-    """Return what the loops of blocks visit: by head, of which ``share`` are one, the stretches of `Frame.stretches`.
+    """Return the stretches (`Frame.stretches`) that the loops of blocks visit, by head, of which ``share`` are one.
 
     Each ``rows`` rows of a block read all of it; None: those of a block together.  ``axes``: of the grid, by whose
     spans blocks read something else.
@@ -135,7 +135,7 @@ def _stretches(
 
 
 def _visited(frame: Frame, n: str, stretches: Sequence[_Stretch]) -> Iterator[Touch]:
-    """Yield what the loops of blocks visit of a name's tensor."""
+    """Yield the parts of a name's tensor that the loops of blocks visit."""
     widest = frame.widest(n)
     for col, cols, most, total, block in stretches:
         visit = Visit(0, col, cols)

@@ -173,12 +173,12 @@ class Frame:
 
     @cached_property
     def views(self) -> dict[str, str]:
-        """Operands of the loop that need no load, with those that they are a part of (`algorithms.flow.views`)."""
+        """Operands of the loop that need no load, with the operands that contain them (`algorithms.flow.views`)."""
         return views(self.phase, self.loop_axis)
 
     @cached_property
     def _cuts(self) -> list[int]:
-        """Where runs of tiles begin and end, if what blocks visit leaves tiles out or overlaps; else nothing."""
+        """The beginnings and ends of runs of tiles, if the visited tiles have gaps or overlaps; else empty."""
         visited = {block.runs for block in self.phase.cells if block.runs}
         spans = {runs: [span for run in runs for span in run.stretches] for runs in visited}
         hulls = sorted({(min(spans[r])[0], max(end for _, end in spans[r])) for r in visited})
@@ -205,7 +205,7 @@ class Frame:
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
-        """What cuts of a name have in common: the tensor, if that is no block's own, axes, `sharing` and `stack`."""
+        """The common part of cuts of a name: the tensor, if it is no block's own, axes, `sharing` and `stack`."""
         return {
             n: (None if isinstance(of, BySize) else tensor_of(of), self.axes(n), self.sharing(n), self.stack(n))
             for n, of in self.phase.tensors.items()
@@ -372,9 +372,9 @@ class Frame:
 
     @cached_property
     def content(self) -> Hashable:
-        """What operations can depend on of the phase, apart from blocks and the lengths of tensors.
+        """The part of the phase on which operations can depend, apart from blocks and the lengths of tensors.
 
-        Of what has no content of its own (a function, a mask) it is the object itself.
+        An object without content (a function, a mask) represents itself.
         """
         p = self.phase
         tensors: list[Hashable] = []
@@ -396,7 +396,7 @@ def _longest(hulls: list[Span]) -> Iterator[Span]:
 
 
 def _alike(t: GlobalTensor) -> Hashable:
-    """Return what a tensor is apart from its batch and lengths."""
+    """Return the properties of a tensor apart from its batch and lengths."""
     layout = t.is_interleaved, t.packed, t.stretch_rows, t.shared_rows, t.column
     return t.name, t.heads, t.cols, t.fmt, t.role, *layout
 
@@ -438,7 +438,9 @@ def _step(function: Emit, block: WorkTile, first: int, run: TileRun, index: int)
 
 
 def shape_and_place(block: WorkTile) -> tuple[Any, Any]:
-    """Return what operations of a block's tile may depend on, and where the block lies, for :func:`block_at`."""
+    """Return the properties on which operations of a block's tile may depend, and the block's place, for
+    :func:`block_at`.
+    """
     shape = tuple((axis, n) for axis, _, n in block.spans), block.causal_offset, block.place
     return shape, (block.batch, block.head, tuple(start for _, start, _ in block.spans))
 

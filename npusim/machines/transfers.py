@@ -105,9 +105,9 @@ class Transfers:
         return stored_format(operand.fmt).scale_bytes(operand.rows * operand.cols)
 
     def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:
-        """Yield what a move through GM pays beside its bytes: the constant's name, and cycles.
+        """Yield the costs of a move through GM besides its bytes: the constant's name, and cycles.
 
-        Which addresses a tile has is not known here, as blocks of one shape have one cost: rows are
+        The addresses of a tile are unknown here, as blocks of one shape have one cost: rows are
         aligned if the pitch of their tensor is, and shared by as many groups as on average.
         """
         rows, spent = _bursts(step), port
@@ -147,7 +147,7 @@ class Transfers:
         return tuple((link, n) for link, n in sizes if n and link in route.links)
 
     def _beyond(self, step: Step) -> int:
-        """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
+        """Return the bytes of a move that come from or go beyond L2, by the share of its tensor that does."""
         source, target = step.srcs[0], step.dst
         if isinstance(source, GlobalTile):
             name, held = source.tensor.name, self.residency
@@ -167,7 +167,7 @@ def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) 
 
 
 def _stretches(step: Step) -> float:
-    """Return how many transfers a move is: one for each stretch of rows of a tensor that lies together."""
+    """Return the number of transfers of a move: one for each contiguous stretch of rows of a tensor."""
     return max((o.stretches for o in step.operands() if isinstance(o, GlobalTile)), default=1.0)
 
 

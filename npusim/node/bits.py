@@ -1,7 +1,7 @@
 """Bits of a node program: its kernels executed rank by rank, its collectives in the order of their transfers.
 
-Both come from the program that is timed: a kernel's children are the tile programs whose time is
-taken, a collective's order and chunks are those of its plan.
+Both come from the program that is timed: a kernel's children are the tile programs that are timed, a collective's order
+and chunks are those of its plan.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What the ranks of a layer read, by heads of the whole layer.
+    """Inputs of the ranks of a layer, by heads of the whole layer.
 
     ``heads(name, batch, head)`` gives Q, K and V, ``projection(head)`` the rows (value head size,
     hidden) of W_o that belong to a query head.  With fewer ``kv_heads`` than ranks some share one.
@@ -75,10 +75,10 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerBits:
-    """Bits of a layer, the same sums in other orders, and the error that the additions alone make.
+    """Bits of a layer, the same sums in other orders, and the error of the additions alone.
 
-    ``numerics.output`` is (batch, 1, seq_q, hidden).  ``orders`` are what other collectives and
-    tilings make of the same partial sums; ``sum_rmse`` is against the float64 sum of those.
+    ``numerics.output`` is (batch, 1, seq_q, hidden).  ``orders`` are the results of other collectives and tilings for
+    the same partial sums; ``sum_rmse`` is against the float64 sum of those.
     """
 
     numerics: NumericResult
@@ -89,7 +89,7 @@ class LayerBits:
 class LayerEvaluation:
     """All ranks of a layer on a node, operation by operation of the program they share.
 
-    ``rows`` are those whose bits are computed: ``"all"``, query indices (their whole Q blocks), or ``"sample"``
+    ``rows`` are the rows to compute: ``"all"``, query indices (their whole Q blocks), or ``"sample"``
     (`sample_rows`).  ``fmt`` is the format of the partial sums, in which they are added.  Raises `SpecError` for
     a row that does not exist.
     """
@@ -187,11 +187,11 @@ class LayerEvaluation:
                 products[row : row + len(block)] = block
 
     def _matrix(self, rank: int, name: str, _batch: int, _head: int) -> Array:
-        """Return what a rank multiplies: its attention ``a``, its share of W_o ``b``."""
+        """Return the operands of a rank's product: its attention ``a``, its share of W_o ``b``."""
         return self.attended[rank] if name == "a" else self._share(rank)
 
     def _share(self, rank: int) -> Array:
-        """Return a rank's share of W_o: kept for every row block where all shares fit, as drawing one takes long."""
+        """Return a rank's share of W_o: stored for every row block where all shares fit, as drawing one is slow."""
         if rank in self.shares:
             return self.shares[rank]
         share = self.inputs.share(self.layer, rank)
@@ -275,8 +275,8 @@ class LayerEvaluation:
 def sample_rows(count: int) -> list[int]:
     """Return the rows of a sequence whose blocks a sample has: the last 128, and one at five eighths.
 
-    The last see all keys, but lie in the last shard of a message, which ring and mesh add alike: the
-    others lie in the midst of a message, whether of the whole sequence or of half of it.
+    The last rows see all keys, but belong to the last shard of a message, which ring and mesh add alike: the others are
+    inside a message, whether of the whole sequence or of half of it.
     """
     return sorted({5 * count // 8, *range(max(0, count - ROW_GRAIN), count)})
 
@@ -291,7 +291,7 @@ def _pieces(kernel: NodeKernel) -> Iterator[tuple[int, Child]]:
 
 
 def _stretches(row: int, count: int, length: int, longest: int = 512) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (start, batch, first, rows) of rows over batch and sequence that lie in one sequence.
+    """Yield (start, batch, first, rows) of rows over batch and sequence within one sequence.
 
     At most ``longest`` rows each, so that float64 scores of long sequences fit in memory.
     """

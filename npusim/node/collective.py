@@ -49,10 +49,10 @@ Round = tuple[Transfer, ...]
 class Collective:
     """One collective among ``ranks``: rounds in order, each a set of transfers at once.
 
-    Within a round all sources are read before any target is written; additions into one target
-    happen in the order in which they are listed, the target's own value first; ``is_ordered`` says
-    that a round's additions go by rank instead, whoever adds them.  ``owners[s]`` is the rank that
-    holds shard ``s`` after a reduce-scatter, and before an all-gather.
+    Within a round all sources are read before any target is written; additions into one target happen in the order in
+    which they are listed, the target's own value first; with ``is_ordered`` a round's additions are in the order of
+    ranks instead, on every adder.  ``owners[s]`` is the rank that holds shard ``s`` after a reduce-scatter, and before
+    an all-gather.
     """
 
     kind: Kind
@@ -123,7 +123,7 @@ def _ring(order: tuple[int, ...]) -> Parts:
 
 
 def _halving_doubling(ranks: int) -> Parts:
-    """Return log2(p) rounds of halves of what is left, and back.
+    """Return log2(p) rounds of halves of the remaining message, and back.
 
     Beyond a power of two the last ranks first add their message to a partner's and get the result
     at the end, as MPICH does.
@@ -160,7 +160,7 @@ def shard_sizes(elements: int, shards: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective over all ranks: what, how, by whom, and how many bytes each rank holds.
+    """One collective over all ranks: its kind, algorithm and driver, and the bytes of each rank.
 
     With several ``servers`` each rank also meets its counterparts in the others, between the
     reduce-scatter and the all-gather within a server.
@@ -221,7 +221,7 @@ class PlannedCollective:
         return engines * float(self.mode.engine_bytes_per_s.value)
 
     def terms(self) -> tuple[tuple[str, float], ...]:
-        """Return the constants behind the closed form and their shares: starts, what is only copied, and bandwidth."""
+        """Return the constants of the closed form and their shares: starts, copies without addition, and bandwidth."""
         key = f"node.drivers.{self.call.driver}.modes.{self.mode_name}"
         starts = self.closed_form.alpha_s / self.seconds
         local = self.call.size_bytes / self.collective.shard_count * self.mode.local_s_per_byte / self.seconds
@@ -243,7 +243,7 @@ class PlannedCollective:
         return float(start + self.sent_share * self.call.size_bytes / tuner.bytes_per_s.value)
 
     def sending_bytes_per_s(self) -> float:
-        """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
+        """Return rank 0's average sending rate while the collective runs, for each rank's claim on memory."""
         return self.sent_share * self.closed_form.bytes_per_s
 
     def chunk_sizes(self) -> list[int]:

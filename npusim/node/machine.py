@@ -54,7 +54,7 @@ class Fabric:
 
 
 class Device:
-    """One device: its cores, what others claim of them, and the engines that drive collectives."""
+    """One device: its cores, the claims of others on them, and the engines that drive collectives."""
 
     def __init__(self, env: Environment, index: int, spec: DeviceSpec) -> None:
         self.env, self.index, self.spec = env, index, spec
@@ -99,7 +99,7 @@ class Device:
         self._leave(more or cores)
 
     def _spend(self, work_fs: int) -> Steps:
-        """Pass the time of a core's blocks, longer while a collective runs beside them."""
+        """Pass the time of a core's blocks, longer while a collective runs concurrently."""
         while work_fs > 0:
             began, factor = int(self.env.now), self._beside_factor
             yield AnyOf(self.env, [self.env.timeout(ceil(work_fs * factor)), self._pace_changed])
@@ -126,14 +126,14 @@ class Device:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
     def claim(self, plan: PlannedCollective) -> Steps:
-        """Take what a collective needs; cores one by one, as blocks leave them.
+        """Claim the resources of a collective; cores one by one, as blocks leave them.
 
-        Model: blocks are dispatched kernel by kernel, in order of launch, and one that drives a collective needs a
-        core to itself.  The next kernel and a collective that waits for an event come within 4 us, in an order that
-        differs from device to device (two H100, one of them traced, 4 to 32 ki tokens in 2 to 8 blocks: the collective
-        is first in 14 of 22 at the default priority of its stream, in 4 of 22 at the high one; else it begins with the
-        last blocks of the next kernel).  One that is first on one device alone holds its cores until the others begin
-        it.  So every second collective is the first on even devices, and no other.
+        Model: blocks are dispatched kernel by kernel, in order of launch, and one that drives a collective needs a core
+        to itself.  The next kernel and a collective that waits for an event come within 4 us, in an order that differs
+        from device to device (two H100, one of them traced, 4 to 32 ki tokens in 2 to 8 blocks: the collective is first
+        in 14 of 22 at the default priority of its stream, in 4 of 22 at the high one; else it begins with the last
+        blocks of the next kernel).  A collective that is first on one device alone occupies its cores until the others
+        begin it.  So every second collective is the first on even devices, and no other.
         """
         if plan.driver.core is not None:
             is_first = not (self.index % 2 or self._claimed_count % 2)
@@ -152,17 +152,17 @@ class Device:
         self._claim(plan, 1)
 
     def release(self, plan: PlannedCollective) -> None:
-        """Give back what `claim` took."""
+        """Release the claims of `claim`."""
         self._claim(plan, -1)
         self.slow(plan, -1)
         if plan.driver.core is not None:
             self._leave(held=plan.driver.engine_count.value)
 
     def between(self, plan: PlannedCollective, link: NodeLink, size_bytes: int) -> Steps:
-        """Go around the ring of this device's counterparts in the other servers.
+        """Transfer around the ring of this device's counterparts in the other servers.
 
-        Model: the servers are equal and in step, so that what arrives from the one before is what
-        this one sends to the next, at the same time: one server stands for all.
+        Model: the servers are equal and in step, so that the data from the previous server arrive as this
+        one sends to the next: one server represents all.
         """
         if self._between is None:
             # One port a device, which chunks and collectives in flight share.
@@ -174,7 +174,7 @@ class Device:
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def slow(self, plan: PlannedCollective, sign: int) -> None:
-        """Slow the blocks beside a collective from when all devices take part (1), or no longer (-1)."""
+        """Slow the blocks that run with a collective from when all devices have joined (1), or no longer (-1)."""
         beside = plan.driver.beside_factor
         if beside is not None:
             self._beside_factor *= float(beside.value) ** sign
@@ -279,8 +279,8 @@ class RunningCollective:
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
     """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
 
-    What is left of a resource serves the work at ``left / demand`` of its own speed, and the
-    scarcest decides.  Something is always left: 1 % of a resource claimed whole.
+    The free part of a resource serves the work at ``left / demand`` of its own speed, and the scarcest decides.  Some
+    part is always free: 1 % of a resource claimed whole.
     """
     # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
     least = 0.01  # source: ours, so that work claimed to a stop still ends
@@ -313,7 +313,7 @@ class Host:
         return self.node.cpu
 
     def copy(self, rank: int, call: CopyCall) -> Steps:
-        """Copy over a device's link; both ends are pinned, so that kernels run beside it."""
+        """Copy over a device's link; both ends are pinned, so that kernels run concurrently."""
         pcie = self.pcie
         start = float(pcie.kv_start_s.value if call.is_bulk else pcie.start_s.value)
         # Model: a device that waited for the host's attention is awake the later the longer it waited.

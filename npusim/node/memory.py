@@ -27,9 +27,9 @@ LONGEST = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One device's memory in bytes, and how many of the ``layers`` keep K and V on it.
+    """One device's memory in bytes, and the number of the ``layers`` whose K and V are on it.
 
-    ``tenants`` are all but K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is what the host can take, all
+    ``tenants`` are all but K and V; ``kv_bytes`` is one layer's. ``host_bytes`` is the capacity of the host, all
     devices together; None where it has none.
     """
 
@@ -42,7 +42,7 @@ class MemoryPlan:
 
     @property
     def free_bytes(self) -> int:
-        """Return what is left for K and V; negative where the rest does not fit."""
+        """Return the bytes left for K and V; negative where the rest does not fit."""
         return self.capacity_bytes - sum(self.tenants.values())
 
     @property
@@ -69,9 +69,9 @@ class MemoryPlan:
 
 
 def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: float = 16) -> MemoryPlan:
-    """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
+    """Return the corrected plan of ``p`` on a node: with its keys and ``output`` further tokens stored.
 
-    ``bits`` are those of a weight that the model does not store in fewer.
+    ``bits`` are those of a weight without a format of its own in the model.
     """
     node, rows = machine.node, p.batch * p.seq_q
     gates = 2 if p.gated else 1
@@ -110,7 +110,7 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
 
 
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
-    """Raise `SpecError` where a model does not fit: how much is missing, the largest tenant, what would fit."""
+    """Raise `SpecError` where a model does not fit: the missing bytes, the largest tenant, and remedies."""
     memory = memory_plan(p, machine, output=output)
     device_bytes = memory.kv_bytes * (memory.layers - layers_on_host)
     missing = device_bytes - memory.free_bytes
@@ -131,7 +131,7 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
 
 
 def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
-    """Return what of ranks, quantised weights, offloading and shorter prompts would make a model fit."""
+    """Return those of more ranks, quantised weights, offloading and shorter prompts that would make a model fit."""
     ways: list[str] = []
 
     def holds(other: ModelProblem, bits: float = 16) -> bool:

@@ -68,7 +68,7 @@ class NodeKernel:
 
     @property
     def label(self) -> str:
-        """What a table calls it: its part of the layer, or its role."""
+        """Its name in tables: its part of the layer, or its role."""
         return self.name or self.role
 
 
@@ -101,12 +101,12 @@ class Waves:
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """A kernel's time alone and what it uses of each shared resource, 0 to 1 of the device.
+    """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
-    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
-    resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
-    ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
-    ``band`` how far they are from exact, relative; ``bound_fs`` is the least time of the work.
+    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names resources as claims
+    do: kinds of core, ``hbm``.  With ``waves`` each core is given away whole.  ``terms`` are the constants behind the
+    time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs`` is
+    the least time of the work.
     """
 
     alone_fs: int
@@ -158,7 +158,7 @@ class CopyCall:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """One device's share of attention on the host: what is computed, and what it reads from DRAM."""
+    """One device's share of attention on the host: its computation, and its reads from DRAM."""
 
     child: Child
     size_bytes: int
@@ -167,7 +167,7 @@ class HostCall:
 
 @dataclass(slots=True)
 class CopyOp(TileOp):
-    """A copy between host and device, beside what the device computes."""
+    """A copy between host and device, concurrent with the device's kernels."""
 
     call: CopyCall = field(kw_only=True)
 
@@ -181,7 +181,7 @@ class HostOp(TileOp):
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows ``row .. row + rows`` over batch and sequence, and what computes them."""
+    """Rows ``row .. row + rows`` over batch and sequence, and the kernels that compute them."""
 
     row: int
     rows: int
@@ -295,7 +295,7 @@ def operations(program: TileProgram) -> Iterator[Any]:
 
 
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
-    """Return the rings from queue to queue, a slot for each result, and what each task fills and takes."""
+    """Return the rings from queue to queue, a slot for each result, and the slots that each task fills and reads."""
     # A queue waits once for a result: its later tasks come after the one that did.
     receivers: dict[tuple[int, str], int] = {}
     for number, task in enumerate(tasks):

@@ -1,7 +1,7 @@
 """The bits of a collective: its transfers executed on arrays, every addition rounded as it happens.
 
-Who adds what first follows from the collective and from where a row lies in its message: another
-algorithm, or other blocks of rows, give other bits of the same sums (:class:`Sums`).
+The order of additions follows from the collective and from a row's position in its message: another algorithm, or other
+blocks of rows, give other bits of the same sums (:class:`Sums`).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def execute(
     edges: Sequence[Sequence[int]] | None = None,
     watch: Watch | None = None,
 ) -> list[Array]:
-    """Return what every rank holds afterwards, given what each held: equal shapes, format ``fmt``.
+    """Return every rank's array after the collective, from those before it: equal shapes, format ``fmt``.
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
-    (`PlannedCollective.shard_edges`); by default the message is one chunk.  Where the arrays are a
-    part of a message, they are counted from its beginning and may lie outside of it: bits do not
-    depend on what else a shard holds.  ``watch`` is told of every addition.
+    (`PlannedCollective.shard_edges`); by default the message is one chunk.  Where the arrays are a part of a message,
+    they are counted from its beginning and may be outside of it: bits do not depend on the rest of a shard.  ``watch``
+    is called for every addition.
 
-    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then what arrives, in the
-    order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a sum;
-    an all-gather takes each shard from its owner.  Rows of tiled calls fall into other shards than those of an untiled
-    one, so that bits are equal where all shards are summed in one order.
+    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then arriving ones, in
+    the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a
+    sum; an all-gather copies each shard from its owner.  Rows of tiled calls fall into other shards than those of an
+    untiled one, so that bits are equal where all shards are summed in one order.
 
     Raises `TensorError` if the inputs are not one array of one shape for each rank.
     """
@@ -85,7 +85,7 @@ def _chunk(collective: Collective, partials: list[Array], cuts: Sequence[int], f
 def _add_by_rank(
     partials: list[Array], cuts: Sequence[int], transfers: Sequence[Transfer], sent: Sequence[Sequence[Array]], fmt: str
 ) -> None:
-    """Add what arrives at each target in one round in the order of ranks, its own among them."""
+    """Add the values that arrive at each target in one round in the order of ranks, with its own among them."""
     terms: dict[tuple[int, int], dict[int, Array]] = {}
     for transfer, parts in zip(transfers, sent, strict=True):
         for shard, part in zip(transfer.shards, parts, strict=True):
@@ -119,7 +119,7 @@ class Order:
     norm: float = 0.0
 
     def compare(self, total: Array, other: Array) -> None:
-        """Count what differs in bits, and how far it is."""
+        """Count the values whose bits differ, and the largest distance."""
         wide = total.astype(np.float64)
         with np.errstate(invalid="ignore"):
             self.squares += _squared(other.astype(np.float64) - wide)
@@ -134,7 +134,7 @@ class Order:
 
 
 class Sums:
-    """Adds up what the ranks hold of each row, as the collectives ``calls`` of a program do.
+    """Adds the ranks' values of each row in the order of the collectives ``calls`` of a program.
 
     ``orders`` are the other algorithms, the mesh in the order of ranks (HCCL's deterministic mode), and
     the rows in one block (or two, if the program has one).

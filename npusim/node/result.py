@@ -1,4 +1,4 @@
-"""What a simulation of a node returns beside cycles: parts, exposed communication, closed form."""
+"""Results of a simulation of a node besides cycles: parts, exposed communication, closed form."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OVERHEAD = "framework overhead"
 class NodeTiming(TimingResult, OverlapRecord):
     """Predicted time of a node program; ``queues[rank]`` are those of one device.
 
-    ``overlap_s`` is the time in which kernels and collectives run side by side; ``running_s`` are the times
-    of kernels and of collectives as they ran.  ``alone_s`` is what the kernels, cut as they are,
-    take on a device that does nothing else, without the host's issue.
+    ``overlap_s`` is the time in which kernels and collectives overlap; ``running_s`` are the times of kernels and of
+    collectives as they ran.  ``alone_s`` is the time of the kernels, in the same parts, on a device without other work,
+    without the host's issue.
     """
 
     overlap_s: float
@@ -32,7 +32,7 @@ class NodeTiming(TimingResult, OverlapRecord):
 
 
 def overlap_efficiency(overlap_s: float, running_s: tuple[float, float]) -> float:
-    """Return the share of the shorter of compute and communication that runs beside the other one."""
+    """Return the share of the shorter of compute and communication that overlaps with the other."""
     shorter = min(running_s)
     return overlap_s / shorter if shorter else 0.0
 

@@ -43,8 +43,8 @@ def simulate(
 ) -> NodeTiming:
     """Return the time of a node program on ``ranks`` devices of ``node`` (all by default).
 
-    Raises `SpecError` if the devices are not all joined, a link has no bandwidth, or a collective takes more cores than
-    there are; `DeadlockError` if a queue waits for what nobody ever hands on.
+    Raises `SpecError` if the devices are not all joined, a link has no bandwidth, or a collective needs more cores than
+    there are; `DeadlockError` if a queue waits for a result that no task ever provides.
     """
     return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups)).result()
 
@@ -307,7 +307,7 @@ class _Simulation:
 
 
 def _method(kernels: Iterable[KernelWork]) -> str:
-    """Return how times were found: ``node-des over steady and reserved``."""
+    """Return the method of the times: ``node-des over steady and reserved``."""
     below = sorted({name for work in kernels for name in work.methods})
     return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
 

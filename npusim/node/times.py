@@ -74,7 +74,7 @@ def _roof(
 
 
 def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
-    """Return the work of children simulated on their device, and what they use of it."""
+    """Return the work of children simulated on their device, and their use of it."""
     cycles, seconds = sum(r.cycles for r in results), sum(r.cycles / r.clock_hz for r in results)
     launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
     busy: dict[str, float] = defaultdict(float)

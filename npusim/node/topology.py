@@ -105,8 +105,8 @@ class Topology:
     def ring(self) -> tuple[int, ...]:
         """Return the devices in an order in which neighbours share a link, fast links first.
 
-        Where there is no such order, or none is found in `RING_STEPS` steps, it is that of their
-        numbers: a transfer between devices without a link then crosses several.
+        Where there is no such order, or the search ends after `RING_STEPS` steps, it is the order of their numbers: a
+        transfer between devices without a link then crosses several.
         """
         if any(isinstance(v, str) for v in self.graph) or self.is_full_mesh:
             return tuple(range(self.ranks))
@@ -132,7 +132,7 @@ class Topology:
         return None
 
     def _neighbours(self, device: int, used: Collection[int]) -> Iterator[int]:
-        """Yield the devices next to one: over fast links first, then those with fewest ways on."""
+        """Yield the devices next to one: over fast links first, then those with fewest further neighbours."""
 
         def rank(v: Vertex) -> tuple[float, int, int]:
             onward = sum(n not in used for n in self.graph.successors(v))

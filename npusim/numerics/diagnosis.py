@@ -1,8 +1,8 @@
 """Diagnosis of an execution: ranges, resonance, underflow and saturation, as plain figures.
 
-What is looked at goes by the roles of what steps write: a ``score``, an exponential that is a ``weight`` (P) and its
-casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles and this one), what adds to the
-``sum`` (the tile ends) and the ``output`` divided by it; and by the name of keys, ``k``.
+The roles of the steps' destinations select the values to examine: a ``score``, an exponential that is a ``weight`` (P)
+and its casts, exponentials that are ``decay`` or ``gain`` (which rescale earlier tiles and this one), additions to the
+``sum`` (the tile ends) and the ``output`` divided by it; keys are selected by their name, ``k``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Probe:
         self._rows += len(q)
 
     def diagnosis(self, nan_row_fraction: float) -> Diagnosis:
-        """Return what was found; ``nan_row_fraction`` is that of the outputs."""
+        """Return the figures; ``nan_row_fraction`` counts rows of the outputs."""
         assert self.resonance is not None, "no inputs were looked at"
         sink_mass = self._sink_mass / self._rows
         shifted_min, shifted_max = self.shifted_keys.ends
@@ -125,13 +125,13 @@ class Probe:
 
 
 class Underflow:
-    """Counts probabilities that become zero, and sums the softmax mass they should have had.
+    """Counts probabilities that become zero, and sums the softmax mass that they represent.
 
-    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
-    those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
-    the row sum that zeroed pairs should have had, ``clipped_mass`` the part that saturation cut; ``saturated`` counts
-    values that a saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 of nothing lost,
-    has no mass and is left out of ``rows``.
+    ``zeroed`` and ``visible`` count visible (query, key) pairs, ``zeroed_others`` and ``visible_others`` those whose
+    key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of the row sum
+    that zeroed pairs represent, ``clipped_mass`` the part that saturation cut; ``saturated`` counts values that a
+    saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 without a loss, has no mass and
+    is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -195,7 +195,7 @@ class Underflow:
                 pass
 
     def figures(self, other_mass: float) -> dict[str, float]:
-        """Return what a `Diagnosis` says of it; ``other_mass`` is that of keys which are no sinks."""
+        """Return the figures for a `Diagnosis`; ``other_mass`` is the mass of keys that are no sinks."""
         if not self.visible or not self.rows:
             return {}
         return {
@@ -207,7 +207,7 @@ class Underflow:
         }
 
     def _settle(self) -> None:
-        """Rescale what the rows have lost so far, and add what the tile lost whose sum is taken."""
+        """Rescale the losses of the rows so far, and add the losses of the tile that is being summed."""
         if self._summed is None or self._gone is None:
             return
         row_sum, exact, mask, tile_factor, old_factor, others = self._summed
@@ -237,7 +237,7 @@ class Underflow:
         self.rows += int(has_mass.sum())
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
-        """Return the lost sums of some rows, (2, lanes, rows), kept where the row sum ``l`` lies."""
+        """Return the lost sums of some rows, (2, lanes, rows), stored by the place of the row sum ``l``."""
         assert isinstance(row_sum, Tile | RingTile)  # in a ring where a core goes on to its next block
         space = row_sum.space if isinstance(row_sum, Tile) else row_sum.ring.space
         first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
@@ -250,7 +250,7 @@ class Underflow:
 
 
 def _exact_exponential(step: Step, exponent: Array) -> Doubles:
-    """Return what the exponential would be without underflow; in the base of its variant."""
+    """Return the exponential without underflow, in the base of its variant."""
     power = formats.exp2 if step.attributes.variant.startswith("exp2.") else formats.exp
     result: Doubles = power(exponent.astype(np.float64), "float64")
     return result
@@ -266,11 +266,11 @@ def _clipped_share(step: Step, source: Array) -> Doubles | float:
 
 @dataclass(frozen=True, slots=True)
 class Resonance:
-    """What one block of queries has in common with the keys it sees: how far their waves are in or out of phase.
+    """Common waves of one block of queries and the keys that it sees: their amplitudes and phases.
 
     The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in phase (scores
     large and positive) or 180 degrees out of phase (large and negative); section 3.3.2, figure 6.  It defines no
-    measure; this one is ours.  The mean score of all pairs that the mask leaves is, by Parseval's theorem, a sum over
+    measure; this one is ours.  The mean score of all visible pairs is, by Parseval's theorem, a sum over
     frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))`` of the mean query and the mean key.
     """
 

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 class OutputBlock(Protocol):
-    """What a block of a program's last phase says of the rows it writes."""
+    """The properties of a block of a program's last phase that describe the rows it writes."""
 
     batch: int
     head: int
@@ -43,7 +43,7 @@ class OutputBlock(Protocol):
 
 @dataclass(frozen=True)
 class KernelOutput:
-    """What a kernel of plain tensors computes, by the names that an attention's problem has, and its ``inputs``."""
+    """The computation of a kernel of plain tensors, in the names of an attention's problem, and its ``inputs``."""
 
     batch: int
     heads: int
@@ -54,7 +54,7 @@ class KernelOutput:
 
     @classmethod
     def of(cls, program: TileProgram) -> KernelOutput:
-        """Return what a program computes."""
+        """Return the problem of a program."""
         o = program.tensors["o"]
         inputs = (
             t
@@ -173,7 +173,7 @@ def variant_rows(
     rows: Choice,
     heads: Choice,
 ) -> tuple[BlockRows, int, dict[str, Array]]:
-    """Return `compared_rows` of what `evaluate` would compute, and what the variants compute for them, alone."""
+    """Return `compared_rows` of the result of `evaluate`, and the rows that the variants compute for them, alone."""
     wanted = chosen_heads(problem, heads)
     needed = needed_blocks(program, chosen("rows", rows, problem.seq_q), wanted)
     among = _Alternatives(program, needed, wanted, variants)
@@ -200,7 +200,9 @@ def compared_rows(rows: Mapping[BlockRows, int]) -> tuple[BlockRows, int]:
 
 
 class _Alternatives:
-    """Programs that compute one block of an output too: as lanes beside its own program's where they are like it."""
+    """Programs that compute one block of an output too: as lanes together with its own program where they are
+    similar.
+    """
 
     def __init__(
         self, program: TileProgram, needed: Blocks, heads: Container[int], of: Mapping[str, TileProgram]
@@ -220,7 +222,7 @@ class _Alternatives:
                 self.lanes[name] = Alternative(other, blocks, changes)
 
     def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
-        """Return the rows by name after their lanes are ``done``; what is none of them is executed alone."""
+        """Return the rows by name after their lanes are ``done``; programs that are no lanes are executed alone."""
         stores = dict(zip(self.lanes, done.variants, strict=True))
         return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
 
@@ -261,7 +263,7 @@ def execute_rows(
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> tuple[Execution, dict[BlockRows, Array]]:
-    """Execute the blocks that hold the chosen rows of ``output``, and what they need of earlier phases.
+    """Execute the blocks of the chosen rows of ``output``, and the blocks of earlier phases that they need.
 
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
     ``most`` as for `needed_blocks`.
@@ -274,7 +276,7 @@ def execute_rows(
 def _written(
     program: TileProgram, needed: Blocks, heads: Container[int], tensors: TensorStore, output: str = "o"
 ) -> dict[BlockRows, Array]:
-    """Return by batch, head and first row what the chosen heads of the last phase's blocks are in ``tensors``."""
+    """Return, by batch, head and first row, the chosen heads of the last phase's blocks in ``tensors``."""
     tensor = program.tensors[output]
     return {
         (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
@@ -319,7 +321,7 @@ def needed_blocks(
 
 
 def _final(program: TileProgram) -> ProgramPhase:
-    """Return the phase that writes the output: what comes behind it is needed for none of its rows."""
+    """Return the phase that writes the output: its rows need no later phase."""
     return next(p for p in reversed(program.phases) if p.serves != "none")
 
 
@@ -329,10 +331,10 @@ def sample_rows(output: GlobalTensor) -> int:
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
-    """Return indices, rising: numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
+    """Return indices, rising: a number or numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
 
-    Ranges are held against ``count`` before they are written out; ``also`` is what else may be given.  Raises
-    `SpecError` for indices that do not exist, for none, and for what is no index.
+    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts.  Raises `SpecError`
+    for indices that do not exist, for none, and for a text that is no index.
     """
     wanted = f"write {also}numbers such as 0,128,4000-4095"
     if isinstance(choice, str):
@@ -375,7 +377,7 @@ def chosen_heads(problem: Problem | KernelOutput, heads: Choice) -> set[int]:
 
 
 def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:
-    """Return the heads a block writes: head, first row and rows, and where these lie in the tensor's head."""
+    """Return the heads that a block writes: head, first row and rows, and their position in the tensor's head."""
     return output.heads_of(block.batch, block.head, block.row, block.rows)
 
 
@@ -403,7 +405,7 @@ def _heads(phase: ProgramPhase) -> int:
 def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most: int | None) -> list[Any]:
     """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows unless ``most`` is None.
 
-    ``heads``: those of the output's blocks, of which several may share one of the phase's.
+    ``heads``: heads of the output's blocks; several may share one head of the phase.
     """
     if phase.serves == "none":
         return []

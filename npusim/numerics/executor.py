@@ -39,13 +39,14 @@ EVENTS_KEPT = 10_000
 
 @dataclass
 class EventLog:
-    """Counts overflow to Inf and NaN from numbers by operation; keeps events: the first of each kind, one an operation.
+    """Counts overflow to Inf and NaN from numbers by operation; stores events: the first of each kind, one an
+    operation.
 
-    And, of values that are chosen by another value, by name: elements, those that took the first choice, operations on
-    a block's tile, and those with such an element.
+    For values that are chosen by another value it counts, by name: elements, elements with the first choice, operations
+    on a block's tile, and operations with such an element.
 
-    ``phase``, ``lanes`` and ``position`` say what is executed: the blocks' names, one a lane, and how
-    many of their operations were done.
+    ``phase``, ``lanes`` and ``position`` describe the current execution: the blocks' names, one a lane, and the number
+    of completed operations.
     """
 
     phase: str = ""
@@ -68,7 +69,7 @@ class EventLog:
     ) -> None:
         """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
 
-        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no event: only elements
+        A written Inf (a mask, the start of a maximum) and its consequences are no events: only elements
         whose sources are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
         """
         if formats.is_all_finite(result):
@@ -121,7 +122,7 @@ class EventLog:
         self._keep(event)
 
     def take(self, other: EventLog, where: str) -> None:
-        """Take over what another log has; ``where`` leads the names of its blocks."""
+        """Add the counts and events of another log; ``where`` is a prefix of the names of its blocks."""
         self.overflow.update(other.overflow)
         self.nan.update(other.nan)
         for event in other.events:
@@ -159,11 +160,11 @@ def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matm
 
 @dataclass(slots=True)
 class Moment:
-    """One executed step, as observers see it: its place, what it read and what it wrote.
+    """One executed step, as observers see it: its place, its sources and its result.
 
     ``index`` is the step's position in its operation; arrays are (lanes, rows, cols), lane i
-    belonging to ``blocks[i]``; sources are views that later steps overwrite.  ``role`` is what the
-    destination means to the algorithm (`npusim.algorithms.phase.Role`).
+    belonging to ``blocks[i]``; sources are views that later steps overwrite.  ``role`` is the role of the
+    destination in the algorithm (`npusim.algorithms.phase.Role`).
     """
 
     phase: str
@@ -196,7 +197,7 @@ class Execution:
 class Alternative(NamedTuple):
     """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
 
-    They are lanes beside the other's, whose events nobody counts and no observer sees.
+    Its lanes run with those of the other program; their events are not counted and no observer sees them.
     """
 
     program: TileProgram
@@ -205,9 +206,9 @@ class Alternative(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """One block that runs in step with others: where its tensors are, and which attributes it has in place of others'.
+    """One block that runs in step with others: the position of its tensors, and its own attributes.
 
-    Lanes of one program come together.
+    Lanes of one program are contiguous.
     """
 
     block: Any
@@ -281,7 +282,7 @@ def changed_attributes(
 
 
 def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
-    """Yield each step, of loops those of the last iteration after how often they run."""
+    """Yield each step; for loops, the steps of the last iteration after the number of iterations."""
     for item in items:
         if isinstance(item, Loop):
             yield len(item.indices)
@@ -305,7 +306,7 @@ def _form(operand: Source) -> Any:
 
 
 class Lockstep:
-    """Some blocks of one shape, executed operation by operation; those of variants come last."""
+    """Some blocks of one shape, executed operation by operation; blocks of variants are last."""
 
     def __init__(self, program: TileProgram, phase: ProgramPhase, lanes: Sequence[Lane], state: Execution) -> None:
         self.program, self.phase, self.lanes = program, phase, lanes
@@ -333,9 +334,9 @@ class Lockstep:
             self._step(resolved, index, [step, *[op.steps[index] for op in twins]])
 
     def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
-        """Yield operations as `execute` takes them: with `Lanes` as far as bodies do not look at where blocks lie.
+        """Yield operations in the order of `execute`: with `Lanes` where bodies do not compare the positions of blocks.
 
-        A body may, if operations are alike all the same: then each block has its own.
+        If a body compares them although its operations are equal, each block has its own.
         """
         blocks, done = list(self._distinct), 0
         try:
@@ -376,7 +377,7 @@ class Lockstep:
             before[...] = result
 
     def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
-        """Return what lanes write: those that follow one another with the same attributes together."""
+        """Return the results of lanes: consecutive lanes with equal attributes are computed together."""
         if self._is_one_program:
             return apply(step.opcode, sources, before, step.dst.fmt, step.attributes)
         if step.attributes not in self._runs:
@@ -390,7 +391,7 @@ class Lockstep:
         return results[0] if len(results) == 1 else np.concatenate(results)
 
     def _read(self, resolved: ResolvedOp, sources: Sequence[Source], fmt: str) -> Array:
-        """Return what the lanes' steps read in one place."""
+        """Return the operands of the lanes' steps in one place."""
         source: Any = sources[0]
         if isinstance(source, Lanes):
             each = [source.values[self._distinct[of.block]] for of in self.lanes]
@@ -442,7 +443,7 @@ POISON = 0xFF
 class BufferStore:
     """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    ``kept`` are memories, by name, of lanes that are done: to take new ones from the system takes longer than to fill
+    ``kept`` are memories, by name, of lanes that are done: allocating new ones from the system is slower than filling
     them.
     """
 

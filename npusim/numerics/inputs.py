@@ -1,4 +1,4 @@
-"""Input tensors: made from a workload's recipe, head by head, or given by the user."""
+"""Input tensors: drawn by a workload's recipe, head by head, or given by the user."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
 
 def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
-    """Return a source of inputs drawn from the problem's recipe, or one given, as they lie: in pages, V a part of K."""
+    """Return a source of inputs drawn by the problem's recipe, or a given one, in its storage: in pages, V a part of
+    K.
+    """
     source = with_filled_heads(stored_source(recipe or recipe_source(problem), problem), problem)
     if problem.page:
         source = paged(source, problem, drawn_pages(problem))
@@ -88,9 +90,9 @@ def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bo
 
 
 def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
-    """Return the source with K and V as a cache stores them, and their scales; ``k`` and ``v`` are what these say.
+    """Return the source with K and V as a cache stores them, and their scales; ``k`` and ``v`` are the stored values.
 
-    That is exact: float64 products of stored values and scales.
+    This is exact: float64 products of stored values and scales.
     """
     fmt = problem.cache
     if fmt is None:
@@ -117,7 +119,7 @@ PageTable = Sequence[Sequence[int]]
 
 
 def drawn_pages(problem: Problem) -> PageTable:
-    """Return a table in which the pages of all sequences lie in an order that ``page_seed`` draws."""
+    """Return a table of the pages of all sequences in an order that ``page_seed`` draws."""
     counts = [ceil_div(n, problem.page) for n in problem.keys]
     order = np.random.default_rng([problem.page_seed, problem.page]).permutation(sum(counts))
     return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
@@ -233,9 +235,9 @@ def kernel_source(
 ) -> HeadSource:
     """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
 
-    A tensor given has as many elements as the launch says, in its format; its shape is taken to be that.  ``follows``:
-    functions of the others in float64, of batch and head, for inputs that are computed where they are not given.
-    Raises :class:`TensorError` for others, and where one is missing.
+    A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
+    launch. ``follows``: functions of the others in float64, by batch and head, for inputs that are computed where they
+    are not given.  Raises :class:`TensorError` for other tensors, and where one is missing.
     """
     by_name = {t.name: t for t in inputs}
 

@@ -1,4 +1,4 @@
-"""How one row of an output comes about: what each step writes of it, and where two computations of it part."""
+"""The steps that produce one row of an output, and the first step at which two computations of it differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PathEvent:
-    """A row of what one step wrote, and where."""
+    """A row written by one step, and its place."""
 
     phase: str
     operation: str
@@ -49,7 +49,7 @@ class Computed:
 
 @dataclass
 class _Recorder:
-    """Keeps the first row of what each step of each block writes, the first slice of a tile alone."""
+    """Stores the first row of the result of each step of each block, for the first slice of a tile alone."""
 
     order: dict[tuple[str, int], int]
     phases: list[str]
@@ -90,7 +90,7 @@ def compute(program: TileProgram, place: Place, source: HeadSource, heads: int =
 
 
 def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:
-    """Return head, row and column of the first value whose bits differ, of what both have; None for none."""
+    """Return head, row and column of the first value whose bits differ, over their common part; None for none."""
     for head in (h for h in one if h in two):
         count = min(len(one[head]), len(two[head]))
         at = first_unlike(one[head][:count], two[head][:count])

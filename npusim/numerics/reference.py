@@ -74,8 +74,9 @@ def attention(
 ) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
-    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite but for keys that no row
-    sees.  ``seen``: which keys a query sees, default the problem's; one that sees none gives what the problem says.
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite but for keys that no row sees.
+    ``seen``: the keys that a query sees, default the problem's; a query without keys gives the value that the problem
+    states.
     """
     scores = attention_scores(q, k, problem, row, head, seen)
     sees_none = (scores == -np.inf).all(axis=1, keepdims=True) & bool(problem.unseen)

@@ -1,4 +1,4 @@
-"""What the execution of values returns: tensors, errors against float64, and numeric events."""
+"""Results of an execution of values: tensors, errors against float64, and numeric events."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the values of the computed rows went through; None where a figure has no meaning.
+    """Properties of the values of the computed rows; None where a figure has no meaning.
 
-    Ranges are of K, of Q K^T in float64, unscaled, over the pairs that the mask leaves, of K' as stored, and of scores:
-    what the matrix unit adds up (Q K^T, or PASA's S') before it is stored, in whole tiles, infinite values left out.
-    Resonance (`npusim.numerics.diagnosis`) is that of the block whose wave moves the scores most.
+    Ranges are those of K, of Q K^T in float64, unscaled, over visible pairs, of K' as stored, and of scores: the
+    results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles, without infinite values.
+    Resonance (`npusim.numerics.diagnosis`) is that of the block whose wave changes the scores most.
     """
 
     nan_row_percent: float  #: output rows with a NaN, as the PASA paper counts them
@@ -103,7 +103,9 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceCounts:
-    """How often a choice between two values took the first: elements and those, tiles of blocks and those with one."""
+    """The number of first choices between two values: elements and first choices, tiles of blocks and tiles with
+    one.
+    """
 
     count: int
     taken: int
@@ -117,11 +119,11 @@ class ChoiceCounts:
 
 @dataclass(frozen=True)
 class NumericRecord(ErrorSummary):
-    """What the computed bits look like beside a reference, as ``result.json`` keeps it.
+    """Properties of the computed bits against a reference, in the form of ``result.json``.
 
     ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
-    basis, ``against`` says in words what errors are against, ``choices`` how often values were chosen by others.
+    basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values.
     """
 
     sample: str
@@ -137,14 +139,14 @@ class NumericRecord(ErrorSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class NumericResult(NumericRecord):
-    """Bits of the chosen blocks, and what happened on the way.
+    """Bits of the chosen blocks, with the events of their execution.
 
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
-    operation of every computed block that had some, in program order (the first
+    operation of every computed block that had events, in program order (the first
     `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``variants`` one block of rows under each of other programs
-    (`npusim.numerics.evaluate.compared_block`).  ``row_sums`` is there in a run's result: its device says how their
-    ``row_sum_orders`` are known.
+    (`npusim.numerics.evaluate.compared_block`).  ``row_sums`` is set in a run's result: its device states the basis of
+    ``row_sum_orders``.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)

@@ -1,6 +1,6 @@
-"""What each opcode computes: one table, Opcode -> function on arrays of the formats' own dtypes.
+"""The semantics of each opcode in one table, Opcode -> function on arrays of the formats' own dtypes.
 
-Arrays have shape ``(lanes, rows, cols)``; a column operand ``(lanes, rows, 1)`` spreads over the
+Arrays have shape ``(lanes, rows, cols)``; a column operand ``(lanes, rows, 1)`` is broadcast over the
 columns.  Every result is rounded once, to the destination's format, by ``npusim.formats``.
 """
 
@@ -24,7 +24,7 @@ Semantics = Callable[[Sequence[Array], Array, str, Attributes], Array]
 
 
 def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, attributes: Attributes) -> Array:
-    """Return what a step writes.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
+    """Return the result of a step.  Raises :class:`UnknownOpcodeError` for an opcode without a row."""
     row = SEMANTICS.get(opcode)
     if row is None:
         raise UnknownOpcodeError(f"{opcode.name} has no semantics")

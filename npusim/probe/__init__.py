@@ -1,1 +1,1 @@
-"""Which arithmetic a chip has: probes to run on it, and what explains every bit that it returns."""
+"""The arithmetic of a chip: probes to run on it, and the unit that explains every bit of its outputs."""

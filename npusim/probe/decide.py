@@ -85,9 +85,9 @@ def products_in(tree: Tree) -> dict[str, Change]:
 
 
 def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
-    """Yield what a search tries of a tree: each rounding of ``modes``, with those of sums of sums where it has them.
+    """Yield the variants of a tree that a search tries: each rounding of ``modes``, with those of sums of sums if any.
 
-    ``more``: each by itself instead, with how products enter such sums and what is flushed.
+    ``more``: each by itself instead, with the ways in which products enter such sums, and the flushed subnormals.
     """
     has_sums = trees.has_sums(trees.bare(tree))
     if not more:
@@ -115,11 +115,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Identified:
-    """What explains a case's outputs.
+    """The unit that explains a case's outputs.
 
-    ``name`` is a registered arithmetic's, else says the unit's parameters; None where no unit explains every output.
-    ``unit`` has one step, c in it where c was given; it adds up in ``acc``, and ``out`` rounds what leaves it.
-    ``findings`` say what is wrong, or worth knowing, of the outputs.
+    ``name`` is a registered arithmetic's, else it states the unit's parameters; None where no unit explains every
+    output. ``unit`` has one step, with c in it where c was given; it adds in ``acc``, and ``out`` rounds its result.
+    ``findings`` are faults or remarks on the outputs.
     """
 
     case: ProbeCase
@@ -144,14 +144,14 @@ Operands = tuple[Array, Array, Array]
 
 
 def predicted(unit: AdditionTree, case: ProbeCase, operands: Operands, acc: FloatFormat, out: str) -> Array:
-    """Return what leaves a unit for rows of A, columns of B and values of C; ``out``: the rounding on the way."""
+    """Return a unit's result for rows of A, columns of B and values of C; ``out``: the rounding of the result."""
     fa, fb, _ = case.formats
     d = compute(unit, (fa, fb, acc), *operands)
     return d if acc.name == case.out.name else round_to(d, case.out, out)
 
 
 def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: int = 1) -> Array:
-    """Return what a registered arithmetic's kernel computes of tiles of ``side`` rows, as float64 (n, side)."""
+    """Return the result of a registered arithmetic's kernel for tiles of ``side`` rows, as float64 (n, side)."""
     u = get_arithmetic(name)
     many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals
     x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
@@ -191,7 +191,7 @@ class _Unit:
         self.answers[question] = Answer(question, words, explained, asked, still)
 
     def choose(self, question: str, where: Array, options: Mapping[str, Change]) -> None:
-        """Decide for the option that explains most of the outputs; name those that explain as many."""
+        """Choose the option that explains most of the outputs; name those that explain as many."""
         if not len(where):
             self.answer(question, "not asked", 0, 0)
             return
@@ -296,7 +296,7 @@ class _Unit:
     # ------------------------------------------------------------ what an addition does
 
     def decide(self) -> None:
-        """Answer the other questions, twice: the second time each with what the others settled."""
+        """Answer the other questions, twice: the second time each with the answers of the others."""
         for _ in range(2):
             for question in self._questions():
                 self.choose(*question)
@@ -359,7 +359,7 @@ class _Unit:
         return where, widths(range(max(1, last - 3), last + 3))
 
     def _polish(self) -> bool:
-        """Where some rows stay unexplained, try what the questions ask one by one together; return whether it helps."""
+        """Where some rows remain unexplained, try the answers to two questions together; return whether it helps."""
         equal = self.equal(self.unit, self.everything)
         if equal.all():
             return False
@@ -392,10 +392,10 @@ class _Unit:
 
 
 def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "") -> Identified:
-    """Return what explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
+    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
 
-    ``stated`` is the arithmetic that a device's file has today, ``instruction`` that by which the device multiplies,
-    such as ``wgmma``: preferred among registered ones that explain all, the instruction first.
+    ``stated`` is the arithmetic in the device's file, ``instruction`` the device's matrix instruction, such as
+    ``wgmma``: both are preferred among registered ones that explain all, the instruction first.
     """
     d, findings, is_product = _as_asked(p, d)
     if not is_product:
@@ -490,9 +490,9 @@ def _looked_at(d: Array) -> tuple[Array, Array]:
 
 
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
-    """Return D as it was asked for, what was seen of it, and whether it is a product: of A, B and C at all.
+    """Return D in the requested orientation, remarks on it, and whether it is a product of A, B and C at all.
 
-    Random rows say so, to a 64th: swapped operands give D's transpose, or each other's formats; C may be left out.
+    Random rows decide this, to a 64th: swapped operands give D's transpose, or each other's formats; C may be left out.
     """
     where, side = p.of("random_normal"), d.shape[1]
     tiles = np.unique(where // side)

@@ -1,4 +1,4 @@
-"""A folder of probes for a chip, and the outputs that come back."""
+"""A folder of probes for a chip, and the chip's outputs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def decoded(bits: Array, fmt: str) -> Array:
 
 
 def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool = True) -> bytes:
-    """Return ``probes.npz``: bit patterns of all probes, their questions, and what a script needs to know of them."""
+    """Return ``probes.npz``: bit patterns of all probes, their questions, and the data that a script needs about
+    them.
+    """
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {"form": FORM, "device": device, "without_c": {}, "with_c": {}, "vector": {}, "inputs": {}}
     for case in (ProbeCase(ProbeCase.of(name).name, depth) for name in names for depth in (K, LONG_K)):
@@ -93,7 +95,7 @@ def folder_contents(names: Sequence[str], device: str = "") -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a chip returned: by case its probes and D (n, tile), by operation its inputs and results."""
+    """The results of a chip: by case its probes and D (n, tile), by operation its inputs and results."""
 
     path: Path
     facts: Mapping[str, str]
@@ -104,7 +106,7 @@ class Outputs:
 
     @property
     def source(self) -> str:
-        """In words where the outputs come from."""
+        """The origin of the outputs, in words."""
         said = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
         return f"{', '.join(said)}; {self.path.name} sha256 {self.sha256[:16]}"
 

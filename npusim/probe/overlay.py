@@ -1,4 +1,6 @@
-"""What a chip's outputs settle of a device file: everything identified, and the file that extends the device's."""
+"""The keys of a device file that a chip's outputs settle: all identified units, and the file that extends the
+device's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settled:
-    """What was identified of a chip: products by case with how longer ones go on, and operations of its vector core."""
+    """The identified units of a chip: products by case with the order of longer ones, and operations of its vector
+    core.
+    """
 
     products: Mapping[str, tuple[Identified, Answer | None]]
     operations: Mapping[str, OperationResult]
@@ -35,7 +39,7 @@ class Settled:
 
 
 def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callable[[str], object] = str) -> Settled:
-    """Return what explains a chip's outputs; ``on_case`` is told each case as it begins."""
+    """Return the units that explain a chip's outputs; ``on_case`` is called with each case as it begins."""
     choices = [] if device is None else [str(choice.value) for choice in device.arithmetic_choices.values()]
     stated = {_formats(name): name for name in choices}
     units = {} if device is None else device.matrix_engines
@@ -62,9 +66,9 @@ def _formats(name: object) -> tuple[str, str, str]:
 
 
 def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys of a device's file that the outputs settle, with their values and how many outputs say so.
+    """Yield the keys of a device's file that the outputs settle, with their values and the number of outputs.
 
-    A product that was asked with C and without has the answer with C; where the other differs, the source says so.
+    A product that was probed with C and without has the answer with C; the source states a difference.
     """
     found: dict[tuple[str, str, str], list[Identified]] = {}
     for one, _ in sorted(settled.products.values(), key=lambda pair: not pair[0].case.has_c):

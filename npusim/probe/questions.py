@@ -48,7 +48,7 @@ Terms = dict[int, tuple[float, float]]
 
 @dataclass(frozen=True)
 class ProbeCase:
-    """What is asked of a unit: ``f16.f32`` gives C and sees float32, ``f16.f32.to_f16`` gives no C, sees float16."""
+    """One case of a unit: ``f16.f32`` gives C and reads float32, ``f16.f32.to_f16`` gives no C and reads float16."""
 
     name: str
     depth: int = K
@@ -100,7 +100,7 @@ def case_name(a: str, b: str, acc: str, out: str | None = None) -> str:
 class Probes:
     """Dot products with their questions: values as float64, ``a`` and ``b`` (n, K), ``c`` (n,).
 
-    ``question`` (n,): the place in `QUESTIONS`; ``note`` (n, 3): what tells a question's probes apart.
+    ``question`` (n,): the place in `QUESTIONS`; ``note`` (n, 3): numbers that distinguish a question's probes.
     """
 
     case: ProbeCase
@@ -125,7 +125,7 @@ def holds(x: float, fmt: FloatFormat) -> bool:
 
 @dataclass
 class _Builder:
-    """Collects the probes of a case; those whose operands a format does not hold are left out."""
+    """Collects the probes of a case; those whose operands a format cannot represent are left out."""
 
     case: ProbeCase
     rows: list[tuple[str, tuple[int, ...], Terms, float]] = field(default_factory=list)
@@ -219,7 +219,7 @@ def probes_of(case: ProbeCase, random: int = 800, seed: int = 7) -> Probes:
 
 
 def _structure(p: _Builder) -> None:
-    """M and -M at every pair of leaves: which of the others' weights are lost says where they meet."""
+    """M and -M at every pair of leaves: the lost weights of the others show the node where the two meet."""
     _pairs(p, "structure", combinations(range(K + p.case.has_c), 2), p.weights())
 
 

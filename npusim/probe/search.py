@@ -1,4 +1,4 @@
-"""Which units explain random vectors (A, B, C, D) alone, without probes: what survives, and what is excluded."""
+"""Units that explain random vectors (A, B, C, D) alone, without probes: the surviving ones, and the excluded ones."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ LISTED = MappingProxyType(
 
 @dataclass(frozen=True)
 class Survivors:
-    """What random vectors leave of a unit: its name explains ``matched`` of ``total`` outputs.
+    """The units that random vectors leave: the named one explains ``matched`` of ``total`` outputs.
 
-    ``registered`` explain every output, ``excluded`` do not; ``units`` of ``tried`` ones explain those ``looked_at``,
-    and ``left`` has by parameter the values among them.
+    ``registered`` explain every output, ``excluded`` do not; ``units`` of ``tried`` ones explain the ``looked_at``
+    outputs, and ``left`` has, by parameter, the values among them.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Survivors:
 
 
 def identify_vectors(path: Path) -> Iterator[Survivors]:
-    """Yield for each name of a file of random vectors what survives; raises as `npusim.validate.vectors`."""
+    """Yield the survivors for each name of a file of random vectors; raises like `npusim.validate.vectors`."""
     yield from map(survivors, load_vectors(path).values())
 
 
 def survivors(v: MmaVectors) -> Survivors:
-    """Return what the vectors of one name leave of its unit, known kinds of trees with any width and rounding."""
+    """Return the survivors for the vectors of one name: known kinds of trees with any width and rounding."""
     named, unit = compare(v), v.arithmetic
     kind = (unit.a_format, unit.b_format, unit.acc_format)
     alike = [u for u in ARITHMETICS.values() if (u.a_format, u.b_format, u.acc_format) == kind and not u.scale_block]

@@ -21,9 +21,9 @@ CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
-    """Return the tree where all that meets M within a node is lost; raise `ValueError` where there is none.
+    """Return the tree that loses everything that meets M within a node; raise `ValueError` where there is none.
 
-    ``lost`` (leaves, leaves): what the sum lacks with M and -M at two leaves: the weight of the node where they meet.
+    ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node where they meet.
     """
     if len(leaves) == 1:
         return leaves[0]
@@ -44,8 +44,8 @@ def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
 def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree of nodes that add exactly; raise `ValueError` where there is none.
 
-    ``lost``, as above, is what earlier roundings swallowed: the sum of the two subtrees in which the leaves are when
-    they meet.  Built from the leaves up: those that meet one another, and all others alike, are one node.
+    ``lost``, as above, is the loss by earlier roundings: the sum of the two subtrees of the leaves before
+    they meet.  Built from the leaves up: leaves that meet one another, with equal losses for all others, are one node.
     """
     items: list[Tree] = list(leaves)
     members = {x: leaves_of(x) for x in items}
@@ -193,7 +193,7 @@ COMBINED: Mapping[str, Callable[[list[Tree]], Tree]] = MappingProxyType(
 
 
 def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:
-    """Return chains beside one another, each of runs of k in turn, ``step`` products an addition, added at the end."""
+    """Return independent chains, each of runs of k in turn, ``step`` products an addition, added at the end."""
     lanes = [[k for k in range(depth) if k // run % count == lane] for lane in range(count)]
     return COMBINED[how]([chain(lane, step, None) for lane in lanes])
 
@@ -237,7 +237,7 @@ def as_chains(tree: Tree) -> tuple[int, int, int, str] | None:
 
 
 def in_words(tree: Tree) -> str:
-    """Return a tree in words: steps that go on, chains beside one another, or its text."""
+    """Return a tree in words: consecutive steps, independent chains, or its text."""
     if isinstance(tree, int):
         return tree_text(tree)
     step, depth = step_of(tree), leaf_count(tree)

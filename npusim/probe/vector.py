@@ -1,4 +1,4 @@
-"""Probes of a vector core (row sums, maxima, functions, division, casts, multiply-adds), and what explains them."""
+"""Probes of a vector core (row sums, maxima, functions, division, casts, multiply-adds), and their explanations."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def tie_probes(target: str) -> Array:
 
 @dataclass(frozen=True)
 class OperationResult:
-    """What explains an operation's results: ``answers`` that all of them have, ``explained`` of ``asked``, and why not.
+    """The explanation of an operation's results: ``answers`` that all of them share, ``explained`` of ``asked``.
 
-    ``answers`` is empty where nothing explains all; ``best`` is what explains most, ``note`` what else is to say.
+    ``answers`` is empty where nothing explains all; ``best`` is the answer that explains most, ``note`` a remark.
     """
 
     key: str

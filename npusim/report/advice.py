@@ -1,7 +1,7 @@
-"""Advice on a run: what the first rule of a short table sees in its counts, and a change that was tried and helps.
+"""Advice on a run: the finding of the first matching rule in its counts, and a change that was simulated and helps.
 
-A rule reads the run's counts, names what they show, and which changes of the tiling may help.  They are simulated, and
-the best is named with the time that the run would take with it; where none helps, none is named.
+A rule reads the run's counts, names the finding, and lists changes of the tiling that may help.  They are simulated,
+and the best is named with the time of the changed run; where none helps, none is named.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Fields = Mapping[str, object]
 
 
 class Advice(NamedTuple):
-    """What the counts show, the changes of fields that may help, and the command of the one that does."""
+    """The finding in the counts, the changes of fields that may help, and the command of the one that does."""
 
     text: str
     changes: Callable[[Fields], Iterable[Fields]] | None = None
@@ -74,7 +74,7 @@ def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
 
 
 def decoding(record: RunRecord) -> str | None:
-    """Return in one line what a decoding step leaves undone; None where it is none or leaves nothing."""
+    """Return in one line the unused capacity of a decoding step; None for other runs, or where nothing is unused."""
     timing, p = record.timing, record.problem
     if timing is None or "seq_q" not in p or timing.overlap is not None:
         return None
@@ -192,7 +192,7 @@ def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
 
 
 def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
-    """Return those of them that are its routes'; none for what moves no bytes."""
+    """Return the links of its routes; none for an operation without transfers."""
     costs = _costs_of(timing, busiest)
     return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
 

@@ -88,7 +88,7 @@ def _why(event: NumericEvent, bits: NumericRecord) -> str:
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield what the schedule's other presets give: time, and error over that of the run's own on the same rows."""
+    """Yield the results of the schedule's other presets: time, and error over the run's own on the same rows."""
     rows, own = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
     for p in record.presets:
         if own and p.precision == record.precision:
@@ -113,7 +113,7 @@ def _compared(record: RunRecord) -> str:
 
 
 def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
-    """Yield a line each on ranges, resonance, what became zero, and what was cut off."""
+    """Yield a line each on ranges, resonance, underflow, and saturation."""
     ranges = [
         f"{name} [{figures[f'{key}_min']:,.4g}, {figures[f'{key}_max']:,.4g}]"
         for name, key in _RANGES
@@ -147,7 +147,7 @@ def _error(bits: NumericRecord) -> str:
 
 
 def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
-    """Return what is finite on the same sample where the output is not."""
+    """Return the choices that are finite on the same sample where the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or bits.is_finite:
         return ()  # presets of a node are formats of sums: none was tried

@@ -48,7 +48,7 @@ class FigureTile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with a heading, what it shows (``text``), and its numbers; ``is_folded``: they open on demand."""
+    """A chart with a heading, its meaning (``text``), and its numbers; ``is_folded``: they open on demand."""
 
     key: str
     title: str
@@ -115,7 +115,7 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
 
 
 def rows_of_name(names: Iterable[str]) -> int:
-    """Return the lines that the longest of some names takes beside its row."""
+    """Return the number of lines that the longest of some names needs beside its row."""
     return max((len(textwrap.wrap(name, NAME_LETTERS)) for name in names), default=1)
 
 
@@ -203,7 +203,7 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
 
 
 def bars(rows: Sequence[Row]) -> Spec:
-    """Return one bar a ``name`` with its latency, ``value``, written beside it; ``text`` is what a tooltip adds."""
+    """Return one bar a ``name`` with its latency, ``value``, as a label; ``text`` is the rest of its tooltip."""
     alt, form = altair(), ",.2f"
     names = names_of(rows, "name")
     scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
@@ -217,7 +217,7 @@ def bars(rows: Sequence[Row]) -> Spec:
 
 
 def changes(rows: Sequence[Row]) -> Spec:
-    """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, runs beside one another."""
+    """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, with runs side by side."""
     alt, form = altair(), "+,.2f"
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
@@ -240,7 +240,8 @@ def changes(rows: Sequence[Row]) -> Spec:
 def front(points: Sequence[Row], title: str = "") -> Spec:
     """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined.
 
-    Names stand where they cover neither one another nor a point, at any width; those without room are in the tooltip.
+    Names are placed where they cover neither one another nor a point, at any width; names without room are in the
+    tooltip.
     """
     alt = altair()
     xs, ys = _domain([p["latency_us"] for p in points]), _log_domain([p["error"] for p in points])
@@ -408,7 +409,7 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
 def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     """Return values over two axes.
 
-    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither: a cross.
+    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither (a cross).
     """
     alt = altair()
     columns, lines = names_of(cells, "x"), names_of(cells, "y")

@@ -1,4 +1,4 @@
-"""Runs side by side: what differs in their inputs, what moved, and why one takes longer; as text and as a page."""
+"""Runs side by side: differences in their inputs, in their times, and the reason; as text and as a page."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ class ComparedFigure:
 class Comparison:
     """Runs compared with the first of them.
 
-    ``differences`` are inputs by dotted key with each run's value, ``problems`` those that make it another
-    problem; ``latency`` is each run's time in parts (None where one has no time), ``moved`` what moved in the
-    core group that ends last, whatever the unit.
+    ``differences`` are inputs by dotted key with each run's value, ``problems`` those that change the problem;
+    ``latency`` is each run's time in parts (None where one has no time), ``moved`` the changes of all units in the core
+    group that ends last.
     """
 
     sheets: tuple[Sheet, ...]
@@ -109,12 +109,12 @@ class Comparison:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the runs are called."""
+        """Names of the runs."""
         return tuple(s.label for s in self.sheets)
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """What heads columns: the labels, or A, B, ... where one of them is longer than `LABEL_LETTERS`."""
+        """Heads of columns: the labels, or A, B, ... where one of them is longer than `LABEL_LETTERS`."""
         if max(map(len, self.labels)) <= LABEL_LETTERS or len(self.labels) > len(ascii_uppercase):
             return self.labels
         return tuple(ascii_uppercase[: len(self.labels)])
@@ -212,7 +212,7 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
 
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
-    """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
+    """Yield the differences of all units, the largest first; a second core that repeats the first is left out."""
     units = dict.fromkeys(u for s in sheets for u in s.units)
     moved = [m for u in units if not all(s.repeats(u) for s in sheets) for m in _of_unit(sheets, u)]
     yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
@@ -274,7 +274,7 @@ def _core(queue: str) -> str:
 
 
 def comparison_table(c: Comparison) -> tuple[Block, ...]:
-    """Return what ``npusim compare`` prints: the reason first, then the parts, what else moved, every figure."""
+    """Return the table of ``npusim compare``: the reason first, then the parts, other changes, every figure."""
     heads, blocks = c.heads, list[Block]()
     blocks.append(Heading(f"{heads[0]} -> {', '.join(heads[1:])}"))
     if c.problems:
@@ -342,7 +342,7 @@ def _chain_text(c: Comparison, run: int) -> str:
 
 
 def _chains(c: Comparison) -> Iterator[Fact]:
-    """Yield what is behind the first cause of each difference."""
+    """Yield the causes behind the first cause of each difference."""
     for run in range(1, len(c.sheets)):
         if c.chains[run]:
             name = f"behind the first cause of {c.labels[run]}" if len(c.sheets) > 2 else "behind the first cause"
@@ -469,7 +469,7 @@ def _arrow(values: Sequence[object]) -> str:
 
 
 def _style(figure: ComparedFigure, run: int) -> Style:
-    """Return green for less of what one wants less of, red for more; neither for busy shares."""
+    """Return green for a decrease of a cost, red for an increase; neither for busy shares."""
     change = figure.relative_change(run)
     if not change or figure.kind not in ("time", "cycles", "error", "bytes"):
         return ""

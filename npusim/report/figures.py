@@ -1,6 +1,6 @@
-"""``figures.json``: numbers that the page of a run draws and that its result does not have.
+"""``figures.json``: numbers that the page of a run draws and that its result does not contain.
 
-A few hundred slices of the timeline, what memories hold, and errors row by row: what is lost once the run is over.
+A few hundred slices of the timeline, the contents of memories, and errors row by row, which only a live run has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
 
 
 def load_figures(folder: Path) -> dict[str, Any] | None:
-    """Return the figures beside a result; None where there are none.
+    """Return the figures of a result's folder; None where there are none.
 
     Raises `SpecError` where the file is none of npusim's, or of another version.
     """

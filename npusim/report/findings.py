@@ -1,7 +1,7 @@
 """Answers to questions about runs, as tables and as JSON.
 
-What the time depends on (``npusim run --sensitivity``), what changes the bits (``invariant``), which choice explains
-a kernel's output (``diff``), how far predictions are from measurements (``validate``).
+The constants that affect the time (``npusim run --sensitivity``), the changes that affect the bits (``invariant``), the
+choice that explains a kernel's output (``diff``), the errors of predictions against measurements (``validate``).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
 
 
 def _tried_words(f: Finding) -> str:
-    """Return the calls tried, those alike but for a number as one: ``page=16, 64, 256``."""
+    """Return the tried calls, with those that differ only in a number as one: ``page=16, 64, 256``."""
     alike: dict[str, list[str]] = {}
     for t in f.tried:
         if not t.reason:
@@ -413,7 +413,7 @@ def calibration_document(done: Calibration) -> dict[str, object]:
 
 
 def calibration_part(done: Calibration) -> PagePart:
-    """Return what a page has of a calibration: errors before and after by class, as bars, and the tables."""
+    """Return a page's part on a calibration: errors before and after by class, as bars, and the tables."""
     ways = ("before", "fitted", "left out")
     rows = [
         {"class": c.name, "errors": way, "share": share}

@@ -58,7 +58,7 @@ def problem_text(problem: dict[str, object]) -> str:
 
 
 def _changes(problem: dict[str, object]) -> Iterator[str]:
-    """Yield what else says which keys a query sees, and what is done to scores: ``window=512``."""
+    """Yield the other options that change visible keys and scores: ``window=512``."""
     for name in OF_PROBLEM:
         value = problem.get(name)
         if isinstance(value, list | tuple) and name != "window":
@@ -72,13 +72,13 @@ def _pair(first: object, second: object, between: str = "/") -> str:
 
 
 def asked_text(record: RunRecord) -> str:
-    """Return the sizes of what a run computes; attention's are led by the workload's name."""
+    """Return the sizes of a run's problem; attention's follow the workload's name."""
     text = problem_text(record.problem)
     return f"{record.workload}: {text}" if "seq_q" in record.problem else text
 
 
 def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields as they are typed, without those left to the schedule."""
+    """Return tiling fields in their typed form, without those left to the schedule."""
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 
@@ -151,13 +151,13 @@ CALLS = Columns(
 
 
 def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
-    """Return what a file of recorded calls holds."""
+    """Return the content of a file of recorded calls."""
     rows = [{**row, "triton": row["refused"] or "compiles"} for row in _calls(calls)]
     return (Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0"), CALLS.grid(rows))
 
 
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
-    """Return what a file of recorded calls holds, as JSON."""
+    """Return the content of a file of recorded calls, as JSON."""
     return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
 
 
@@ -231,7 +231,7 @@ def workload_table(load: Workload) -> tuple[Block, ...]:
 
 
 def read_as(load: Workload) -> str:
-    """Return in a line what an imported workload is: layers, heads, what keys are seen, FFN, weights, cache."""
+    """Return a line on an imported workload: layers, heads, visible keys, FFN, weights, cache."""
     model = load.model(load.problem(seq=1, batch=1, tensor_parallel=1), 1)
     heads = f"{load.heads} heads of {_pair(load.head_dim, load.value_head_dim)}, {load.kv_heads} KV heads"
     stated = {n: getattr(load, n) for n in ("window", "chunk", "softcap", "alibi", "sink_logits")}
@@ -267,7 +267,7 @@ def fields_table(
 ) -> tuple[Block, ...]:
     """Return the tiling fields and precision presets of a schedule on cores of its family.
 
-    ``chosen``: fields that a run chooses where they are not named, their declared value beside.
+    ``chosen``: fields that a run chooses where they are not named, with their declared values.
     """
     listed = [
         replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f

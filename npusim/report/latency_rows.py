@@ -36,12 +36,12 @@ def latency_rows(
     progress: Callable[[int, int], None] | None = None,
     **options: Unpack[CallOptions],
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a CSV table of predicted latencies of a grid of sizes, and why shapes have none.
+    """Return a CSV table of predicted latencies of a grid of sizes, and the reasons of shapes without one.
 
     ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
     otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.
 
-    Raises `SpecError` for sizes of neither, a schedule without a time, or where no shape has a prediction.
+    Raises `SpecError` for sizes of neither kind, a schedule without a time, or where no shape has a prediction.
     """
     sizes = set(axes)
     if sizes != {"m", "n", "k"} and not {"heads", "seq_q", "head_dim"} <= sizes <= set(_ATTENTION):

@@ -1,4 +1,4 @@
-"""Pictures of fragments: which lane holds which element, and what a chained product must move.
+"""Pictures of fragments: the lane of each element, and the values that a chained product must move.
 
 `picture_lines` draws one as text, which a terminal colours by lane.
 """
@@ -46,7 +46,7 @@ class Square:
 class Picture:
     """A tile of squares, row by row, with a title and facts about it.
 
-    ``note`` says how to read a square, ``legend`` what the marks of a chain mean.
+    ``note`` explains a square, ``legend`` the marks of a chain.
     """
 
     title: str
@@ -72,7 +72,7 @@ def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arr
 
 
 def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
-    """Return the picture of an accumulator and of what its next product needs moved.
+    """Return the picture of an accumulator and of the values that its next product needs moved.
 
     Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
     """
@@ -192,7 +192,9 @@ def _counted(values: int) -> str:
 
 
 def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield the tile's lines as pieces of text with a style of rich's: a lane's colour, bold for what others need."""
+    """Yield the tile's lines as pieces of text with a style of rich's: a lane's colour, bold for values that others
+    need.
+    """
     texts = [list(map(str, row)) for row in picture.rows]
     width = 1 + max(len(text) for row in texts for text in row)
     edge = len(str(len(texts) - 1)) + 2
@@ -227,7 +229,7 @@ def fragment_document(instruction: MmaInstruction, operand: str) -> dict[str, ob
 def chain_document(
     instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None
 ) -> dict[str, object]:
-    """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
+    """Return a chain for scripts: the source of each operand value, shuffles, counts."""
     linked = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
     moves = {
         "arrangement": str(linked.arrangement),

@@ -63,7 +63,7 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 
 def _fields(fmt: FloatFormat) -> str:
-    """Return what the bits of a format are, and its special values."""
+    """Return the fields of a format's bits, and its special values."""
     if fmt.is_integer:
         return "two's complement"
     if fmt.table is not None:
@@ -100,7 +100,7 @@ def element_table(fmt: FloatFormat, values: Sequence[float]) -> list[Block]:
 
 
 def _code_points(fmt: FloatFormat) -> Iterator[str]:
-    """Yield lines of 16 codes; those of negative numbers are the same with the sign bit set."""
+    """Yield lines of 16 codes; codes of negative numbers differ only in the sign bit."""
     count = 1 << (fmt.bits - (not fmt.is_integer))
     for first in range(0, count, 16):
         row = (f"{value:g}" for value in fmt.values[first : min(first + 16, count)])

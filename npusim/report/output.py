@@ -43,9 +43,9 @@ _COUNTED = re.compile(r"([^@/]*)@([1-9]\d*)")
 def kept_run(word: str) -> Path | None:
     """Return the folder that ``@1`` names, the last run in `RUNS`, or ``flash@2``, the last but one of flash.
 
-    A kind is what the names of its folders begin with, up to a dash.  None for a word of another form.
+    A kind is the beginning of its folders' names, up to a dash.  None for a word of another form.
 
-    Raises `SpecError` if there are fewer runs (says how many).
+    Raises `SpecError` if there are fewer runs (states the number).
     """
     match = _COUNTED.fullmatch(word)
     if match is None or Path(word).exists():
@@ -126,17 +126,17 @@ def save_run(
     report: bool = False,
     is_forced: bool = False,
 ) -> Path:
-    """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return where.
+    """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return the folder.
 
     The trace shows ``window``, from and to in us; all of the timeline without one.  ``report`` adds
     ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace, one without spans no trace.  The same run in ``folder``, made
     earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
-    numerics; rows that were not computed are NaN, and ``computed`` in the file says which rows were.
+    numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed rows.
 
-    Raises `OutputError` if the folder cannot be written, or holds another run, or files that are not a run's; nothing
-    is changed then.  Of a run whose writing is cut short there is no result, or that of the same run before it.
+    Raises `OutputError` if the folder cannot be written, or contains another run, or files that are not a run's;
+    nothing is changed then.  An interrupted write leaves no result, or that of the earlier same run.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)
@@ -188,7 +188,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Remove a run's files but those ``kept``, and what a process that was killed left of some."""
+    """Remove a run's files but those ``kept``, and remains of a process that was killed."""
     try:
         for file in folder.iterdir() if folder.is_dir() else ():
             is_left = _is_unfinished(file) and time.time() - file.stat().st_mtime > _LEFT_S

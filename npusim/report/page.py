@@ -41,7 +41,7 @@ LEFT_OUT = ("Prologue", "Epilogue")
 
 
 def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
-    """Return the page of one run; ``drawn`` is what stands in ``figures.json``."""
+    """Return the page of one run; ``drawn`` is the content of ``figures.json``."""
     title = f"{record.called} on {record.device.name} · npusim"
     return page_html(title, [run_part(record, drawn, trial)])
 
@@ -85,7 +85,7 @@ def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | Non
 
 
 def page_file(runs: Sequence[Path]) -> Path:
-    """Return where the page of runs goes unless the caller says otherwise."""
+    """Return the default path of a page of runs."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
         return runs[0].with_suffix(".html")
     return (_folder(runs[0]) if len(runs) == 1 else Path()) / REPORT_FILE

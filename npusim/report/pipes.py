@@ -1,10 +1,9 @@
 """``pipes.csv``: pipe use of every core under the column names of the vendor's profiler.
 
-One row per core that has work, as ``PipeUtilization.csv`` of ``msprof op`` has it, so that a
-measured and a predicted file can be joined on ``block_id`` and ``sub_block_id``.  Times are of the
-core's run (ratios are of its cycles), without the launch.  What npusim has no queue for (scalar time,
-instruction-cache misses) is left out rather than written as 0; the last two columns, the method of simulation
-and how far exact cycles can be from these, are npusim's additions.
+One row per core that has work, as in ``PipeUtilization.csv`` of ``msprof op``, so that a measured and a predicted file
+can be joined on ``block_id`` and ``sub_block_id``.  Times are of the core's run (ratios are of its cycles), without the
+launch.  Columns for which npusim has no queue (scalar time, instruction-cache misses) are left out rather than written
+as 0; the last two columns, the method of simulation and the largest distance from exact cycles, are npusim's additions.
 
 Source: CANN documentation, msprof op, "PipeUtilization".
 """

@@ -1,4 +1,4 @@
-"""A tile program as a table, as JSON, and what two of them do not share."""
+"""A tile program as a table, as JSON, and the differences of two."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def is_inner(ring: ListedRing) -> bool:
 
 
 def ring_rows(listing: Listing) -> list[Row]:
-    """Return the rows of rings; those of cores that are alike, and of resident blocks, are one, with their names."""
+    """Return the rows of rings; rings of equal cores, and of resident blocks, are one row, with their names."""
     alike = {core: other for phase in listing.phases for core, other in alike_cores(phase).items()}
     named: dict[Row, list[Row]] = {}
     for ring in (ring for ring in listing.rings if not is_inner(ring)):
@@ -137,7 +137,9 @@ def _listed_core(text: str, alike: Mapping[str, str]) -> str:
 
 
 def operation_rows(phase: ListedPhase) -> list[Row]:
-    """Return the rows of a phase's operations; a loop that repeats most of the longest one names only what differs."""
+    """Return the rows of a phase's operations; a loop that repeats most of the longest one lists only its
+    differences.
+    """
     items = _without(phase.items, alike_cores(phase))
     loops = [i for i in items if isinstance(i, ListedLoop)]
     longest = max(loops, key=lambda loop: (loop.count != "1", sum(1 for _ in operations_of(loop.items))), default=None)
@@ -180,7 +182,7 @@ def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[Li
 
 
 def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
-    """Return the labels that are left out, those of a stretch of three and more by its ends."""
+    """Return the labels that are left out, with a stretch of three and more by its ends."""
     stretches: list[list[str]] = [[]]
     for left, label in zip(is_left, labels, strict=True):
         if left:
@@ -194,7 +196,9 @@ def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
 
 
 def alike_cores(phase: ListedPhase) -> dict[str, str]:
-    """Return cores (``aiv1``) whose operations are those of another of their kind (``aiv0``), but for their regions."""
+    """Return cores (``aiv1``) whose operations equal those of another of their kind (``aiv0``), but for their
+    regions.
+    """
     does: dict[str, list[object]] = {}
     for op in operations_of(phase.items):
         core, _, rest = op.queue.rpartition(".")
@@ -217,7 +221,7 @@ def _without(items: Sequence[ListedItem], cores: Mapping[str, str]) -> tuple[Lis
 
 
 def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
-    """Yield the items, each with 1; operations that come again and again in a period once each, with how often."""
+    """Yield the items, each with 1; operations that repeat in a period once each, with their number."""
     keys = [(i.queue, i.label, i.computes) if isinstance(i, ListedOp) else id(i) for i in items]
     at = 0
     while at < len(items):
@@ -228,7 +232,7 @@ def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
 
 
 def _period(keys: Sequence[object]) -> tuple[int, int]:
-    """Return the period with which ``keys`` begin that saves most lines, and how often it comes: (1, 1) for none."""
+    """Return the period at the beginning of ``keys`` that saves most lines, and its repetitions: (1, 1) for none."""
 
     def times(period: int) -> int:
         count = 1
@@ -261,7 +265,7 @@ class ProgramDifference:
 
 
 def program_difference(first: Printed, second: Printed) -> ProgramDifference:
-    """Return what the rings and the commonest blocks of two programs do not share."""
+    """Return the differences of the rings and the commonest blocks of two programs."""
     a, b = ({name: rows for name, _, _, rows in _sections(p.listing)} for p in (first, second))
     sections = {name: list(_changed(a.get(name, []), b.get(name, []))) for name in dict.fromkeys((*a, *b))}
     names = first.name, second.name

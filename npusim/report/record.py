@@ -1,6 +1,6 @@
 """``result.json``: the record of a run, all that tables, comparisons and advice need.
 
-A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); whatever prints or compares takes
+A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); code that prints or compares uses
 records, so that old and new runs are treated alike.
 """
 
@@ -52,9 +52,9 @@ class DeviceRecord:
 class RunRecord:
     """One run; the keys of ``result.json`` are these fields.
 
-    ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
-    computed; ``orders``: a node's partial sums added in other orders; ``ignored``: what of the
-    workload's attention was left out; ``digest``: hash of all that decided what was predicted.
+    ``timing`` is None on a device described for its values only, ``numerics`` where no bits were computed; ``orders``:
+    a node's partial sums added in other orders; ``ignored``: features of the workload's attention that were left out;
+    ``digest``: hash of everything that affected the prediction.
     """
 
     npusim_version: str
@@ -79,7 +79,7 @@ class RunRecord:
 
     @property
     def called(self) -> str:
-        """What sentences call the schedule: of a launch the kernel."""
+        """The schedule's name in sentences: for a launch the kernel."""
         return short_name(self.schedule)
 
     def to_document(self) -> dict[str, object]:
@@ -129,7 +129,7 @@ def load_result(path: str | Path) -> RunRecord:
 
 
 def read_json(file: Path) -> tuple[str, Any]:
-    """Return a JSON file's text and what it says; raise `SpecError` where it cannot be read, or is none."""
+    """Return a JSON file's text and its data; raise `SpecError` where it cannot be read, or is no JSON."""
     try:
         text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
         return text, json.loads(text)

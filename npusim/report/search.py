@@ -1,6 +1,6 @@
 """A search: the ranking and its proof, fronts, gains of another device; as text, and as a page.
 
-The page is made of the rows of a search's table, so that one written by another version, or by hand, is shown too.
+The page uses the rows of a search's table, so that one written by another version, or by hand, is shown too.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def exploration_table(
     top: int,
     is_pareto: bool,
 ) -> tuple[Block, ...]:
-    """Return the ranking of each problem and device, the fastest first, and what became of the other points.
+    """Return the ranking of each problem and device, the fastest first, and the outcomes of the other points.
 
-    ``exploration`` is None where the search was interrupted: ``outcomes`` are then those that are done of the points
-    that ``last``, the search's last report, counts.  ``about`` is what the search's store says.
+    ``exploration`` is None where the search was interrupted: ``outcomes`` are then the finished ones among the points
+    that ``last``, the search's last report, counts.  ``about`` is the subject in the search's store.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
@@ -199,7 +199,7 @@ def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequen
 
 
 def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
-    """Yield what stops points (text before the first colon), how often, and an example of each."""
+    """Yield the reasons that stop points (text before the first colon), their numbers, and an example of each."""
     alike: dict[str, list[PointOutcome]] = defaultdict(list)
     for outcome in outcomes:
         alike[outcome.reason.partition(":")[0]].append(outcome)
@@ -232,7 +232,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
 
 
 def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
-    """Return, for each change of the device, what the best of each schedule gains over its first value."""
+    """Return, for each change of the device, the gain of the best of each schedule over its first value."""
     if not device_keys:
         return []
     fastest: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
@@ -280,7 +280,7 @@ def _number(text: Any) -> Any:
 
 
 def about_of(file: Path) -> dict[str, Any]:
-    """Return what a search's store says it is about, of a table the store beside it; nothing where there is none."""
+    """Return the subject in a search's store, for a table that of the store beside it; empty where there is none."""
     store = file.with_suffix(STORE)
     try:
         return read_store(store)[0] if store.is_file() else {}
@@ -294,7 +294,7 @@ def _subject(about: Mapping[str, Any]) -> str:
 
 
 def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
-    """Return the part of a page on a search; ``about`` is what its store says, ``name`` its file's."""
+    """Return the part of a page on a search; ``about`` is the subject in its store, ``name`` its file's name."""
     axes, ranked = varied(rows), _ranked(rows)
     names = ", ".join(map(short_name, about.get("schedules", ())))
     title = f"{names} on {about['device']}" if "device" in about else name

@@ -1,13 +1,13 @@
-"""Runs as `compare` needs them: their inputs, and what every unit spends its time on, to the cycle.
+"""Runs in the form that `compare` needs: their inputs, and the time account of every unit, to the cycle.
 
-A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.csv`` of a vendor's
-profiler on the hardware, which has no more than how long each pipe was busy.
+A `Sheet` comes from a result, a run's folder, or the ``PipeUtilization.csv`` of a vendor's
+profiler on the hardware, which has no more than the busy time of each pipe.
 
-A difference of latency is split in parts that add up to it, by construction.  The core group that ends last takes the
-cores' time, and each unit of it spends all of that time on something: its operations, what others on shared links
-or pipes add to them, waits by cause, phases in which it has nothing to do, and the end.  One unit's account in both
+A difference of latency is split in parts that add up to it, by construction.  The core group that ends last determines
+the cores' time, and each unit of it spends all of that time on something: its operations, delays by others on shared
+links or pipes, waits by cause, phases without operations, and the end.  One unit's account in both
 runs is therefore a split of the difference.  The unit is the queue that is busiest in all runs: where it cannot be
-busier, what it waits for costs time.
+busier, its waits cost time.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Unit:
     givers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
-        """Return what the unit spends ``cycles`` on; they add up to it.
+        """Return the account of the unit's ``cycles``; the parts add up to them.
 
-        Without ``works`` operations are one row, without ``waits`` all else is.
+        Without ``works`` operations are one row, without ``waits`` everything else is.
         """
         spent_on: dict[Item, int] = {}
         if works and self.work is not None:
@@ -70,10 +70,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One run as it is compared; ``record`` is None for a profiler's file.
+    """One run in a comparison; ``record`` is None for a profiler's file.
 
-    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.  ``time`` says what is
-    compared: a call's ``latency``, or the ``core`` time alone, without launches (0 then), beside a profiler's file.
+    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.  ``time`` names the
+    compared time: a call's ``latency``, or the ``core`` time alone, without launches (0 then), if one of the runs is a
+    profiler's file.
     """
 
     label: str
@@ -95,12 +96,12 @@ class Sheet:
         return cycles / self.clock_hz * 1e6
 
     def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
-        """Return what a unit spends the cores' cycles on; nothing where the run has no such unit."""
+        """Return the account of a unit for the cores' cycles; empty where the run has no such unit."""
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
     def repeats(self, unit: str) -> bool:
-        """Return whether a unit is one of a further core that does what the first does."""
+        """Return whether a unit belongs to a further core that repeats the first."""
         core, _, pipe = unit.partition(".")
         first = f"{core.rstrip('0123456789')}0.{pipe}"
         return first in self.units and first != unit and self.rows(first) == self.rows(unit)
@@ -109,9 +110,9 @@ class Sheet:
 def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.
 
-    Labels are those of the folders, and differ: two folders of one name bring their parents' along.  A profiler's file
-    has the time of cores without launch; beside one all runs are compared by that.
-    Raises `SpecError` as `load_result`, and for a CSV file without the columns that are needed.
+    Labels are those of the folders, and differ: two folders of one name add their parents' names.  A profiler's file
+    has the time of cores without launch; with such a file all runs are compared by this time. Raises `SpecError` like
+    `load_result`, and for a CSV file without the needed columns.
     """
     listed = list(runs)
     labels = _labels(listed)
@@ -141,7 +142,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
 
 
 def _labels(runs: list[Any]) -> list[str]:
-    """Return a name for each run: its folder's, or its own; told apart where they are alike."""
+    """Return a name for each run: its folder's, or its own; equal names get a suffix."""
     paths = [_named_path(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
     depth = 1
     while depth < max(map(len, paths)) and len({p[-depth:] for p in paths}) < len(set(paths)):
@@ -258,7 +259,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Every run's latency in parts: ``sum(p.cycles[i] for p in parts)`` are run i's cycles, the launch beside.
+    """Every run's latency in parts: ``sum(p.cycles[i] for p in parts)`` are run i's cycles, without the launch.
 
     ``units`` is the unit whose account it is, in each run.
     """
@@ -319,9 +320,10 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return what one unit of each run spends its time on, in the detail that all runs have; none where it is missing.
+    """Return the time account of one unit of each run, in the detail that all runs have; empty where the unit is
+    missing.
 
-    Operations come first, the end last.
+    Operations are first, the end last.
     """
     accounts = [s.units.get(u) for s, u in zip(sheets, units, strict=True)]
     works = all(u is None or u.work is not None for u in accounts)
@@ -360,10 +362,10 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
 
 
 def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
-    """Follow a wait to the queue that is waited for, to what moved most there in the same direction, and so on.
+    """Follow a wait to the queue that causes it, to the largest change there in the same direction, and so on.
 
-    It ends at something other than a wait, or at a queue that it has visited: waits in a ring are the pace of a
-    loop of queues, which the ring's depth and the work in the loop decide.
+    It ends at something other than a wait, or at a queue that it has visited: waits in a ring follow the rate of a loop
+    of queues, which the ring's depth and the work in the loop determine.
     """
     seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)

@@ -1,4 +1,4 @@
-"""What a search for the worst inputs says, as a table and as JSON."""
+"""The result of a search for the worst inputs, as a table and as JSON."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MORE = "--full (details() in Python): the time as others measure it, links, oth
 def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
     """Return the table that ``npusim run`` prints, with ``is_full`` that of ``--full``.
 
-    ``trial`` checks what its advice suggests.
+    ``trial`` simulates the changes that its advice suggests.
     """
     timing = record.timing
     first = [(VERDICT, (verdict(record),)), *_inputs(record, is_full=is_full)]
@@ -59,7 +59,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
 
 
 def verdict(record: RunRecord) -> Cell:
-    """Return a run in a line: what limits it, how near its roof it is, its error, and its time and how sure that is."""
+    """Return a run in a line: its limit, its distance from the roof, its error, and its time with its uncertainty."""
     timing, numerics = record.timing, record.numerics
     is_finite, rmse = numerics is None or numerics.is_finite, None if numerics is None else numerics.rmse
     is_unlike = rmse is not None and UNLIKE <= rmse < inf
@@ -104,7 +104,7 @@ def _notes(record: RunRecord) -> Iterator[Fact]:
 
 
 def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
-    """Return what a reader wants to know first."""
+    """Return the figures that a reader needs first."""
     time = () if record.timing is None else _time_tiles(record, record.timing)
     return (*time, *(() if record.numerics is None else _bits_tiles(record.numerics)))
 
@@ -137,7 +137,7 @@ def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
 
 
 def run_figures(record: RunRecord, drawn: dict[str, Any] | None, prefix: str = "") -> Iterator[Figure]:
-    """Yield the figures of a run; ``drawn`` is what stands in ``figures.json``, ``prefix`` goes before keys."""
+    """Yield the figures of a run; ``drawn`` is the content of ``figures.json``, ``prefix`` precedes keys."""
     yield from (replace(figure, key=f"{prefix}{figure.key}") for figure in _figures(record, drawn or {}))
 
 

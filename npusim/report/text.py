@@ -1,6 +1,7 @@
-"""Tables: headings, facts and grids as text for terminals, notebooks and Markdown; and what JSON documents share.
+"""Tables: headings, facts and grids as text for terminals, notebooks and Markdown; and the common parts of JSON
+documents.
 
-Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colours, or none.
+Lines have styles by meaning (``good``, ``warn``); the printing code chooses colours, or none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The first line of a table: what was run, and on what."""
+    """The first line of a table: the run, and the device."""
 
     left: str
     right: str = ""
@@ -68,7 +69,7 @@ class Column:
     """One column of a table, under ``title``.
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
-    function, that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
+    function, that writes it; None is written as ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
     the row.
     """
 

@@ -1,9 +1,9 @@
 """The timeline of a run: slices by track, their waits and producers.
 
 It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
-walked in step with them.  That gives each operation's producers and what it waited for.
+traversed in step with them.  This gives each operation's producers and its waits.
 
-Cycles are the truth.  Each edge becomes nanoseconds once, so that the end of a slice and the start
+Cycles are exact.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
 """
 
@@ -50,7 +50,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A tile's way from the operation that made it to one that uses it: two slices, with their tracks."""
+    """The path of a tile from the operation that computes it to one that uses it: two slices, with their tracks."""
 
     source: tuple[Track, Slice]
     target: tuple[Track, Slice]
@@ -75,14 +75,14 @@ class Timeline:
         return cycle * _NANOSECONDS // self.clock_hz
 
     def within(self, start: int, end: int) -> Timeline:
-        """Return what lies in a window, slices that reach beyond it left whole."""
+        """Return the slices in a window; slices that reach beyond it are whole."""
         tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
         inside = {id(s) for slices in tracks.values() for s in slices}
         flows = [f for f in self.flows if id(f.source[1]) in inside and id(f.target[1]) in inside]
         return replace(self, tracks=tracks, flows=flows)
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
-        """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
+        """Return the slices from and to some us, all for None; raise `SpecError` where the timeline ends before."""
         if window is None or not self.end:
             return self
         first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
@@ -184,10 +184,10 @@ class _Replay:
                     cursors[endpoint] += moved
 
     def _add_waits(self, piece: Slice, span: Span, op: OpTemplate, cursors: Sequence[int], *, is_shared: bool) -> None:
-        """Add flows from the producers of what an operation reads, and split the time before it by cause.
+        """Add flows from the producers of an operation's operands, and split the time before it by cause.
 
-        Flags are taken in the order in which the queue waits for them.  Where an instruction was late and a flag
-        later still, all of that time is the flag's.  ``is_shared``: it takes pipes that other queues take too.
+        Flags are processed in the order of the queue's waits.  Where an instruction was late and a flag later still,
+        all of that time is the flag's.  ``is_shared``: it uses pipes that other queues use too.
         """
         queue = self.queues[op.queue]
         waits = [] if queue in self.free else [self.opening]

@@ -124,9 +124,9 @@ def sure_words(timing: TimingRecord) -> str:
 
 
 def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:
-    """Yield latency, its evidence, what limits it, and where the run lies under its roofline.
+    """Yield latency, its evidence, its limit, and the run's place under its roofline.
 
-    With ``is_full`` also the time as others measure it, the method, the least time, and what the roof rests on.
+    With ``is_full`` also the time of other kinds of measurement, the method, the least time, and the basis of the roof.
     """
     yield "latency", cells(_latency(timing))
     phases = timing.account.phases if timing.account else ()
@@ -164,7 +164,7 @@ def _duration(us: float) -> str:
 
 
 def _latency(timing: TimingRecord) -> str:
-    """Return a call's time and what it is made of."""
+    """Return a call's time and its parts."""
     cycles = f"{whole(timing.cycles)} cycles"
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
@@ -174,7 +174,7 @@ def _latency(timing: TimingRecord) -> str:
 
 
 def _roofline_lines(at: Roofline) -> tuple[str, str]:
-    """Return which roof is above a run and how near it comes, and the intensities it has."""
+    """Return the roof of a run and its distance from it, and the run's intensities."""
     roof = "matrix units allow" if at.intensity >= at.ridge else "device memory allows"
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
@@ -189,7 +189,7 @@ _LEAST_BOUND = 0.1
 
 
 def _bounds(timing: TimingRecord, pipe: str) -> str:
-    """Return what a pipe's busy time is bound by, the most first; empty for pipes that are not of such loops."""
+    """Return the bounds of a pipe's busy time, the largest first; empty for pipes without such loops."""
     cycles: dict[str, float] = {}
     for constant in timing.constants:
         _, is_of_pipe, key = constant.key.partition(f".engines.{pipe}.")
@@ -218,7 +218,7 @@ def _limit(record: RunRecord, timing: TimingRecord) -> str:
 
 
 def pipes_grid(timing: TimingRecord) -> Grid:
-    """Return the queues of the core group that ends last, with what each waits most for."""
+    """Return the queues of the core group that ends last, with the longest wait of each."""
     total, busiest = max(1, timing.cycles), timing.busiest
     limit = busiest if busiest is not None and timing.busy_share(busiest) >= BOUND_SHARE else None
 
@@ -279,7 +279,7 @@ def _listed(queues: Sequence[QueueUse]) -> Iterator[tuple[str, QueueUse]]:
 
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
-    """Return what crossed each link, and how fast; the least is inputs and outputs that leave L2, each moved once."""
+    """Return the traffic of each link and its rate; the least is inputs and outputs that leave L2, each moved once."""
     seconds, shares = timing.core_us * 1e-6, timing.link_shares(record.device.link_bytes_per_s)
 
     def rate(row: tuple[str, int]) -> float:
@@ -429,7 +429,7 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
 
 
 def memories_figure(memories: Sequence[Row]) -> Figure:
-    """Return what of buffers is allocated, and what they could hold."""
+    """Return the allocated part and the capacity of buffers."""
     share, name = max(((m["used_bytes"] / m["capacity_bytes"], m["name"]) for m in memories), key=lambda pair: pair[0])
     text = f"{name} is the fullest: {percent(share)}."
     return Figure("memories", "Buffers against capacity", text, None, MEMORIES.grid(memories))

@@ -14,7 +14,7 @@ from npusim.tune.prediction import Configuration, Prediction, kept, lettered, ra
 
 @dataclass(frozen=True)
 class Tuning:
-    """Predictions of configurations at one shape; ``bits``: as of `npusim.tune.prediction.kept`."""
+    """Predictions of configurations at one shape; ``bits``: as in `npusim.tune.prediction.kept`."""
 
     name: str
     shape: str
@@ -34,7 +34,7 @@ class Tuning:
         return lettered(self.predictions, ranked(self.predictions))
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return what is said of one configuration."""
+        """Return the row of one configuration."""
         p = self.predictions[number]
         return {
             "configuration": self.configurations[number].label(),
@@ -64,7 +64,7 @@ _TABLE = Columns(
 
 
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
-    """Yield the best ``top`` configurations, the best of each class of bits, and what has no time, by reason."""
+    """Yield the best ``top`` configurations, the best of each class of bits, and those without a time, by reason."""
     order, listed = tuning.order, tuning.configurations
     without = [p.reason for p in tuning.predictions if p.us is None]
     shape = f" {tuning.shape}" if tuning.shape else ""
@@ -77,7 +77,7 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
 
 
 def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
-    """Yield the classes of bits, each with its size, its best and what staying in it costs."""
+    """Yield the classes of bits, each with its size, its best and the cost of staying in it."""
     letters, order = tuning.letters, ranked(tuning.predictions)
     best_us = tuning.predictions[order[0]].us or 0.0
     for letter, count in Counter(letters.values()).items():
@@ -91,7 +91,7 @@ def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
 
 
 def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:
-    """Return the rankings as JSON data, best first, with the reasons of what has no time."""
+    """Return the rankings as JSON data, best first, with the reasons of configurations without a time."""
     shapes = [
         {
             "shape": t.shape,

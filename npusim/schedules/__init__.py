@@ -81,10 +81,10 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
 
 
 def schedules_called(name: str) -> dict[str, Schedule]:
-    """Return what is called ``name``, by core family: ours, an installed package's, or a file's own.
+    """Return the schedules of a name, by core family: ours, an installed package's, or a file's own.
 
     A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
-    package offers no schedule, or takes one of our names for one of our families.
+    package offers no schedule, or uses one of our names for one of our families.
     """
     ours = {family: SCHEDULES[name, family] for family in _PACKAGED.get(name, ("", ()))[1]}
     plugins.refuse_twice(name)
@@ -114,7 +114,7 @@ def takes_sizes(name: str) -> bool:
 
 
 def names_sizes(name: str) -> bool:
-    """Return whether a packaged schedule says the names and the usual values of its sizes."""
+    """Return whether a packaged schedule declares the names and the default values of its sizes."""
     return name in _PACKAGED and any(s.sizes for s in schedules_called(name).values())
 
 

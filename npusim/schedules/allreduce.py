@@ -1,4 +1,4 @@
-"""Collectives of a node, by themselves and beside the kernels of the next rows, and what all node schedules share.
+"""Collectives of a node, alone and concurrent with the kernels of the next rows, and the common part of node schedules.
 
 ``tiling_allreduce`` is FastAttention's: the B x S rows are cut into blocks; while the collective of one
 block is on the links, the cores work on the next one.  The first block's compute and the last block's
@@ -99,7 +99,7 @@ class AllReduceTiling(CollectiveTiling):
 
 
 class OverlapTiling(CollectiveTiling):
-    """Row blocks whose collective runs beside the next block's kernels."""
+    """Row blocks whose collective overlaps with the next block's kernels."""
 
     # Few large blocks: a collective has a start-up, and a kernel's blocks no longer fill the cores.
     blocks: int = Field(default=2, ge=1, description="blocks of rows; 1: nothing overlaps")
@@ -171,7 +171,7 @@ class GemmAllReduceTiling(OverlapTiling):
 def _gemm_allreduce(
     problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
 ) -> TileProgram:
-    """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
+    """Return ``C = sum over ranks of A B``; ``problem`` is each rank's product.
 
     Raises `TilingError` for more blocks than rows.
     """

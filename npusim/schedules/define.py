@@ -1,7 +1,7 @@
-"""What makes a schedule of an algorithm, for every core family: packaged ones and users' own are made here.
+"""The construction of schedules from algorithms, for every core family: packaged ones and users' own.
 
-A schedule is a function that returns phases; the machine that a device is answers the rest: which tiling fields it
-takes, in which order blocks start, and how a phase gets its slices, lanes or warps.
+A schedule is a function that returns phases; the device's machine answers the rest: the tiling fields,
+the order of blocks, and the slices, lanes or warps of a phase.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def machine_class(family: str) -> type[Any]:
 
 
 def machine_of(device: DeviceSpec) -> Any:
-    """Return the machine of a device or node: one object, made on the first call for the device."""
+    """Return the machine of a device or node: one object, created on the first call for the device."""
     return _machine(Itself(device))
 
 
@@ -111,7 +111,7 @@ def _machine(device: Itself) -> Any:
 
 
 def unread_keys(family: str) -> Mapping[str, str]:
-    """Return the keys of device files that change nothing on a core family, and what would read them."""
+    """Return the keys of device files that change nothing on a core family, and the options that would read them."""
     unread: Mapping[str, str] = machine_class(family).unread
     return unread
 
@@ -224,7 +224,7 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
-    """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
+    """Raise `SpecError` for powers of two in place of powers of e: only the exponential would differ."""
     both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (planned, natural)]
     if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
         a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
@@ -289,9 +289,10 @@ def attention(
 
 @dataclass(frozen=True, eq=False)
 class _Attention:
-    """A kernel of attention with what a schedule does beside it, as :func:`attention` takes that.
+    """A kernel of attention with its schedule's options, in the arguments of :func:`attention`.
 
-    ``hooked``: the kernel with the schedule's score.  ``models``: what of a problem's scores the kernel does by itself.
+    ``hooked``: the kernel with the schedule's score.  ``models``: the functions of scores that the kernel computes
+    itself.
     """
 
     called: str
@@ -304,7 +305,9 @@ class _Attention:
     by_rule: Callable[[Any, Any, Any, Any], Phases | None]
 
     def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        """Return the attention, behind the kernels that bring its operands to another format, or what a rule cuts."""
+        """Return the attention, after the kernels that convert its operands to another format, or the parts that a rule
+        cuts.
+        """
         if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
             return ruled
         memo_tiling = tiling if self.sees or self.given else None  # what no field of the tiling changes is made once
@@ -335,7 +338,7 @@ class _Attention:
         return replace(phase, flops=problem.flops_of(problem.batch * pairs))
 
     def _scored(self, problem: Any, p: Any) -> tuple[Kernel, Any, dict[str, Any]]:
-        """Return the kernel with all that is done to scores, the problem that is left, and what the kernel takes."""
+        """Return the kernel with all functions of scores, the remaining problem, and the kernel's arguments."""
         kernel = self.hooked
         if kernel:  # hooks see scores as they are; log2 e comes after them
             known: dict[str, Any] = {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
@@ -353,9 +356,10 @@ class _Attention:
         return kernel, problem, known
 
     def _checked(self, p: Any, phases: list[Phase]) -> list[Phase]:
-        """Return phases; raise `SpecError` for a changed field of the precision that neither they nor others read.
+        """Return phases; raise `SpecError` for a changed field of the precision that neither they nor other functions
+        read.
 
-        A function of what else is ``given`` may read any.
+        A function for further arguments (``given``) may read any.
         """
         takes = self.kernel.parameters
         read = _READ_BESIDE.union({"exponent"} if "unit" in takes else (), {"sink"} & takes)
@@ -367,7 +371,7 @@ class _Attention:
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:
-    """Return the tensors of a score's operands by name, and under ``values`` what gives their numbers."""
+    """Return the tensors of a score's operands by name, and under ``values`` the functions for their numbers."""
     arrays = {n: _operand(called, n, function, problem) for n, function in operands.items()}
     values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in arrays.items()}
     sizes = problem.seq_q, problem.seq_kv
@@ -386,9 +390,9 @@ def check_multiplied(device: DeviceSpec, fmt: str) -> None:
 def read_operands(
     tensors: AttentionTensors, p: Any, device: DeviceSpec, *, prepares: bool, scale: float | None = None
 ) -> tuple[list[Phase], AttentionTensors]:
-    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there.
+    """Return Q, K and V in the formats in which a precision's products read them, and the kernels that convert them.
 
-    ``prepares``: the machine has such kernels; ``scale``: what Q is multiplied by there.
+    ``prepares``: the machine has such kernels; ``scale``: the factor of Q in that kernel.
     """
     fmt, rule, smooth, values = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth", "values"))
     if rule and fmt not in BLOCK_FORMATS:
@@ -405,7 +409,7 @@ def read_operands(
 
 
 def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
-    """Return the problem as a kernel reads it, and what Q is multiplied by before: its factor, or None."""
+    """Return the problem as a kernel reads it, and the earlier factor of Q: a number, or None."""
     if getattr(p, "scale_in", "scores") != "queries":
         return problem, None
     return problem.model_copy(update={"scale": 1.0}), problem.scale
@@ -423,7 +427,7 @@ def _check_seen(called: str, problem: Any, seen: Seen) -> None:
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
-    """Return an operand's values, or raise `TilingError` for those of another shape than scores have."""
+    """Return an operand's values, or raise `TilingError` for values in another shape than that of scores."""
     values = np.asarray(function(problem))
     if values.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
         wanted = f"({problem.heads} or 1, {problem.seq_q}, {problem.seq_kv})"

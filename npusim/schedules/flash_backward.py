@@ -57,7 +57,7 @@ class BackwardFields(Tiling):
 
 
 class AscendBackwardFields(RegisterFields, BackwardFields):
-    """The same on Ascend, whose L0C holds dK and dV of a block of keys beside scores."""
+    """The same on Ascend, whose L0C holds dK and dV of a block of keys together with scores."""
 
     block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block of dQ")
     block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")

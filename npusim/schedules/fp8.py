@@ -70,7 +70,7 @@ PRECISIONS = MappingProxyType(
 
 
 def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
-    """Return a note on the inputs and the scale; raise `TilingError` for what is not there."""
+    """Return a note on the inputs and the scale; raise `TilingError` for a missing format."""
     check_scale(p.scale)
     notes = []
     if p.scale > E4M3_MAX:

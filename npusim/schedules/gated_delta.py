@@ -71,7 +71,7 @@ def first_state(batch: int, heads: int, key: int, value: int) -> NDArray[np.floa
 
 
 def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of what is drawn beside Q, K and V: log decays and beta, and of the state before them."""
+    """Return functions of the inputs besides Q, K and V: log decays and beta, and of the initial state."""
     batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
     drawn = problem.seed, batch, heads, tokens
     return {

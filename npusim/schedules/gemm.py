@@ -1,4 +1,4 @@
-"""Kernels that no attention is needed for: a matrix product, a copy, and what stands between a layer's products."""
+"""Kernels besides attention: a matrix product, a copy, and the operations between a layer's products."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""A decoder layer of our own programs, a model of such layers, and layers whose K and V lie on the host.
+"""A decoder layer of our own programs, a model of such layers, and layers whose K and V are on the host.
 
 A layer is norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
 after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
 norms and rotary embeddings here, whatever its own are: a small part of a layer.
 
 A mixture of experts is a router's product, the choice of each token's experts, a copy of the tokens in the order of
-experts, one grouped product for all experts that are taken, and the sum of what they give a token.  Every device has
-its columns of every expert.  Which experts are taken is not known: as many as independent tokens are expected to
-take, with equal shares of the tokens.
+experts, one grouped product for all chosen experts, and the sum of their results for each token.  Every device has
+its columns of every expert.  The chosen experts are unknown: their number is the expected one for independent tokens,
+with equal shares of the tokens.
 
 Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
-``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and brings the result
-up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V go down beside them.
+``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and sends the result
+up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V are copied down.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def periods(
     """Return the programs of a model: layers with K and V on the host, those without, the vocabulary's product.
 
     Raises `TilingError` for layer counts that do not add up, a host that the node's file lacks, more ranks than
-    devices; `SpecError` if the model does not fit into the memory there is.
+    devices; `SpecError` if the model does not fit into memory.
     """
     check_ranks(device.node, problem.ranks)
     on_host = layers_on_host(problem, tiling, device)
@@ -209,7 +209,7 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
 
 
 def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
-    """Return what comes before attention: norm, the products that give Q, K and V, rotary embedding."""
+    """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding."""
     # A latent's rotated key is one for all heads.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
@@ -222,7 +222,7 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
 
 
 def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
-    """Return what comes behind attention: the products that make values of latents, where it leaves these, and O's."""
+    """Return the tasks after attention: the products that turn latents into values, where it leaves these, and O's."""
     projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
     if p.latent is None or not p.is_absorbed:
         return (projection,)
@@ -307,11 +307,11 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
 def attention_tasks(
     p: SharedProblem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
 ) -> list[Task]:
-    """Return attention with K and V where ``strategy`` keeps them; the last task has its result.
+    """Return attention with K and V in the place of ``strategy``; the last task has its result.
 
-    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.
+    ``first`` is the number of the first task, ``after`` the task with the token's Q, K and V.
 
-    Raises `TilingError` if the node's file lacks what the strategy needs: a link to the host, or its cores.
+    Raises `TilingError` if the node's file lacks a link to the host, or its cores, for the strategy.
     """
     check_host(device, strategy)
     problem = p.attention
@@ -339,7 +339,7 @@ def attention_tasks(
 
 
 def check_host(device: NodeDevice, strategy: Strategy) -> None:
-    """Raise `TilingError` where a node's file lacks what a strategy needs."""
+    """Raise `TilingError` where a node's file lacks an entry that a strategy needs."""
     node = device.node
     if strategy != "none" and node.pcie is None:
         raise TilingError(
@@ -360,9 +360,9 @@ def _offload(
 
 
 def _left_alone(device: NodeDevice) -> frozenset[str]:
-    """Return the fields that a search leaves: what is asked for, what follows from memory, and a host that is missing.
+    """Return the fields that a search leaves: requested ones, those that follow from memory, and a missing host's.
 
-    The number of layers on the host is that which does not fit, so that more or fewer are slower or refused.
+    The number of layers on the host is that of the layers that do not fit, so that more or fewer are slower or refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}

@@ -111,7 +111,7 @@ HALF = "float16"
 
 
 def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) -> str:
-    """Return the format of the products' inputs; raise `TilingError` for what PASA cannot do."""
+    """Return the format of the products' inputs; raise `TilingError` for formats that PASA cannot compute."""
     if tiling.beta >= 1:
         raise TilingError(f"beta: {tiling.beta} leaves no key; it must be below 1 (at 1 the correction is infinite)")
     if problem.dtype not in (HALF, "bfloat16", "float64"):
@@ -138,8 +138,8 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
 def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, machine: Any) -> Phases:
     """Return PASA phase by phase, the loop over key blocks last.
 
-    Inputs are cast or scaled first where the products need it: the matrix unit reads what lies in global
-    memory, so that neither can be done on the way to it.
+    Inputs are cast or scaled first where the products need it: the matrix unit reads global memory, so that neither is
+    possible on the way to it.
     """
     fmt = _checked(problem, tiling, precision)
     n = min(tiling.block_kv, problem.seq_kv)

@@ -1,6 +1,6 @@
-"""What a schedule is to the rest of npusim: fields, presets of precision, and a builder; keyed by core family.
+"""A schedule in the view of the rest of npusim: fields, presets of precision, and a builder; keyed by core family.
 
-Defaults are made smaller where a buffer overflows, and an error offers what would fit.
+Defaults are reduced where a buffer overflows, and an error offers sizes that would fit.
 """
 
 from __future__ import annotations
@@ -238,7 +238,9 @@ class Schedule:
                 raise SpecError(f"problem: {self.name} has no size {n}={size}; whole numbers from 1 on for {known}")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
-        """Return a builder of a program with few of the tiles of ``problem``: what fits does not depend on it."""
+        """Return a builder of a program with few of the tiles of ``problem``: the fit does not depend on their
+        number.
+        """
         if isinstance(problem, Problem):
             problem = problem.sequence(problem.lengths.index(problem.seq_kv)) if problem.lengths else problem
             few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
@@ -275,9 +277,9 @@ _TRIED = 1024
 
 
 def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
-    """Return ``tiling`` with the fewest halvings of sizes that nobody chose, so that ``build`` fits.
+    """Return ``tiling`` with the fewest halvings of sizes without a named value, so that ``build`` fits.
 
-    None where no such tiling fits: then an error says what would.
+    None where no such tiling fits: then an error offers one that would.
     """
     free = [f for f in SHRINKING if f in type(tiling).model_fields and f not in tiling.model_fields_set]
     choices = [list(_halved(tiling, field)) for field in free]
@@ -362,7 +364,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Precision(Protocol):
     """Format of every intermediate of one schedule, and its named choices, under a preset's name.
 
-    A frozen dataclass; its fields are what ``name,field=value`` may change.
+    A frozen dataclass; ``name,field=value`` may change its fields.
     """
 
     @property
@@ -382,7 +384,7 @@ def changed_fields(precision: Precision) -> tuple[str, ...]:
 
 
 def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | None = None) -> PrecisionType:
-    """Return the same allocation with ``input`` replaced by the inputs' format, and what a ``kernel`` decides."""
+    """Return the same allocation with ``input`` replaced by the inputs' format, and with a ``kernel``'s decisions."""
     chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
     if kernel is not None and kernel.output_of_8_bits and stored_format(fmt).bits == 8:
         chosen |= {"output": kernel.output_of_8_bits} if "output" in chosen else {}
@@ -394,7 +396,7 @@ def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | Non
 
 
 def multiplies(device: DeviceSpec, fmt: str) -> bool:
-    """Whether a device's file says how its matrix unit multiplies a format."""
+    """Whether a device's file states the arithmetic of its matrix unit for a format."""
     return any(fmt in unit.arithmetic for unit in device.matrix_engines.values())
 
 
@@ -406,7 +408,7 @@ def able_devices(fmt: str) -> str:
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
-    Raises `SpecError`: unknown preset or field (names those there are), two presets, a field twice, or text that is no
+    Raises `SpecError`: unknown preset or field (lists the known ones), two presets, a field twice, or a text that is no
     value of the field; `FormatError`: a field is set to an unknown number format or matrix arithmetic.
     """
     names, changes = list[str](), dict[str, str]()

@@ -70,7 +70,7 @@ class GatedFields(ChunkFields):
 
 
 class GpuGatedFields(GpuChunkFields):
-    """The same on a GPU, where a block sums those of a chunk."""
+    """The same on a GPU, where a block adds the decays of a chunk."""
 
     block_sums: int = Field(default=64, ge=16, multiple_of=16, description="tokens that one block sums")
 
@@ -202,7 +202,7 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 def by_head(
     function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> NDArray[np.float64]:
-    """Return what ``function`` of a problem, batch and head makes of Q, K and V, which heads may share."""
+    """Return the results of ``function`` of a problem, batch and head for Q, K and V, which heads may share."""
     share = {t.name: output.heads // t.heads for t in output.inputs if t.name in "qkv"}
     heads = [
         [function(problem, b, h, *(inputs(n, b, h // share[n]) for n in "qkv")) for h in range(output.heads)]

@@ -62,7 +62,7 @@ Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashml
 
 
 class SplitFields(Tiling):
-    """How keys are split, and how what splits leave is merged."""
+    """The split of keys, and the merge of the parts' results."""
 
     splits: Annotated[int, Field(ge=1)] | Rule = Field(
         default="auto",
@@ -150,14 +150,14 @@ def may_pack(problem: Problem, height: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPace:
-    """What attention takes on one core group, in its cycles.
+    """The time of attention on one core group, in its cycles.
 
     block, tile
         The start and end of a block, and of a tile.
     bytes_per_cycle
-        Rate at which the keys and values of a tile are worked on.
+        Rate at which the keys and values of a tile are processed.
     residents
-        Blocks that a core group works on at a time.
+        Blocks that a core group processes at a time.
     """
 
     block: float
@@ -189,7 +189,7 @@ MOST = 128
 
 
 class _CallTime:
-    """What an attention takes by its number of splits."""
+    """The time of an attention by its number of splits."""
 
     def __init__(self, device: DeviceSpec, phase: Phase, fan: int | None) -> None:
         self.device, self.fan, self.groups = device, fan, device.group_count.value
@@ -243,10 +243,10 @@ class _CallTime:
 
 
 def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
-    """Return the splits with which a call takes least time, or its cores where calls are alike.
+    """Return the splits with the least time of a call, or of its cores where calls are equal.
 
-    ``phase`` is the attention before it is split; ``fan``: how many partial outputs a step of the
-    merge takes in, None for all.  A call's time is what a run states as its latency.
+    ``phase`` is the attention before it is split; ``fan``: the number of partial outputs in a step of the
+    merge, None for all.  A call's time is the latency that a run states.
     """
     estimate = _CallTime(device, phase, fan)
     return min(range(1, min(MOST, estimate.tiles) + 1), key=estimate.times_s)
@@ -332,7 +332,7 @@ def _phases(
 
 
 def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
-    """Return how blocks are cut, or in how many parts, and a note where a rule says it."""
+    """Return the cuts of blocks, or the number of parts, and a note where a rule states it."""
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
         if splits != "auto" or tiling.split_keys % block_kv:

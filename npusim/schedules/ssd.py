@@ -1,9 +1,9 @@
-"""Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), kernels as their listing 1 has the steps.
+"""Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), with the steps of their listing 1 as kernels.
 
 S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are numbers by head, B and C are those of a
-group of heads.  Sums of dt A, what each chunk adds to the state, the states before the chunks, results.  In names of
-tensors C is q, B is k and x is v.  Sizes are those of ``--problem``, missing ones `SIZES`.  Errors are against the
-recurrence, token after token in float64.
+group of heads.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks, results.  In
+names of tensors C is q, B is k and x is v.  Sizes are those of ``--problem``, missing ones `SIZES`.  Errors are against
+the recurrence, token after token in float64.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def skips(heads: int) -> NDArray[np.float64]:
 
 
 def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of what is drawn beside C, B and x, of A and D, and of the state before the first token."""
+    """Return functions of the inputs besides C, B and x, of A and D, and of the state before the first token."""
     batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
     return {
         "dt": as_stored(lambda: steps(problem.seed, batch, heads, tokens)[:, :, None]),

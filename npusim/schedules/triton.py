@@ -82,25 +82,25 @@ _FORM = (
 
 @dataclass(frozen=True, slots=True)
 class TritonPrecision:
-    """What TTIR leaves open, as named choices.
+    """Choices that TTIR leaves open, by name.
 
     exp_variant
-        How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
+        The implementation of a power of two; ``exp.*``: as e^(x ln 2), where a unit has no other.
     erf_variant
-        How the error function is computed: by the vendor's library.
+        The implementation of the error function: the vendor's library.
     sqrt_variant
-        How ``tl.sqrt`` of float32 is computed: on GPUs by the approximate instruction.  ``tl.sqrt_rn`` is correct.
+        The implementation of ``tl.sqrt`` for float32: on GPUs the approximate instruction.  ``tl.sqrt_rn`` is correct.
     sum_order
-        Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
+        Order of a row's sum; empty: that of NVIDIA's code by its layouts (``mma_lanes`` where Triton compiles none),
         else the device's.
     accumulate
-        ``chained``: the matrix unit goes on adding to what it is given; ``fresh``: a product alone, and an addition.
+        ``chained``: the matrix unit adds to the accumulator; ``fresh``: a product alone, and an addition.
     contracts
         Whether multiplications and additions become one, as NVIDIA's compilers do by default.
     arithmetic
-        Of matrix units; empty: the device's own.
+        The arithmetic of matrix units; empty: the device's own.
     is_exact
-        Whether everything is float64: the kernel's algorithm without rounding, what its errors are against.
+        Whether everything is float64: the kernel's algorithm without rounding, the reference of its errors.
     """
 
     name: str
@@ -114,7 +114,7 @@ class TritonPrecision:
     is_exact: bool = False
 
     def formats(self) -> dict[str, str]:
-        """Return no formats: the kernel says them."""
+        """Return no formats: the kernel states them."""
         return {}
 
 
@@ -272,7 +272,7 @@ def _option(at: str, name: str, text: object) -> int:
 
 
 def _plain(text: str) -> Any:
-    """Return a number or word that text says; None for an expression of the problem."""
+    """Return the number or word of a text; None for an expression of the problem."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, TypeError):
@@ -408,7 +408,7 @@ def phase_read(
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return how many programs there are along each of three axes; raise `SpecError` for what is no such grid."""
+    """Return the number of programs along each of three axes; raise `SpecError` for a value that is no grid."""
     wanted = evaluated(launch, "grid", names)
     grid = wanted if isinstance(wanted, tuple) else (wanted,)
     is_whole = all(isinstance(n, int) and 1 <= n <= LARGEST for n in grid)
@@ -420,7 +420,7 @@ def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
-    """Raise `SpecError` for a size that no expression of a launch has: a misspelt one would be taken silently."""
+    """Raise `SpecError` for a size that no expression of a launch uses: a misspelt one would be ignored in silence."""
     texts = [text for launch in launches for text in (launch.grid, *launch.arguments.values())]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     for name in getattr(problem, "sizes", {}):
@@ -442,9 +442,10 @@ def _reference(launches: tuple[Launch, ...]) -> dict[str, Any]:
 def reference_rows(
     launches: tuple[Launch, ...], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> np.ndarray[Any, Any]:
-    """Return what the reference of the last launch computes, (batch, heads, rows, columns) in float64.
+    """Return the reference result of the last launch, (batch, heads, rows, columns) in float64.
 
-    It is called with those of the kernels' arguments that it names, tensors in float64 and in the launches' shapes.
+    The reference is called with those of the kernels' arguments that it names, tensors in float64 and in the launches'
+    shapes.
     """
     names, given, launch = names_of(problem), dict[str, Any](), launches[-1]
     for each in launches:
@@ -467,9 +468,9 @@ def reference_rows(
 
 
 def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
-    """Return the phase with what the compiler says of it: stages, registers, shared memory.
+    """Return the phase with the compiler's results for it: stages, registers, shared memory.
 
-    ``at_once``: tiles that it loads as one block, 0 where it goes from tile to tile.
+    ``at_once``: tiles that it loads as one block, 0 where it loops over tiles.
     """
     stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
     is_staged = warp_issue(machine.device).copies.value == "staged"
@@ -487,7 +488,7 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
 
 
 def names_of(problem: Any) -> dict[str, Any]:
-    """Return the names that a launch's expressions may use, with what they are of a problem."""
+    """Return the names that a launch's expressions may use, with their values for a problem."""
     if isinstance(problem, KernelProblem):
         made = partial(_tensor, problem.dtype)
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
@@ -525,7 +526,7 @@ def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
 
 
 def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
-    """Return an argument of a launch, or its grid; raise `SpecError` for what is no expression of the names."""
+    """Return an argument of a launch, or its grid; raise `SpecError` for a text that is no expression of the names."""
     text = launch.grid if what == "grid" else launch.arguments[what]
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
@@ -543,7 +544,7 @@ def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
 
 
 class _Bounded(ast.NodeTransformer):
-    """Has `_operation` compute what an operator of an expression would."""
+    """Lets `_operation` compute the operators of an expression."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         name, function = ast.Constant(type(node.op).__name__), ast.Name("_operation", ast.Load())

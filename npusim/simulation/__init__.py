@@ -1,1 +1,1 @@
-"""From what is asked for to a result: request, inputs, bits and time, and how far they hang on what is assumed."""
+"""From a request to a result: request, inputs, bits and time, and their dependence on assumptions."""

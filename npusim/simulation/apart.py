@@ -24,7 +24,7 @@ def is_single() -> bool:
 
 @contextmanager
 def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | None]:
-    """Give what returns the function's value: a forked process computes it meanwhile, this one if that fails.
+    """Return a function for the result: a forked process computes it meanwhile, or this process if the fork fails.
 
     None where this process may not fork, or there is no core for another one.
     """
@@ -58,7 +58,7 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
 
 
 def _work(function: Callable[[], object], sink: int) -> NoReturn:
-    """Write the function's value and end, without a word and without what ends the parent."""
+    """Write the function's value and end, without output and without the parent's exit handlers."""
     with suppress(BaseException):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):

@@ -1,12 +1,13 @@
 """Classes of equal bits, by structure: programs of one class compute the same value of every output element.
 
-A key has what decides a value: instructions with their attributes, formats, starts, constants, the order of each sum,
-and sizes along axes that are summed up or walked while a state is carried.  Blocks of rows and columns, stages, warps
-behind products and placement are left out: no element looks at another's row or column, but along those axes.
+A key contains everything that determines a value: instructions with their attributes, formats, starts, constants, the
+order of each sum, and sizes along axes that are summed or along which a state is carried.  Blocks of rows and columns,
+stages, warps behind products and placement are left out: no element depends on another row or column, but along these
+axes.
 
-Left out too: tiles that a mask hides whole at the end of a walk, which one block of rows visits and another does not.
-Where the states of a loop are sums and maxima, such tiles add zeros to sums that are finite, so that classes hold for
-finite inputs.  In other loops (PASA's means) all tiles that a row meets are part of the key.
+Also left out are tiles that a mask hides completely at the end of a loop, which one block of rows visits and another
+does not. Where the states of a loop are sums and maxima, such tiles add zeros to sums that are finite, so that classes
+hold for finite inputs.  In other loops (PASA's means) all tiles that a row meets are part of the key.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _DEPTH = re.compile(r"\.k(\d+)\.")
 
 @uncollected()
 def class_key(program: TileProgram, device: DeviceSpec) -> str:
-    """Return what programs for one problem share that give every output the same bits, as a digest.
+    """Return the digest that programs for one problem share if they give every output the same bits.
 
-    Products that name no arithmetic have the device's.  Empty where the form of a phase is not known.
+    Products that name no arithmetic have the device's.  Empty where the form of a phase is unknown.
     """
     engines = (e for core in device.cores.values() for e in core.engines.values())
     units = (unit for e in engines if isinstance(unit := getattr(e, "arithmetic", None), dict))
@@ -51,7 +52,7 @@ def class_key(program: TileProgram, device: DeviceSpec) -> str:
 
 
 def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
-    """Yield what decides the values of a phase."""
+    """Yield the parts that determine the values of a phase."""
     yield repr((phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator))
     yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
     yield repr({axis: phase.sizes[axis] for axis in sorted(_deciding(phase, arithmetic))})

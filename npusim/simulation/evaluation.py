@@ -1,4 +1,4 @@
-"""The bits of a plan's programs, and what they are held against: the schedule's reference, else the kernel itself."""
+"""The bits of a plan's programs, and their reference: the schedule's own, else the kernel itself in float64."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ EXACT_DEVICE = "xeon_avx512"
 
 
 def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
-    """Return what a program of the plan computes: an attention, or rows of plain tensors."""
+    """Return the subject of a program of the plan: an attention, or rows of plain tensors."""
     return plan.problem if isinstance(plan.problem, Problem) else KernelOutput.of(program)
 
 
 def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
-    """Return the inputs: those given, or those of the recipe."""
+    """Return the inputs: the given ones, or those of the recipe."""
     if isinstance(problem, KernelOutput):
         seed = cast("KernelProblem", plan.problem).seed
         follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items()}
@@ -74,13 +74,13 @@ def bits_of(plan: Plan, program: TileProgram, **how: Any) -> NumericResult:
 def compared_variants(
     plan: Plan, program: TileProgram, variants: Programs
 ) -> tuple[BlockRows, int, dict[str, NDArray[Any]]]:
-    """Return `compared_rows` of the run, and what variants of its program compute for them."""
+    """Return `compared_rows` of the run, and the same rows of variants of its program."""
     subject, r = subject_of(plan, program), plan.request
     return variant_rows(program, subject, source_of(plan, subject), variants, rows=r.rows, heads=r.heads)
 
 
 def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-    """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""
+    """Return rows of a kernel of plain tensors in float64: by its own reference, else by the kernel itself."""
     source = source_of(plan, subject)
 
     def wide(name: str, *at: int) -> NDArray[np.float64]:

@@ -54,16 +54,16 @@ DTYPES = get_args(Dtype)
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
-    """Return the tensors given, or those that the workload's recipe changes, their scales, and `Problem`'s fields.
+    """Return the given tensors, or those that the workload's recipe changes, their scales, and fields of `Problem`.
 
-    These are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the kind
-    of a ``bias``, whose values are beside the tensors.
+    The fields are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the
+    kind of a ``bias``, whose values are returned with the tensors.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to a float8 with a scale each (`quantise`).
 
-    Raises `TensorError` as `load_tensors`, where a value is beyond what ``dtype`` holds, and where tensors given
-    are not of the workload that is named beside them.
+    Raises `TensorError` as `load_tensors`, where a value exceeds the range of ``dtype``, and where given tensors do not
+    match the named workload.
     """
     r, dtype = request, request.dtype
     if r.tensors is not None:
@@ -93,7 +93,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
 def kernel_tensors(request: Request) -> Tensors | None:
     """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
 
-    Those of a recorded call are its own, if their values were recorded.
+    A recorded call has its own inputs, if their values were recorded.
 
     Raises `TensorError` for a file that is damaged.
     """
@@ -139,20 +139,20 @@ def load_tensors(
 ) -> Tensors:
     """Return ``{"q", "k", "v"}`` as (batch, heads, tokens, head size), each of one of `DTYPES`.
 
-    Sequences of unequal length are filled up with zeros, and their ``"lengths"`` in keys returned beside them, with
-    ``"query_lengths"`` where they have not as many queries as the longest, or as keys where these are fewer.
+    Sequences of unequal length are padded with zeros, and their ``"lengths"`` in keys are returned too, with
+    ``"query_lengths"`` where they have fewer queries than the longest, or than keys where these are fewer.
 
     ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
     ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
 
-    ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where
-    ``head_dim`` cuts the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key
-    ``cu_seqlens`` (or ``cu_seqlens_q`` and ``cu_seqlens_k``), beside the tensors' keys, holds the
-    ends of the sequences; without one they are as long as ``lengths`` says, or one sequence.  In other layouts
-    ``lengths`` are the keys of each sequence that are no padding.  With a key ``page_table`` (sequences, pages) K and V
-    are pages: (pages, keys of a page, heads, head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a
-    key ``cache_seqlens`` says how many keys each sequence has, and ``"page"`` comes back too.  A key ``bias``, (query
-    heads or 1, queries, keys) in the format of Q, is added to scaled scores, and comes back as it is.
+    ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where ``head_dim`` cuts
+    the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key ``cu_seqlens`` (or ``cu_seqlens_q``
+    and ``cu_seqlens_k``), besides the tensors' keys, has the ends of the sequences; without one, ``lengths`` states
+    their lengths, or there is one sequence.  In other layouts ``lengths`` are the numbers of keys of each sequence
+    without padding.  With a key ``page_table`` (sequences, pages) K and V are pages: (pages, keys of a page, heads,
+    head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a key ``cache_seqlens`` states the number of
+    keys of each sequence, and ``"page"`` is returned too.  A key ``bias``, (query heads or 1, queries, keys) in the
+    format of Q, is added to scaled scores, and is returned unchanged.
 
     Raises `TensorError` if the file is missing, truncated or has keys that nothing reads; shapes do not fit together,
     the layout or lengths; or a dtype is none of `DTYPES`.  NaN and Inf pass: `check_finite`.
@@ -268,10 +268,10 @@ def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: st
 def load_projection(
     source: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, beside: Mapping[str, NDArray[Any]] | None
 ) -> NDArray[Any] | None:
-    """Return the output projection ``w_o``, (heads x head size, hidden), in the format of the Q, K, V ``beside`` it.
+    """Return the output projection ``w_o``, (heads x head size, hidden), in the format of Q, K, V (``beside``).
 
     A layer's output is ``O w_o``, the heads side by side in the columns of O.  None where there is
-    none.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond what the format holds.
+    none.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
     """
     if source is None or beside is None:
         return None

@@ -1,4 +1,4 @@
-"""What a run is called: its inputs, its folder, and the digest of all that decides what is predicted."""
+"""Names of a run: its inputs, its folder, and the digest of everything that affects the prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_FOLDER = 200
 
 
 def inputs_of(plan: Plan) -> str:
-    """Return what the inputs are, for the record."""
+    """Return the name of the inputs, for the record."""
     drawn = plan.problem.drawn if isinstance(plan.problem, Problem) else ()
     return _given_or_drawn(plan) + (f"; drawn: {', '.join(drawn)}" if drawn else "")
 
@@ -40,10 +40,10 @@ def _given_or_drawn(plan: Plan) -> str:
 
 
 def digest_of(plan: Plan) -> str:
-    """Return a hash of all that decides what is predicted: two runs of one digest are one run.
+    """Return a hash of everything that affects the prediction: two runs of one digest are one run.
 
-    That is what was asked for as it was resolved, the contents of the device, of a user's own schedule and of
-    tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
+    It covers the resolved request, the contents of the device, of a user's own schedule and of tensors, and the rows
+    whose bits are computed; not npusim itself, and no options of display.
     """
     r, content = plan.request, sha256()
     bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
@@ -67,7 +67,7 @@ def sizes_of(plan: Plan) -> str:
 
 
 def folder_of(plan: Plan) -> str:
-    """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
+    """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of the other options."""
     r, p = plan.request, plan.problem
     if isinstance(p, Problem):
         lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)

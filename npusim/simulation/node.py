@@ -1,4 +1,4 @@
-"""Runs a plan on a node: kernels take their work from ``timing`` or the node's table, bits are those of all ranks."""
+"""Runs a plan on a node: kernels have their work from ``timing`` or the node's table, bits are those of all ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NO_BITS = ComputedBits(inputs="none")
 
 
 def run_on_node(plan: Plan) -> RunData:
-    """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that says what is wrong."""
+    """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that states the fault."""
     r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
     groups = traced_groups(r.trace_groups, machine.node.device_count.value)
     if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
@@ -91,9 +91,9 @@ def _timed(plan: Plan, machine: NodeDevice, groups: Groups) -> tuple[TileProgram
 
 
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
-    """Return a child's tile program on its device, fields that it does not name chosen as by a run of its own.
+    """Return a child's tile program on its device; fields that it does not name are chosen as in a run of its own.
 
-    ``whole``: what it computes instead, with the tile of the child.
+    ``whole``: the problem that it computes instead, with the tile of the child.
     """
     fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None}
     asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
@@ -110,10 +110,10 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing; that too if named.
+    """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
 
-    Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
-    that apart; what the host takes is a framework's overhead.
+    Kernels are issued one after the other, and a launch costs the device's own time where its file states this apart;
+    the host's time is a framework's overhead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
 
@@ -182,7 +182,7 @@ def _seconds(problem: SharedProblem, rows: Choice) -> float:
 
 
 def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
-    """Return the bits of a node program, if there are any, and what is to be said of them."""
+    """Return the bits of a node program, if there are any, and notes on them."""
     problem, machine = plan.problem, cast("NodeDevice", plan.device)
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if isinstance(problem, ModelProblem):
@@ -240,7 +240,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
-    """Return the heads and the projection of a whole layer: those given, or drawn from its recipe."""
+    """Return the heads and the projection of a whole layer: the given ones, or those drawn by its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
     if plan.tensors is not None:
         kv_heads = plan.tensors["k"].shape[1]
@@ -273,7 +273,7 @@ def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
 
 
 def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method: str) -> tuple[str, ...]:
-    """Return what a reader should know of the time: the collectives, and what they hide behind."""
+    """Return notes on the time: the collectives, and the compute that hides them."""
     node, notes = machine.node, list[str]()
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
@@ -306,7 +306,7 @@ def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
 
 
 def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
-    """Return what our own schedule takes where the node's file states another kernel's time."""
+    """Return the time of our own schedule where the node's file states another kernel's time."""
     stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
     table = machine.node.kernels
     if not stated or table is None or table.decode is None or not machine.each.is_timed:
@@ -323,13 +323,13 @@ def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str
 
 
 def _issue(timing: NodeTiming) -> str:
-    """Return what the host needs to issue collectives, where its file says so."""
+    """Return the host's time for issuing collectives, where its file states it."""
     issue = (timing.allreduce_s - timing.running_s[1]) * US
     return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
 
 
 def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
-    """Return what a model's run says: its latency or rate, its memory, where K and V are."""
+    """Return the notes of a model's run: its latency or rate, its memory, the place of K and V."""
     memory, seconds = memory_plan(what, machine, output=tiling.output), timing.latency_s
     rate = f"{format_duration(seconds)} of prefill"
     if what.seq_q == 1:
@@ -358,7 +358,7 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
 
 
 def _weights(what: ModelProblem) -> str:
-    """Return the parameters of a model: stated, of its shapes, and those that a token takes."""
+    """Return the parameters of a model: the stated number, that of its shapes, and those that a token uses."""
     weights = what.weights()
     total, active = weights.total - what.copied, weights.active - what.copied
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
@@ -373,7 +373,7 @@ def _weights(what: ModelProblem) -> str:
 
 
 def _experts_note(what: ModelProblem) -> tuple[str, ...]:
-    """Return how many experts a call is taken to read, where there are some."""
+    """Return the note on the number of experts that a call is assumed to read, where there are experts."""
     experts = what.experts
     if experts is None:
         return ()

@@ -126,7 +126,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
 
 
 def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
-    """Return the plan of a request; raise a subclass of `NpusimError` that says what is wrong with it.
+    """Return the plan of a request; raise a subclass of `NpusimError` that states its fault.
 
     ``is_bare``: without bits and timeline, for callers that compute bits themselves.
     """
@@ -180,7 +180,7 @@ def _problem_of(
     projection: NDArray[Any] | None,
     stated: Mapping[str, Any],
 ) -> Problem:
-    """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
+    """Return a workload's attention on one device, or its layer on a node, or the attention of the given tensors."""
     sizes, ranks, local = request.sizes(), None, None
     if schedule.is_of_decoding and tensors is None:
         sizes["is_absorbed"] = True
@@ -208,11 +208,11 @@ def layer_problem(
     projection: NDArray[Any] | None = None,
     local: Problem | None = None,
 ) -> SharedProblem:
-    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a ``projection`` given.
+    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a given ``projection``.
 
     ``local``: the attention of a model's local layers.
 
-    Raises `SpecError` where the workload does not state its width, or what a model's layers need.
+    Raises `SpecError` where the workload does not state its width, or another size of a model's layers.
     """
     if not issubclass(kind, LayerProblem):
         return kind.around(attention, ranks=ranks)
@@ -231,10 +231,10 @@ def problem_of_tensors(
     devices: int = 1,
     stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
-    """Return the problem of one of ``devices`` that share the heads of the tensors given; ``stated``: lengths, page.
+    """Return the problem of one of ``devices`` that share the heads of the given tensors; ``stated``: lengths, page.
 
-    ``sizes`` may say which keys a query sees and what is done to scores; `SpecError` for other sizes, and for heads
-    that cannot be shared.
+    ``sizes`` may state visible keys and functions of scores; `SpecError` for other sizes, and for heads that cannot be
+    shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
@@ -282,7 +282,7 @@ def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
 
 
 def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt: str) -> AnyProblem:
-    """Return the problem of a node schedule: what is asked for, or the part of a layer that it runs.
+    """Return the problem of a node schedule: the requested one, or the part of a layer that it runs.
 
     ``fmt`` is the format of the partial sums, which a collective carries.  Raises `SpecError` for another kind of
     problem, or a layer for fewer devices than all.
@@ -311,10 +311,10 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
 def estimate(
     problem: AnyProblem, tiling: Tiling, method: str, bits: tuple[Choice, Choice] | None
 ) -> Mapping[str, float]:
-    """Return seconds by what they are spent on: ``program``, ``time``, ``bits``.
+    """Return the estimated seconds by purpose: ``program``, ``time``, ``bits``.
 
-    ``bits`` are the rows and heads whose bits are computed, or None.  Products and copies take no time
-    worth an estimate: nothing is returned.
+    ``bits`` are the rows and heads whose bits are computed, or None.  Products and copies are too short for
+    an estimate: the result is empty.
     """
     if not isinstance(problem, Problem):
         return {}
@@ -349,7 +349,7 @@ def without_effect(r: Request, seconds: float, seconds_on: Callable[[DeviceSpec]
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
-    """Raise `SpecError` with the estimate and what would take less, if it is longer than ``limit_s``."""
+    """Raise `SpecError` with the estimate and cheaper options, if it is longer than ``limit_s``."""
     total = sum(seconds.values())
     if limit_s is None or total <= limit_s:
         return

@@ -1,6 +1,6 @@
 """A request: one object from the command line to the program, which alone names each option.
 
-It imports nothing that takes long to load, since help texts are made from it.
+It imports nothing that is slow to load, since help texts use it.
 """
 # ruff: noqa: RUF009 - `_option` makes dataclass fields.
 
@@ -52,7 +52,7 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return what sentences call a schedule: of launches the kernels, of a recorded call its file, else its name."""
+    """Return a schedule's name in sentences: for launches the kernels, for a recorded call its file, else its name."""
     if is_recorded(schedule):
         return schedule.rpartition("/")[2]
     launches = schedule.partition("::")[2].split(";")
@@ -66,11 +66,11 @@ def schedule_name(schedule: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How one field of a request is written on a command line.
+    """One field of a request on a command line.
 
-    ``names`` are its spellings, ``metavar`` what stands for its value (empty: a flag), ``panel`` the heading
+    ``names`` are its spellings, ``metavar`` the placeholder of its value (empty: a flag), ``panel`` the heading
     of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
-    default as it is typed, ``shown`` what the help says of that; ``needs`` are words of `NEEDS`, without which
+    default as typed, ``shown`` the default in the help; ``needs`` are words of `NEEDS`, without which
     nothing reads it.
     """
 
@@ -85,13 +85,13 @@ class Option:
 
 
 def names_and_metavar(usage: str) -> tuple[tuple[str, ...], str]:
-    """Return the names of an option and what stands for its value, of ``--out -o DIR``; empty for a flag."""
+    """Return the names of an option and its placeholder, for ``--out -o DIR``; empty for a flag."""
     names = tuple(word for word in usage.split() if word.startswith("-"))
     return names, " ".join(usage.split()[len(names) :])
 
 
 def _option(panel: str, usage: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
-    """Return a field of a request with its option: ``usage`` are its names and what stands for a value."""
+    """Return a field of a request with its option: ``usage`` are its names and its placeholder."""
     names, metavar = names_and_metavar(usage)
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
     more.setdefault("shown", bool(metavar or "choices" in more))
@@ -399,7 +399,7 @@ class Request:
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Request:
-        """Return the request of those entries of a file that it knows."""
+        """Return the request with the known entries of a file."""
         return cls(**{f.name: entries[f.name] for f in fields(cls) if f.name in entries})
 
     def sizes(self) -> dict[str, Any]:
@@ -412,7 +412,7 @@ class Request:
         return sizes
 
     def _decodes_lengths(self) -> bool:
-        """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
+        """Return whether each sequence of lengths has one query: the default of such a schedule."""
         if any(value is not None for value in (self.phase, self.seq_q, self.tensors, self.query_lengths)):
             return False
         is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
@@ -427,7 +427,7 @@ class Request:
         return load_workload(load) if isinstance(load, str | Path) else load
 
     def title(self, load: Workload) -> str:
-        """Return what its inputs are called: its workload, or its tensors where no workload is named."""
+        """Return the name of its inputs: its workload, or its tensors where no workload is named."""
         if self.tensors is None or self.workload is not None:
             return load.name
         return Path(self.tensors).stem if isinstance(self.tensors, str | Path) else "tensors"
@@ -487,7 +487,7 @@ class Request:
         return self.load().problem(**self.sizes())
 
     def about(self) -> dict[str, object]:
-        """Return what is computed, and on what device, for who reads a search."""
+        """Return the problem and the device, for readers of a search."""
         about: dict[str, object] = {"device": self.machine().name}
         if self.problem is None:
             about["workload"] = self.title(self.load())
@@ -503,7 +503,7 @@ class Request:
     def asked(self) -> Asked | None:
         """Return the options that reproduce the run on a command line.
 
-        None where there are none: for a problem or a device made in Python, or tensors of one's own.
+        None where no command line can state the run: a problem or a device created in Python, or arrays as tensors.
         """
         if self.tensors is not None or self.arithmetic is not None or self.layout != "bnsd":
             return None
@@ -525,7 +525,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of one call: what to compute, on what, and how, as `Request` has them."""
+    """Options of one call: the problem, the device and the method, in the names of `Request`."""
 
     workload: str | Path | Workload | None
     seq: Count | None
@@ -592,7 +592,7 @@ class BitsOptions(TensorOptions, SeedOptions, total=False):
 
 
 class RunOptions(BitsOptions, total=False):
-    """Options of a run, with those of what is shown of it."""
+    """Options of a run, with those of its display."""
 
     diagnose: bool
     presets: bool | None
@@ -664,7 +664,7 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
 
 
 def whole_number(name: str, text: str) -> int:
-    """Return a whole number as it is typed: ``4096``, ``8k``; raise `SpecError` naming what it is."""
+    """Return a whole number from its typed form: ``4096``, ``8k``; raise `SpecError` with its name."""
     try:
         return parse_count(text)
     except ValueError:

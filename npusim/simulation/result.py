@@ -35,10 +35,11 @@ _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """What a preset of the schedule gives, the run's own or another: its error is that of the rows `RunData.compared`.
+    """The result of a preset of the schedule, the run's own or another; its error is that of the rows
+    `RunData.compared`.
 
     ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
-    ``standard_error`` is that of the error over the run's own, relative, from how rows differ.
+    ``standard_error`` is the standard error of the error over the run's own, relative, from the differences of rows.
     """
 
     precision: str
@@ -51,9 +52,9 @@ class PresetOutcome:
 class Spread:
     """Outputs under another arithmetic against those of the run, over the rows `RunData.compared` of one head.
 
-    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
-    Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
-    other's outputs are not all finite.  ``standard_error`` is that of ``rmse``, relative, from how rows differ.
+    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative Frobenius distance,
+    ``differing`` the share of outputs whose bits differ; both are None where not all outputs of the other are finite.
+    ``standard_error`` is that of ``rmse``, relative, from the differences of rows.
     """
 
     arithmetic: str
@@ -73,7 +74,7 @@ class FiniteChoice:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBits:
-    """Bits of a run with their notes, as `RunData` has them; ``inputs`` None: as the plan says."""
+    """Bits of a run with their notes, in the fields of `RunData`; ``inputs`` None: those of the plan."""
 
     numerics: NumericResult | None = None
     spread: tuple[Spread, ...] = ()
@@ -88,14 +89,13 @@ class ComputedBits:
 class RunData:
     """Bits and cycles of one schedule on one device for one problem.
 
-    ``timing`` is there on every device whose file has the numbers for it, ``numerics`` unless it was
-    switched off.  ``inputs`` says where Q, K and V come from, ``spread`` how far the bits depend on
-    assumed arithmetic, ``orders`` what other collectives and row blocks of a node make of the same
-    partial sums, ``finite`` what is finite on the same sample where the output is not,
-    ``presets`` what other presets give; ``notes`` are what the run wants its reader to know, ``ignored``
-    what of the workload's attention it was told to leave out.  ``asked`` are the options that ask for
-    this run on a command line (None: none can).  ``digest`` is a hash of all that decides what is predicted, ``folder``
-    the name of a folder for it, which no other run has.
+    ``timing`` is set on every device whose file has the numbers for it, ``numerics`` unless it was switched off.
+    ``inputs`` names the origin of Q, K and V, ``spread`` has the dependence of the bits on assumed arithmetic,
+    ``orders`` the results of other collectives and row blocks of a node for the same partial sums, ``finite`` the
+    alternatives that are finite on the same sample where the output is not, ``presets`` the results of other presets;
+    ``notes`` are notes for the reader, ``ignored`` the features of the workload's attention that were left out on
+    request.  ``asked`` are the options of this run on a command line (None: no command line can state it).  ``digest``
+    is a hash of everything that affects the prediction, ``folder`` the name of a folder that no other run has.
     """
 
     name: str
@@ -142,7 +142,7 @@ class RunData:
         return None if self.numerics is None else self.numerics.output
 
     def __repr__(self) -> str:
-        """Return what was run and what came out, on one line."""
+        """Return the run and its result, on one line."""
         time = "" if self.timing is None else f", {self.cycles:,} cycles, {self.latency_us:,.2f} us"
         rmse = None if self.numerics is None else self.numerics.error.rmse
         is_lost = self.numerics is not None and rmse is None
@@ -202,14 +202,14 @@ def result_of(
 
 
 def _cache_note(plan: Plan) -> tuple[str, ...]:
-    """Return what is to be said of a cache of latents whose K and V are read expanded."""
+    """Return the note on a cache of latents whose K and V are read expanded."""
     problem = plan.problem.attention if isinstance(plan.problem, ModelProblem) else plan.problem
     note = plan.workload.expanded_cache(problem) if isinstance(problem, Problem) and plan.tensors is None else ""
     return (note,) if note else ()
 
 
 def _filled_note(problem: AnyProblem) -> Iterator[str]:
-    """Yield what head sizes are filled up to, which products, moves and buffers count."""
+    """Yield the padded head sizes, which products, transfers and buffers use."""
     if isinstance(problem, Problem) and any(problem.filled):
         full = problem.head_dim, problem.value_head_dim
         pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
@@ -219,7 +219,9 @@ def _filled_note(problem: AnyProblem) -> Iterator[str]:
 
 
 def with_evidence(result: RunData) -> RunData:
-    """Return a run with what its device's file, the roofline and measurements say of its time and its row sums."""
+    """Return a run with evidence for its time and its row sums, from its device's file, the roofline and
+    measurements.
+    """
     timing, bits = result.timing, result.numerics
     return replace(
         result,
@@ -234,7 +236,7 @@ def _stated(bits: NumericResult, device: DeviceSpec) -> NumericResult:
 
 
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
-    """Return a run's time with what is known of it beside the simulation."""
+    """Return a run's time with the numbers known besides the simulation."""
     uses = timing.uses_of_groups()
     is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
     return replace(
@@ -286,9 +288,9 @@ def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str
 
 
 def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
-    """Return matrix arithmetics with their evidence: ``measured`` where the device's file says so.
+    """Return matrix arithmetics with their evidence: ``measured`` where the device's file states this.
 
-    Of one whose name says its parameters (``stated``) it is the file's basis, whichever that is.
+    An arithmetic whose name states its parameters (``stated``) has the file's basis, whichever it is.
     """
     bases = {str(choice.value): choice.basis for choice in device.arithmetic_choices.values()}
     return {

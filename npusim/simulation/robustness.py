@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]:
-    """Return by name the program with whatever is assumed of its arithmetic taken otherwise.
+    """Return, by name, the program with each assumption on its arithmetic replaced by an alternative.
 
-    Nothing is assumed: no programs.
+    Without assumptions there are no programs.
     """
     variants = {}
     for name, changes in _alternatives(program, plan):
@@ -65,7 +65,7 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 
 @dataclass(frozen=True)
 class Compared:
-    """`compared_rows` of a run: the block whose last they are, the first, and what the run computed, (rows, dv)."""
+    """`compared_rows` of a run: the block whose last rows they are, the first row, and the run's result, (rows, dv)."""
 
     block: BlockRows
     at: BlockRows
@@ -74,7 +74,7 @@ class Compared:
 
     @classmethod
     def of(cls, bits: NumericResult) -> Compared:
-        """Return those of a run's bits."""
+        """Return the compared rows of a run's bits."""
         at, count = compared_rows({at: len(rows) for at, rows in bits.rows.items()})
         block = max(key for key in bits.rows if key[:2] == at[:2])
         return cls(block, at, bits.rows[block][-count:], bits.shape[0])
@@ -99,7 +99,7 @@ class Compared:
 
 
 def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
-    """Return what another program of the plan computes for so many rows."""
+    """Return so many rows of the result of another program of the plan."""
     (batch, head, row), problem = at, subject_of(plan, program)
     only: Any = {"batches": {batch}, "most": count}
     return execute_rows(program, source_of(plan, problem), [row], {head}, **only)[1][at][:, : problem.output_cols]
@@ -154,9 +154,9 @@ def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, 
 
 
 def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Return the relative standard error of sqrt(sum(squares) / sum(others)), of pairs of sums by row; 0 if unknown.
+    """Return the relative standard error of sqrt(sum(squares) / sum(others)), for pairs of sums by row; 0 if unknown.
 
-    To first order (a ratio estimate): half of what the rows' shares of the two sums differ by.
+    To first order (a ratio estimate): half of the difference between the rows' shares of the two sums.
     """
     if len(squares) < 2 or not (squares.any() and others.any() and np.isfinite(others).all()):
         return 0.0
@@ -171,7 +171,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     """Return a plan's first preset, and the first other schedule, that compute the rows of ``bits`` without NaN or Inf.
 
     Nothing where ``bits`` is finite itself.  Presets are tried in the registry's order, other schedules with their
-    default tiling; what does not fit the problem or the device is passed over.
+    default tiling; those that do not fit the problem or the device are skipped.
     """
     if bits.error.is_finite:
         return ()

@@ -1,7 +1,7 @@
-"""Recorded launches one after another: what one leaves in a storage is what later ones read of it.
+"""Recorded launches one after another: later launches read the values that earlier ones store.
 
-A launch is timed by itself.  Values go from one to the next in storages, as the launches have views of these: whatever
-the shapes and strides in which one writes and the next one reads.
+A launch is timed by itself.  Values pass from one to the next in storages, through the views of the launches: with
+any shapes and strides of writer and reader.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Memory:
         return np.lib.stride_tricks.as_strided(elements[x.offset :], x.shape, [s * size for s in x.strides])
 
     def store(self, number: int, call: Call, result: RunData, given: dict[str, Any]) -> None:
-        """Execute a launch whole, and write what it stores to its storages."""
+        """Execute a launch whole, and write its results to its storages."""
         program = result.program
         inputs = [t for t in program.tensors.values() if t.role == "input"]
         done = execute(program, kernel_source(inputs, 0, given))
@@ -87,7 +87,7 @@ class _Memory:
 
 
 def _scratch(call: Call) -> set[str]:
-    """Return the parameters in which a launch leaves what it loads again at once: no result of its run has them."""
+    """Return the parameters whose stored values a launch loads again at once: no result of its run contains them."""
     text = call.configurations[0].ttir
     return set(with_scratch_kept(read_ttir(text))[1]) if text else set()
 
@@ -107,9 +107,9 @@ def _refuse_scratch(calls: Sequence[Call]) -> None:
 
 
 def in_sequence(schedules: Sequence[str], request: Request) -> tuple[SequenceRun, ...]:
-    """Run recorded launches one after another on what a request has besides.
+    """Run recorded launches one after another with the other options of a request.
 
-    Raises `SpecError` where a schedule is no recorded call, or tensors are given: values are those of the storages.
+    Raises `SpecError` where a schedule is no recorded call, or tensors are given: the storages have the values.
     """
     if request.tensors is not None:
         raise SpecError("tensors: launches in sequence have the values of their storages; record them (--floats)")

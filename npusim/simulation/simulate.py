@@ -95,7 +95,7 @@ def run_plan(plan: Plan) -> RunData:
 
 
 def _compiled(plan: Plan) -> AbstractContextManager[object]:
-    """Return a context in which another process compiles what it can for a run."""
+    """Return a context in which another process compiles code that a run will need."""
     r, device, problem = plan.request, plan.device, plan.problem
     if not device.is_timed or r.method == "des":
         return nullcontext()
@@ -122,7 +122,7 @@ def _without_effect(plan: Plan, flops: int, timing: TimingResult | None) -> Iter
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
-    """Return what the attention of a model's layers of another kind takes, and that of all layers by their shares."""
+    """Return the time of attention in a model's layers of another kind, and that of all layers by their shares."""
     r, kinds = plan.request, plan.workload.kinds
     if r.problem is not None or r.kind is not None or timing is None or len(kinds) == 1:
         return ()
@@ -152,7 +152,7 @@ class BuiltPlan:
     program: TileProgram
 
     def check(self) -> None:
-        """Raise what is wrong with the program: races and all else that a run is checked for."""
+        """Raise the fault of the program: a race or another fault of a run."""
         with with_origin(self.plan.schedule.origin):
             check(self.program, self.plan.device.flags)
 
@@ -171,14 +171,14 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class Others:
-    """What a run's other programs compute for `compared_rows`: of its variants, and presets with latencies in us."""
+    """Results of a run's other programs for `compared_rows`: of its variants, and of presets with latencies in us."""
 
     variants: dict[str, NDArray[Any]]
     presets: tuple[tuple[str, NDArray[Any], float | None], ...]
 
 
 def _others(plan: Plan, program: TileProgram) -> Others:
-    """Return what another process computes while this one does the run's own."""
+    """Return the function for results that another process computes while this one computes the run's own."""
     if not isinstance(plan.problem, Problem):
         return Others({}, ())
     at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
@@ -209,7 +209,7 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
 def _beside(
     plan: Plan, bits: NumericResult, own_timing: TimingResult | None, others: Callable[[], Others] | None
 ) -> tuple[PresetOutcome, ...]:
-    """Return what the run's precision and the schedule's other presets give, with the same matrix arithmetic.
+    """Return the results of the run's precision and of the schedule's other presets, with the same matrix arithmetic.
 
     Their errors are those of the same rows, a sample of the run's: `Compared`.
     """
@@ -224,7 +224,7 @@ def _beside(
 
 
 def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:
-    """Yield the schedule's other presets: name, what it computes for so many rows, and its latency in us."""
+    """Yield the schedule's other presets: name, result for so many rows, and latency in us."""
     for name in plan.schedule.beside:
         if name == plan.precision.name:
             continue
@@ -256,11 +256,11 @@ def simulate_program(
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has
-    those of its beginning, up to the end of ``window`` (us).  ``templates``: the program's, of a device on which it was
-    timed before.
+    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long to trace completely has the
+    operations of its beginning, up to the end of ``window`` (us).  ``templates``: those of the program, from a device
+    on which it was timed before.
 
-    Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
+    Raises `SpecError` for an unknown method, `ProgramError` for an impossible result.
     """
     simulate, quickly = method_named(method), method_named("auto")
     if machine_of(device).node is not None:

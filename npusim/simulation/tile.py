@@ -1,10 +1,11 @@
-"""The program of a plan: tiling fields that nobody named are chosen, by the time of a few tiles that a machine offers.
+"""The program of a plan: tiling fields without a named value are chosen, by the time of a few tiles that a machine
+offers.
 
-The rule.  A schedule's declared tile comes first: it is that of the kernel it is known from.  The machine then offers
-settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and taken where the
-call is at least `WORTH` faster.  Fields that were named keep their values.  Tiles of a long call are compared on a
-shorter one (`judged_problem`); the fastest of them, the declared one and, where numbers of the device were changed, the
-choice for the unchanged device are compared again on the call itself, or on a part of it (`final_problem`).
+The rule.  A schedule's declared tile is first: it is the tile of the published kernel.  The machine then offers
+settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and used where the call
+is at least `WORTH` faster.  Fields that were named keep their values.  Tiles of a long call are compared on a shorter
+one (`judged_problem`); the fastest of them, the declared one and, where numbers of the device were changed, the choice
+for the unchanged device are compared again on the call itself, or on a part of it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class _Tried(NamedTuple):
 
 
 def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram]:
-    """Return a plan whose tiling is chosen and fits, and its program, with that in L2 which is asked for.
+    """Return a plan whose tiling is chosen and fits, and its program, with the requested content of L2.
 
-    Raises `TilingError` where none fits, with what would if ``is_hinted``.
+    Raises `TilingError` where none fits, with an alternative if ``is_hinted``.
     """
     choice = choose_tile(plan)
     tiling = plan.tiling.model_copy(update=choice.fields)
@@ -89,7 +90,7 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
 
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
-    """Yield what `program_of` may return for a plan: each tile that the rule may reach and that fits.
+    """Yield the possible results of `program_of` for a plan: each tile that the rule may reach and that fits.
 
     With ``heavier`` the plan stands for its family: named fields that declare their lightest value have others too,
     with which a setting may agree; with those of ``heavier``, the heaviest first, sizes may shrink further.  Raises
@@ -158,9 +159,9 @@ def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
 
 
 def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
-    """Return the program with that in L2 at its start, or what the device file says.
+    """Return the program with this content of L2 at its start, or that of the device file.
 
-    Raises `SpecError` where inputs are to lie there and do not fit, or the device file says nothing of dirty lines.
+    Raises `SpecError` where inputs should be in L2 and do not fit, or the device file has no number for dirty lines.
     """
     starts = device.memory.l2.starts
     l2 = l2 or (starts.value if starts else "clean")
@@ -179,9 +180,9 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
 
 
 def choose_tile(plan: Plan) -> TileChoice:
-    """Return the fields that the rule chooses of those that nobody named: one rule for all that build a plan.
+    """Return the chosen fields, among those without a named value: one rule for all callers that build a plan.
 
-    None are chosen on a device without times, nor for what is no attention.
+    None are chosen on a device without times, nor for problems other than attention.
     """
     if not _may_choose(plan):
         return TileChoice()
@@ -215,7 +216,7 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
-    """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
+    """Return one object for all devices of equal content: each run creates a new one for changed numbers."""
     return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
@@ -235,9 +236,9 @@ def _choice(
     l2: L2State | None,
     usual: tuple[tuple[str, object], ...] | None = None,
 ) -> TileChoice:
-    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose.
+    """Return the choice for a call, computed once: ``named`` distinguishes equal tilings by the origin of their fields.
 
-    ``usual``: the fields that are chosen on the device before its numbers were changed; None: none were.
+    ``usual``: the chosen fields on the device before its numbers were changed; None: none were.
     """
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
@@ -255,9 +256,9 @@ def _choice(
 def remembered(
     kind: str, schedule: Schedule, device: DeviceSpec, call: tuple[object, ...], make: Callable[[], Any]
 ) -> Any:
-    """Return what ``make`` says of a call, a value of JSON, from the cache folder where it is known.
+    """Return the result of ``make`` for a call, a value of JSON, from the cache folder where it is stored.
 
-    It is stored until one of npusim's files changes, or of those from outside that have a part in it: a schedule of
+    It is stored until one of npusim's files changes, or of the outside files that it depends on: a schedule of
     attention, a kernel, a machine, and all that Python loaded for them.
     """
     files = _outside_files(schedule, device, call)
@@ -280,7 +281,7 @@ def remembered(
 
 
 def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, ...]) -> list[str]:
-    """Return the files of what is not npusim's own in a call: its schedule, its kernel, its machine."""
+    """Return the outside files of a call: its schedule, its kernel, its machine."""
     kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
     modules = [outside.load(k, "a kernel")[0] for k in kernels if isinstance(k, str) and outside.is_outside(k)]
     machine = machine_class(device.family).__module__
@@ -327,7 +328,7 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
 def _open(
     group: Iterable[Mapping[str, object]], tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Yield the settings that change no field that was named, without those that are no fields of the tile.
+    """Yield the settings that change no named field, without those that are no fields of the tile.
 
     A named field that is ``standing`` agrees with any value.
     """
@@ -352,7 +353,7 @@ class _Trial:
     _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
 
     def count_in_words(self, *, is_last: bool = False) -> str:
-        """Return how many tiles were simulated, and on what part of the call."""
+        """Return the number of simulated tiles, and the part of the call that was simulated."""
         count, p = sum(tried is not None for tried in self._known.values()), self.problem
         part = f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
         return f"of {count} tried" + (part if p != self.called else " on the call" if is_last else "")
@@ -382,7 +383,7 @@ class _Trial:
             return None
 
     def refusal(self, fields: Mapping[str, object]) -> str:
-        """Return what is wrong with the program of a tile: a race, or what else a run is checked for."""
+        """Return the fault of a tile's program: a race, or another fault of a run."""
         try:
             check(self._fitted(_with(self.tiling, fields))[1], self.device.flags)
         except NpusimError as error:
@@ -401,9 +402,9 @@ class _Trial:
 
 
 def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Problem:
-    """Return the problem by which tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap.
+    """Return the problem that judges tiles of ``problem``: shorter, then with fewer heads, until cheap.
 
-    That is at most ``most`` pairs.  Fewer heads come first while there are more than ``heads`` of keys (0: never).
+    It has at most ``most`` pairs.  Fewer heads are tried first while there are more than ``heads`` of keys (0: never).
     """
     p = problem
     while p.heads * p.pairs() > most:

@@ -84,8 +84,8 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs share what depends on them.
-    ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.  Else they
-    have their declared values.
+    ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.  Otherwise
+    they have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
@@ -97,7 +97,7 @@ class Variants:
         self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made of, but the request's ``progress``."""
+        """Pickle its arguments, but for the request's ``progress``."""
         return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
@@ -119,7 +119,9 @@ class Variants:
         return self.named(changes).on(self.request)
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
-        """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+        """Return a variant's program; raise `TilingError` where it does not fit, with an alternative if
+        ``is_hinted``.
+        """
         return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
 
     def candidates(
@@ -144,7 +146,7 @@ class Variants:
         return {n: v for n, v in tiling if n not in named and v != declared[n]}
 
     def _plan(self, variant: Variant) -> Plan:
-        """Return a variant's plan; what it does not name is open to the rule."""
+        """Return a variant's plan; the rule chooses the fields that it does not name."""
         plan = self._scene_of(variant).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
         kind = plan.schedule.tiling
@@ -188,7 +190,7 @@ class _Scene:
 
 
 def bits_key(built: BuiltPlan) -> str:
-    """Return what variants share that have the same bits, as a digest; empty where a machine does not say."""
+    """Return the digest that variants with equal bits share; empty where a machine does not define one."""
     contents = [repr(built.plan.problem)]
     for phase in built.program.phases:
         if phase.bits is None:
@@ -219,7 +221,9 @@ def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Ha
 
 
 def _collect(items: Iterable[Item], how: tuple[int, bool], into: dict[str, list[Hashable]]) -> None:
-    """Add operations by label; those that differ in their rows alone (slices, bands, cores) count once a body."""
+    """Collect operations by label; operations that differ in their rows alone (slices, bands, cores) count once a
+    body.
+    """
     seen: set[Hashable] = set()
     for item in items:
         if isinstance(item, Loop):
@@ -240,7 +244,7 @@ def _step(step: Step, how: tuple[int, bool]) -> Hashable:
 
 @lru_cache(maxsize=256)
 def _in_words(attributes: Attributes) -> str:
-    """Return attributes but for how tiles lie in a warp, which decides no bit."""
+    """Return attributes without the layout of tiles in a warp, on which no bit depends."""
     return str(replace(attributes, warp=None))
 
 

@@ -1,4 +1,4 @@
-"""Compiles ahead what runs usually need: small runs, one for each kind of arithmetic."""
+"""Compiles code for usual runs ahead of time: small runs, one for each kind of arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ USUAL = (
 
 
 def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
-    """Compute bits on a short call, of the schedule's other presets too: what a run of it compiles but the engine."""
+    """Compute bits on a short call, with the schedule's other presets: this compiles all code of a run but the
+    engine.
+    """
     plan = plan_of(Request(schedule, hw=hw, seq=256, precision=precision, dtype=dtype or None))  # type: ignore[arg-type]
     for name in dict.fromkeys((plan.precision.name, *plan.schedule.beside)):
         preset = replace(plan, precision=plan.schedule.precision(name))
@@ -38,7 +40,7 @@ def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
 
 
 def warm() -> Iterator[tuple[str, int]]:
-    """Run what is usual, small, and yield what was run, with how many there are: its machine code is then kept."""
+    """Run usual calls in small sizes, and yield the name and the total of each: their machine code is then stored."""
     count = len(USUAL) + 1
     for schedule, hw, dtype in USUAL:
         is_node = hw.endswith("_x8")
@@ -49,7 +51,7 @@ def warm() -> Iterator[tuple[str, int]]:
 
 
 def _run_mean_field() -> None:
-    """Run what `timing.auto` takes for long causal calls on a short one, which it would not take it for."""
+    """Run the method that `timing.auto` uses for long causal calls on a short one, for which it would not use it."""
     plan = plan_of(Request("flash", seq=1024, causal=True, numerics=False))
     _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
     code = code_of(Streams(program, plan.device))
@@ -57,7 +59,7 @@ def _run_mean_field() -> None:
 
 
 def run_times() -> None:
-    """Run what a long call needs of the engine."""
+    """Run the parts of the engine that a long call needs."""
     run_request(Request("flash", seq=256, numerics=False))
     _run_mean_field()
 

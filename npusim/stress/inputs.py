@@ -39,11 +39,11 @@ LATE = 7 / 8
 
 @dataclass(frozen=True)
 class Aspect:
-    """One way in which inputs may be worse: its value in the base, and those that are tried.
+    """One way in which inputs may be worse: its value in the base, and the values to try.
 
     ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
-    ``is_range``: what is between the first and the last value is tried too; those of a factor lie apart by factors.
-    One of the value 1 alone is a switch.
+    ``is_range``: values between the first and the last are tried too; the values of a factor differ by factors.  An
+    aspect with the single value 1 is a switch.
     """
 
     name: str
@@ -148,7 +148,7 @@ def words(point: Point) -> str:
 def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, seed: int) -> HeadSource:
     """Return the inputs at a point: those of ``base``, (rows, columns) each, changed and rounded once.
 
-    What is beyond the inputs' format becomes its largest finite number: inputs are finite.
+    A value beyond the inputs' format becomes its largest finite number: inputs are finite.
     """
     change = _of_attention if isinstance(problem, Problem) else _of_tensors
     # One row that all rows of a kernel take stays one.

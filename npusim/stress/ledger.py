@@ -1,7 +1,7 @@
-"""Ledger of an execution: what each step saturated and flushed, and the first value that float64 does not give.
+"""Ledger of an execution: saturation and flushing of each step, and the first value that differs from float64.
 
-Each step is held against float64 of what that step read, so that the first one which is off is where an error begins;
-products are held against overflow alone, since the arithmetic of their unit is stated.
+Each step is compared with float64 on the values that it read, so that the first step with an error is its origin;
+products are checked for overflow alone, since the arithmetic of their unit is stated.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _described(moment: Moment, lost: Any, result: Any, exact: Any) -> str:
 
 
 def _exact(moment: Moment, wide: list[Any]) -> Any:
-    """Return float64 of what a step read; of a product that goes on adding up, without what was there."""
+    """Return float64 values of a step's operands; for a product that accumulates, without the accumulator."""
     step, how = moment.step, moment.step.attributes
     if step.opcode is Opcode.CAST:
         return wide[0]
@@ -121,7 +121,7 @@ def _element(fmt: str) -> str:
 
 
 def _step(result: Any, name: str, exact: Any) -> tuple[Any, Any]:
-    """Return the step of a format at each value, and what its element 1 stands for (of formats in blocks a scale)."""
+    """Return the step of a format at each value, and the value of its element 1 (for formats in blocks, a scale)."""
     fmt = get_format(_element(name))
     unit = scale_values(result["scale"]).astype(np.float64) if result.dtype.names else 1.0
     exponent = np.frexp(np.abs(exact) / unit)[1] - 1
@@ -129,7 +129,9 @@ def _step(result: Any, name: str, exact: Any) -> tuple[Any, Any]:
 
 
 def coarsest_step(program: TileProgram) -> float:
-    """Return the largest relative step of the formats that a program's steps write, of those in blocks an element's."""
+    """Return the largest relative step of the formats that a program's steps write; for those in blocks, an
+    element's.
+    """
     written = {
         _element(step.dst.fmt)
         for phase in program.phases

@@ -1,4 +1,6 @@
-"""Searches inputs for those on which a schedule is furthest from float64, and says where its numbers break."""
+"""Searches inputs for those on which a schedule is furthest from float64, and names the step where its numbers
+break.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ class StressedRun:
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
     def heads(self, subject: Problem | KernelOutput) -> Choice:
-        """Return the heads that are computed: those named, or as few as have `SAMPLE_ROWS` rows."""
+        """Return the computed heads: the named ones, or as few as have `SAMPLE_ROWS` rows."""
         heads = self.request.heads
         return range(min(subject.heads, ceil_div(SAMPLE_ROWS, subject.query_count))) if heads == "sample" else heads
 
@@ -165,16 +167,16 @@ def built(plan: Plan) -> tuple[Plan, TileProgram]:
 
 @dataclass(frozen=True)
 class Stress:
-    """The worst input that a search found for a schedule, where its error begins, and what would hold.
+    """The worst input of a search for a schedule, the origin of its error, and choices that hold.
 
     ``verdict``: ``holds``, ``loses`` (the error of ``worst`` is above ``limit``, `FACTOR` times that of ``calm`` and
-    `STEPS` steps of the coarsest format at most), or ``not finite``.  ``first``: the first value that float64 does not
-    give from what its step read; empty where there is none, and the error is the algorithm's or that of many roundings.
-    ``lost_mass`` and ``clipped_mass``: shares of a row's sum whose P became 0, or that saturation cut, means over rows.
-    ``margin``: the power of two by which Q (of plain tensors, all inputs) may be larger than in the base, 0 where
-    not even a 16th of it holds, None where the budget ended before.  ``choices``: errors on the worst input of the
-    choices that hold there, else of the one that comes nearest.  ``is_whole``: the budget was enough for all of this.
-    ``inputs``: the worst, of the heads that were computed.
+    `STEPS` steps of the coarsest format at most), or ``not finite``.  ``first``: the first value that differs from
+    float64 on its step's operands; empty where there is none, and the error belongs to the algorithm or to many
+    roundings. ``lost_mass`` and ``clipped_mass``: the share of a row's sum whose P became 0, and the share that
+    saturation cut, means over rows. ``margin``: the power of two by which Q (of plain tensors, all inputs) may be
+    larger than in the base, 0 where not even a 16th of it holds, None where the budget ended before.  ``choices``:
+    errors on the worst input, for the choices that hold there, else for the nearest one.  ``is_whole``: the budget was
+    enough for all of this. ``inputs``: the worst inputs, for the computed heads.
     """
 
     name: str
@@ -227,7 +229,7 @@ def examine(
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Stress:
-    """Return what `stress` does for a request."""
+    """Return the result of `stress` for a request."""
     if not budget_s > 0:
         raise SpecError(f"--budget {budget_s}: give seconds above 0")
     begun, trial = time.monotonic(), StressedRun(replace(request, progress=None))
@@ -301,7 +303,7 @@ class _Search:
         self.outcomes += [done[n] for n in sorted(done)]
 
     def explained(self) -> Stress:
-        """Return the result: the worst input run once more with its ledger, the margin and what holds."""
+        """Return the result: the worst input run once more with its ledger, the margin and the choices that hold."""
         trial, worst, ledger = self.trial, self.worst, Ledger(self.limit)
         plan, program = trial.at(worst.point)
         p, subject, breaks = plan.problem, subject_of(plan, program), worst.badness > self.limit
@@ -316,7 +318,7 @@ class _Search:
             sizes = {n: (t.batch, t.heads) for n, t in plain.items()}
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
-            """Return a matrix of plain tensors as it lies in memory, rows that are one written once."""
+            """Return a matrix of plain tensors in its order of memory, with rows of one element written once."""
             t = None if isinstance(p, Problem) else plain[name]
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned

@@ -11,10 +11,10 @@
 ``steady``
     ``fold`` that skips whole periods once the joint state repeats: exact.
 ``reserved``
-    A mean field (`npusim.timing.mean_field`): each core group beside a mean of the others, a block simulated once:
-    approximate, for groups that all differ.
+    A mean field (`npusim.timing.mean_field`): each core group with the mean traffic of the others, a block simulated
+    once: approximate, for groups that all differ.
 ``auto``
-    Chooses ``steady`` or, where that takes long and its measured difference is small, ``reserved``.
+    Chooses ``steady`` or, where this is slow and the measured difference is small, ``reserved``.
 """
 
 from __future__ import annotations

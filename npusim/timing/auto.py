@@ -1,9 +1,9 @@
-"""Chooses how to find the time of a program, and says in the result what it chose.
+"""The choice of the method that simulates the time of a program; the result names the method.
 
 Few operations, or few classes of equal core groups: exact (``steady``: folded, repetitions
 skipped).  Many long programs that all differ: ``reserved`` with the band that it measures on a part
-of the program; where that is wide, exact all the same unless that takes very long.  What is chosen
-depends on the program and the device alone, not on whether a timeline is wanted.
+of the program; where the band is wide, the method is exact all the same unless it is very slow.  The choice
+depends on the program and the device alone, not on a request for a timeline.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def keeps_spans(streams: Streams) -> bool:
 def simulate(
     program: TileProgram, device: DeviceSpec, *, trace_groups: Collection[int] = (), streams: Streams | None = None
 ) -> TimingResult:
-    """Return the time of ``program`` by the method that suits it; ``result.method`` names it.
+    """Return the time of ``program`` by the appropriate method; ``result.method`` names it.
 
-    Spans of ``trace_groups`` are kept unless the program is so long that it is not simulated operation by operation.
+    Spans of ``trace_groups`` are stored unless the program is so long that it is not simulated operation by operation.
     """
     streams = streams or Streams(program, device)
     if streams.scalar_waits:

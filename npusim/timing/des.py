@@ -43,9 +43,9 @@ def simulate(
 ) -> TimingResult:
     """Return the time of ``program`` on all core groups of ``device``.
 
-    ``trace_groups`` are the core groups whose operations are kept as spans; ``progress`` is told the
-    share of blocks that have been issued.  Raises :class:`~npusim.errors.DeadlockError` naming every
-    waiting engine if no event is left.
+    ``trace_groups`` are the core groups whose operations are stored as spans; ``progress`` receives the share of blocks
+    that have been issued.  Raises :class:`~npusim.errors.DeadlockError` naming every waiting engine if no event is
+    left.
     """
     simulation = _Simulation(streams or Streams(program, device), frozenset(trace_groups))
     simulation.progress = progress
@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def stuck(self) -> str:
-        """What the engine waits for, if it waits for a flag."""
+        """The flag that the engine waits for, if any."""
         if self.op is None or not self._stalled:
             return ""
         own = self.op.waits[self._index][0]
@@ -187,7 +187,7 @@ class Engine:
     def _launch(self, now: int) -> None:
         """Schedule the operation, which starts when the last of its flags is seen.
 
-        Its end is known at once unless it shares links or pipes: those it joins when it starts.
+        Its end is known at once unless it shares links or pipes, which it joins when it starts.
         """
         op = self.op
         assert op is not None
@@ -216,7 +216,7 @@ class Engine:
         self._server.join(op.share, self._left)
 
     def _left(self) -> None:
-        """The work is through; what is left of the operation needs no pipe."""
+        """End the work of an operation whose remaining time needs no pipe."""
         assert self.op is not None
         self._pipes.end(self.op, int(self._sim.env._now))
         self._finish.set(self.op.occupancy)
@@ -312,7 +312,7 @@ class Dispatcher:
         self._alarm.set(delay)
 
     def stuck(self, causes: Sequence[str]) -> str:
-        """Return what the scalar unit itself waits for, if it waits for a flag."""
+        """Return the flag that the scalar unit itself waits for, if any."""
         if self._pending is None or self._waits_for < 0:
             return ""
         return f"{self.name}: {self._pending[0].label} waits for {causes[self._waits_for]}"

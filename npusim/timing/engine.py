@@ -1,7 +1,7 @@
-"""One compiled engine: core groups in arrays, phase after phase, and what they took.
+"""One compiled engine: core groups in arrays, phase after phase, and their times.
 
 It is cycle-identical to ``npusim.timing.des`` (cycles, busy and waiting times by cause, bytes of every link), at
-millions of operations a second, and has two switches that change nothing but how long it takes: one core group of
+millions of operations a second, and has two switches that change nothing but its speed: one core group of
 each class stands for all of them (``fold``), and whole periods are added at once where the joint state of all
 classes repeats, at iterations of every loop, of key tiles and of blocks alike (``steady``).
 """
@@ -85,7 +85,7 @@ class Run:
         self.cycles = self.now = 0
 
     def result(self, method: str, *, has_spans: bool = True) -> TimingResult:
-        """Run every phase and return what it took."""
+        """Run every phase and return the times."""
         streams, m = self.streams, self.state
         ends = []
         for phase in range(len(self.starts)):
@@ -148,7 +148,7 @@ class Run:
     def spans(self, until: int | None = None) -> tuple[Span, ...]:
         """Return the operations of the traced groups, each class's once for each of its groups.
 
-        ``until``: those that end by that cycle.
+        ``until``: operations that end by that cycle.
         """
         queues, operations = self.streams.program.queues, self.code.operations
         kept, spans = self.state.span[: self.state.size[SPANS]], []
@@ -161,7 +161,7 @@ class Run:
         return tuple(spans)
 
     def _describe(self, phase: ProgramPhase) -> str:
-        """Return who waits for what, as ``des`` says it."""
+        """Return the waiting engines and their flags, in the words of ``des``."""
         m, p, queues = self.state, self.program, self.streams.program.queues
         named = []
         for e in (m.engine["op"] >= 0).nonzero()[0].tolist():
@@ -178,16 +178,16 @@ class Run:
 
 
 def history_of(streams: Streams) -> int:
-    """Return how many counts of a flag have to be kept: a power of two, so that a mask finds them.
+    """Return the number of counts of a flag to store: a power of two, so that a mask finds them.
 
-    A waiter never looks further back than the slots both sides of a ring can be apart.
+    A waiter never looks further back than the distance that both sides of a ring can have in slots.
     """
     rings = streams.program.rings
     return 1 << max((2 * r.depth + r.period for r in rings), default=0).bit_length()
 
 
 class Booked(NamedTuple):
-    """What a simulation books for every queue, and for every endpoint's waits, member by member."""
+    """Bookings of a simulation for every queue, and for every endpoint's waits, member by member."""
 
     busy: Ints
     done: Ints

@@ -44,7 +44,7 @@ def record(fields: str) -> np.dtype[Any]:
 
 
 class Program(NamedTuple):
-    """What is to be run; never changes during a run (`build_program`)."""
+    """The program of a run; it never changes during the run (`build_program`)."""
 
     op: Records  #: one more than there are: an operation's waits end where the next one's begin
     wait: Records
@@ -164,7 +164,7 @@ STATE_TYPES: Mapping[str, Any] = MappingProxyType(
 
 
 def build_state(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
-    """Return the state before a run: ``history`` counts are kept of each counter, loops nest ``levels`` deep."""
+    """Return the state before a run: ``history`` counts are stored for each counter, loops nest ``levels`` deep."""
     members, issuers = len(program.member), program.entry.shape[1]
     engines, counters = members * len(program.queue), members * len(program.endpoint)
     dispatchers, links = members * issuers, len(program.link)
@@ -216,7 +216,7 @@ def memory_of(state: EngineState) -> Ints:
 
 
 def indices_of(state: EngineState) -> EngineState:
-    """Return arrays like those of a state, in which every number is its index in the state's memory."""
+    """Return arrays in the layout of a state, in which every number is its index in the state's memory."""
     indices = np.arange(memory_of(state).size)
     ends = np.cumsum([array.nbytes for array in state]) // indices.itemsize
     parts = np.split(indices, ends[:-1])

@@ -1,12 +1,12 @@
-"""Turns a tile program into the flat arrays of ``engine_arrays``: operations, bodies, block sequences, classes.
+"""Translates a tile program into the flat arrays of ``engine_arrays``: operations, bodies, block sequences, classes.
 
 A body is written once for each scalar unit, as code of operations, loops and calls; loops stay
-loops.  Blocks that differ only in how often their loops run share one body and bring the counts as
+loops.  Blocks that differ only in the lengths of their loops share one body and have the counts as
 operands.  A core group's blocks become a sequence of calls in which repetitions are loops too, so
 that the arrays grow with the number of different bodies, not with the size of the problem.
 
-Core groups of one class run the same blocks and do the same at the same tick, so that one of them tells all: its
-transfers weigh as much on the links as those of the whole class (``npusim.timing.link``).  160 equal blocks on 24
+Core groups of one class run the same blocks and do the same at the same tick, so that one of them represents all: its
+transfers have the weight of the whole class on the links (``npusim.timing.link``).  160 equal blocks on 24
 groups are two classes: sixteen groups with seven blocks, eight with six.
 """
 
@@ -39,7 +39,7 @@ NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InnerBody:
-    """A loop's body in another, and how often it runs; None: as often as the block says."""
+    """A loop's body in another, and its number of iterations; None: the number that the block states."""
 
     times: int | None
     body: int
@@ -65,9 +65,9 @@ class CompiledBody:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A body with the counts of its loops; ``operand`` is where they begin in the table of counts.
+    """A body with the counts of its loops; ``operand`` is their first index in the table of counts.
 
-    ``operations`` are those of each queue, all loops run.
+    ``operations`` counts those of each queue, with all iterations.
     """
 
     body: int
@@ -123,7 +123,7 @@ class Code:
         return [self._block(number, tuple(row), tuple(done)) for row, done in rows]
 
     def block_of(self, body: int, counts: tuple[int, ...]) -> int:
-        """Return the number of the block with that body and those counts."""
+        """Return the number of the block with this body and these counts."""
         operations = list(self.bodies[body].operations)
         for count, inner in zip(counts, self.bodies[body].repeats, strict=True):
             for queue, inside in enumerate(self.bodies[inner].operations):
@@ -173,7 +173,7 @@ class Code:
         return self._inners[body]
 
     def _run(self, run: tuple[OpTemplate, ...]) -> tuple[int, ...]:
-        """Return the numbers of operations; those that take the same time the same way share one."""
+        """Return the numbers of operations; operations with equal time and behaviour share one."""
         known, operations, numbers = self._operations, self.operations, []
         for op in map(self.streams.timed, run):
             numbers.append(known.setdefault(op.content, len(operations)))
@@ -341,7 +341,7 @@ def code_of(streams: Streams) -> Code:
 
 
 def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
-    """Return the arrays that do not depend on what is run: operations, flags, queues, links."""
+    """Return the arrays that do not depend on the program: operations, flags, queues, links."""
     links = {name: index for index, name in enumerate(streams.device.links)}
     queues, endpoints = streams.program.queues, streams.endpoints
     owners = {q.name: i for i, q in enumerate(queues)}
@@ -377,9 +377,9 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
 
 
 def link_rates(streams: Streams) -> list[int]:
-    """Return what each link serves in a cycle, in units of its clock, as ``SharedLink`` rounds it.
+    """Return the service of each link in a cycle, in units of its clock, as ``SharedLink`` rounds it.
 
-    A link so fast that all that can be in flight (:func:`check_range`) takes less than a cycle
+    A link so fast that all transfers in flight (:func:`check_range`) need less than a cycle
     might as well be faster: its clock stays within int64.
     """
     rates = (bytes_per_cycle(streams.device, name) for name in streams.device.links)

@@ -1,7 +1,7 @@
-"""The compiled engine: each queue runs ahead until a flag, an instruction or a link holds it up.
+"""The compiled engine: each queue runs ahead until a flag, an instruction or a link stops it.
 
-Only transfers on shared links need to happen in order of time.  Everything else is a maximum of
-times that are known: an engine goes through its queue at once, up to the first operation whose
+Only transfers on shared links must be processed in order of time.  Everything else is a maximum of
+known times: an engine processes its queue at once, up to the first operation whose
 flag has not been set, and a scalar unit issues up to the first queue that is full.  An operation
 with transfers that begins later is an event; so is the end of the next transfer on each link.
 Within a tick the order is of no consequence (``npusim.timing.link``); pipes that serve
@@ -159,7 +159,7 @@ def issue(p: Program, m: EngineState, d: int) -> None:
 
 @inline
 def enqueue(m: EngineState, who: int) -> None:
-    """Put an engine or dispatcher on the stack of those to look at."""
+    """Put an engine or dispatcher on the stack of those to process."""
     if not m.is_todo[who]:
         m.is_todo[who] = 1
         m.todo[m.size[TODO]] = who
@@ -362,7 +362,7 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
 
 @inline
 def share_core(p: Program, m: EngineState, e: int, now: int) -> None:
-    """Let the operation of engine ``e`` begin its work beside the other warp groups of its core."""
+    """Start the operation of engine ``e`` beside the other warp groups of its core."""
     op, member = m.engine[e].op, e // len(p.queue)
     for at in range(p.op[op].takes, p.op[op + 1].takes):
         m.pipe[member, p.take[at].pipe].busy += p.take[at].cycles
@@ -389,7 +389,7 @@ def serve_core(m: EngineState, member: int, now: int) -> None:
 
 @inline
 def change_load(p: Program, m: EngineState, member: int, op: int, sign: int) -> None:
-    """Add or take away what an operation asks for, and find the speeds anew."""
+    """Add or remove the demand of an operation, and compute the new speeds."""
     core = m.core[member]
     core.slots += sign * p.op[op].slots
     core.compare += sign * p.op[op].compare
@@ -426,7 +426,7 @@ def free_pipes(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def note_due(m: EngineState, member: int, now: int) -> None:
-    """Write down when the next work of a core ends; clocks of what is empty begin anew."""
+    """Store the time of the next end of a core's work; clocks of empty kinds of work restart."""
     due = NEVER
     for number in range(2 * member, 2 * member + 2):
         server = m.server[number]
@@ -498,7 +498,7 @@ def grant(p: Program, m: EngineState, now: int) -> None:
 
 @inline
 def begin_shared(p: Program, m: EngineState, e: int, now: int) -> None:
-    """Let engine ``e`` begin what it does beside others: work on its core, or transfers."""
+    """Start the shared work of engine ``e``: work on its core, or transfers."""
     if p.op[m.engine[e].op].kind >= 0:
         share_core(p, m, e, now)
     else:

@@ -1,13 +1,13 @@
 """Pipes that the warps of a GPU's core share.
 
-A queue of a GPU is a group of warps: it issues in order and does one operation at a time.  The pipe
+A queue of a GPU is a group of warps: it issues in order and executes one operation at a time.  The pipe
 that executes an operation belongs to the core, and serves the operations of all queues in the order
-in which they are ready, ties by the number of the queue; an operation that keeps several pipes busy
+in which they are ready, ties by the number of the queue; an operation that needs several pipes
 (a product whose operands come from shared memory) begins when all of them are free.
 
-Where the device file says how warp groups work beside one another (``sharing``), their operations wait
-for none: all arithmetic of a core goes on at one speed, and so do all its products, as much slower
-than alone as what is under way asks for (`speeds`).  Everything is an integer, in units of 2^-20, and
+Where the device file states the concurrent speeds of warp groups (``sharing``), their operations wait
+for none: all arithmetic of a core runs at one speed, and so do all its products, slower than alone by the demand of
+the operations in progress (`speeds`).  Everything is an integer, in units of 2^-20, and
 changes only at the ticks at which some work begins or ends, whatever the order within a tick.
 """
 
@@ -80,7 +80,7 @@ def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, me
 
 
 class Customer(Protocol):
-    """A queue that asks for pipes: it has an operation, and is told when that begins."""
+    """A queue that requests pipes: it has an operation, and is notified of its start."""
 
     op: TimedOp | None
 
@@ -89,7 +89,7 @@ class Customer(Protocol):
 
 
 class Pipes:
-    """The pipes that the queues of one core group share, first come first served."""
+    """The pipes that the queues of one core group share, first come, first served."""
 
     __slots__ = ("_alarm", "_env", "_is_set", "_waiting", "busy", "done", "free")
 
@@ -106,7 +106,7 @@ class Pipes:
             self._alarm.set(0, AFTER_ALL)
 
     def book(self, op: TimedOp) -> None:
-        """Count what an operation that waits for none keeps busy."""
+        """Count the busy time of an operation that waits for no pipe."""
         for pipe, cycles in op.pipes:
             self.busy[pipe] += cycles
             self.done[pipe] += 1
@@ -131,7 +131,7 @@ class Pipes:
 
 
 class ProcessorSharing:
-    """The warp groups of one core at work beside one another: :meth:`join` begins work, a callback ends it."""
+    """The concurrent warp groups of one core: :meth:`join` begins work, a callback ends it."""
 
     def __init__(self, env: Environment, rules: Rules) -> None:
         self.env, self.rules = env, rules

@@ -5,9 +5,9 @@ rounded down whenever the number of transfers changes (an error below 1e-6 byte 
 at which some transfer starts or ends, whatever the order within a tick, so that cores in step can be folded into one
 weighted transfer without changing a single tick.
 
-Cores that queue do not stay in step: those served last ask again while the others compute.  A link of which a device
-file says so (``catch_up``) makes up for what it was idle since a phase's first transfer, at a multiple of its rate;
-in all of the phase it carries no more than its rate allows.
+Cores that queue do not stay in step: those served last request again while the others compute.  A link with
+``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a multiple of its rate; over
+the whole phase it carries no more than its rate allows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CATCH_UP = 0, 1
 
 
 def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
-    """Return what a shared link carries in a cycle, for all cores together."""
+    """Return the bytes that a shared link carries in a cycle, for all cores together."""
     return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
 
 
@@ -120,7 +120,7 @@ class SharedLink:
         self._arm()
 
     def change_rate(self, bytes_per_tick: float) -> None:
-        """Serve from now on at another rate; what has been served stays served."""
+        """Serve at another rate from now on; bytes that were served stay served."""
         self._advance()
         self.rate = max(1, round(bytes_per_tick * (1 << self.fraction_bits)))
         if self._flows:
@@ -131,7 +131,7 @@ class SharedLink:
         self._most_idle, self._catch_up, self._idle = most_idle, catch_up, -1
 
     def _reached(self, now: int) -> tuple[int, int]:
-        """Return the virtual clock at ``now``, and the idle cycles still to be made up for."""
+        """Return the virtual clock at ``now``, and the idle cycles still to be recovered."""
         elapsed = now - self._updated
         if self._weight and elapsed > 0:
             made_up = min(self._idle, (self._catch_up - 1) * elapsed)

@@ -1,11 +1,12 @@
-"""Approximate (mean field): each core group has its share of the links to itself, beside a mean of the others.
+"""Approximate (mean field): each core group has its share of the links, next to the mean traffic of the others.
 
 Where the groups all run different blocks (causal, dealt round robin) their joint state never repeats.  Here a transfer
-shares a link with the group's own transfers, which are simulated, and with as many others as the unfinished groups keep
-in flight on average in the blocks they are at.  A block then depends on nothing but the state in which its group enters
-it, and is simulated once; long loops are cut short, and what an iteration takes is measured in the middle of them.
+shares a link with the group's own transfers, which are simulated, and with the average number of transfers that the
+unfinished groups have in flight in their current blocks.  A block then depends on nothing but the state in which its
+group enters it, and is simulated once; long loops are cut short, and the time of an iteration is measured in the middle
+of them.
 
-Model: the chance meetings of groups are averaged out; the difference that makes is measured on a part
+Model: the chance meetings of groups are averaged out; the resulting difference is measured on a part
 of the program, which is simulated exactly too, and becomes the band of the result.
 
 Users call the method ``reserved``.
@@ -98,7 +99,7 @@ def operations_of(code: Code, classes: Classes) -> int:
 
 
 class PhaseBooking(NamedTuple):
-    """Cycles that a phase takes at least, and what every group books in it, from its beginning."""
+    """The least cycles of a phase, and the bookings of every group in it, from its beginning."""
 
     least: int
     busy: Ints  #: (groups, queues), as are ``idle`` and ``end``, the last results
@@ -109,7 +110,7 @@ class PhaseBooking(NamedTuple):
 
 class MeanField:
     """Approximate simulations of a program or parts of it; phases with few classes of core groups, and those in
-    ``short``, are simulated exactly.  What blocks take is kept from one to the next.
+    ``short``, are simulated exactly.  Times of blocks are stored for later phases.
     """
 
     def __init__(self, code: Code, short: Collection[int] = ()) -> None:
@@ -135,7 +136,7 @@ class MeanField:
         return self._errors[position]
 
     def result(self, classes: Classes) -> TimingResult:
-        """Run every phase of these core groups' blocks, the whole before any part, and return what it took."""
+        """Run every phase of these core groups' blocks, the whole before any part, and return the times."""
         classes = classes.one_by_one()
         code, streams, groups = self.code, self.streams, len(classes.groups)
         (queues, endpoints), cycles, ends = self._widths, 0, []
@@ -165,7 +166,7 @@ class MeanField:
         return summarise(streams, "reserved", ends, uses, links, times, ())
 
     def _exactly(self, folded: Classes) -> PhaseBooking:
-        """Run one phase folded, skipping what repeats."""
+        """Run one phase folded, with repetitions skipped."""
         run = Run(self.code, folded, periodic=True)
         run.run_phase(0)
         member = np.empty(sum(map(len, folded.groups)), np.int64)
@@ -176,7 +177,7 @@ class MeanField:
         return PhaseBooking(run.now, engine["busy"], engine["idle"], stalled, engine["end"])
 
     def _beside_others(self, number: int, phase: Sequence[Sequence[int]]) -> PhaseBooking:
-        """Run one phase group by group, each beside the mean traffic of the others."""
+        """Run one phase group by group, each with the mean traffic of the others."""
         from npusim.formats.jit import Table
         from npusim.timing.mean_field_kernel import run_groups
 
@@ -198,7 +199,7 @@ class MeanField:
         return PhaseBooking(0, busy, idle, stalled, ends)
 
     def _table(self, number: int, phase: Sequence[Sequence[int]]) -> tuple[BlockTable, Ints, Ints]:
-        """Return what the blocks of a phase take, what each is cut to, and how many iterations more it has."""
+        """Return the times of a phase's blocks, the cut of each, and the number of its remaining iterations."""
         if number not in self._tables:
             blocks, leader = cut_blocks(self.code, phase)
             cut, extra = np.zeros((2, len(self.code.blocks)), np.int64)
@@ -225,7 +226,7 @@ def sample_of(code: Code, classes: Classes, short: Collection[int], position: fl
 
 
 def part_at(position: float, code: Code, classes: Classes, limit: int, short: Collection[int]) -> Classes:
-    """Return whole blocks from ``position`` of what every core group runs, some ``limit`` operations in all."""
+    """Return whole blocks from ``position`` of every core group's sequence, some ``limit`` operations in total."""
     phases: list[list[tuple[int, ...]]] = []
     for number, phase in enumerate(classes.one_by_one().blocks):
         turns = 0 if number in short else max(map(len, phase))
@@ -242,9 +243,9 @@ def part_at(position: float, code: Code, classes: Classes, limit: int, short: Co
 
 
 def cut_blocks(code: Code, groups: Iterable[Sequence[int]]) -> tuple[dict[int, tuple[CutBlock, int]], int]:
-    """Return each block with its longest loop cut to ``LONG`` iterations, and how many it has more; and who leads.
+    """Return each block with its longest loop cut to ``LONG`` iterations, the number of further ones, and the leader.
 
-    The engine with most operations leads; blocks are told apart by what it is at.
+    The engine with most operations leads; its position distinguishes blocks.
     """
     cut = {number: _cut(code, number) for number in dict.fromkeys(chain(*groups))}
     work = {number: code.blocks[number].operations for number, _ in cut.values()}

@@ -1,4 +1,4 @@
-"""The flat integer records of a mean field: what blocks take, and where each core group is."""
+"""The flat integer records of a mean field: times of blocks, and the position of each core group."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SPAN = 4
 
 
 class BlockResults(NamedTuple):
-    """What blocks take, by all that they depend on; as many of each array as ``known`` says.
+    """Times of blocks, by everything on which they depend; each array has ``known`` entries.
 
-    Booked are, one after the other: cycles that every queue was busy and idle, cycles that every endpoint waited,
+    Bookings are, in this order: cycles that every queue was busy and idle, cycles that every endpoint waited,
     bytes on every link, and transfers in flight on every link, summed over cycles.
     """
 
@@ -45,9 +45,9 @@ class BlockResults(NamedTuple):
 
 
 class GroupStates(NamedTuple):
-    """Where each core group is, and what it has booked; ``in_flight`` are its transfers on average, in parts.
+    """The position of each core group, and its bookings; ``in_flight`` are its transfers on average, in parts.
 
-    ``unnoticed`` are those of others that make no operation of its own later.
+    ``unnoticed`` are transfers of others that delay no operation of their own group later.
     """
 
     group: Records

@@ -1,8 +1,8 @@
-"""One block of a core group beside the mean traffic of the others: simulated once, and remembered.
+"""One block of a core group with the mean traffic of the others: simulated once, and stored.
 
-What a block takes depends on the state in which its group enters it, on itself and its neighbours, and on how many
-transfers of other groups share the links meanwhile.  The engine runs one core group, whose links carry those others
-as a weight that stays.
+The time of a block depends on the state in which its group enters it, on itself and its neighbours, and on the number
+of transfers of other groups on the links meanwhile.  The engine runs one core group, whose links carry the others
+as a constant weight.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PLACES = np.arange(WINDOW)
 class CutBlock(NamedTuple):
     """A block whose longest loop was cut short, by its number.
 
-    ``work`` is how many operations the leading engine has in it; where its loop was cut, the pace is taken from
-    when that has done ``since`` of them to when it has done ``until``.
+    ``work`` is the number of operations of the leading engine in it; where its loop was cut, the rate is measured
+    between its operations ``since`` and ``until``.
     """
 
     number: int
@@ -89,7 +89,7 @@ class BlockTable:
         self._entered = [self._first_state()]
 
     def _first_state(self) -> tuple[Ints, int, int]:
-        """Return what a group enters its first block in: the memory, the links' clock, the leader's."""
+        """Return the state in which a group enters its first block: the memory, the links' clock, the leader's."""
         m = self.state
         dispatch = self.code.streams.device.timed_launch().block_dispatch_cycles.value
         m.size[LEADER], m.size[WINDOW_AT] = self.leader, self.window
@@ -104,9 +104,9 @@ class BlockTable:
         return ProgramError(f"{self.code.streams.program.name}: its blocks cannot be simulated one by one")
 
     def add(self, state: int, numbers: Ints, others: Ints) -> None:
-        """Simulate a block entered in ``state`` beside so many parts of transfers of others, and keep what it takes.
+        """Simulate a block entered in ``state`` with so many parts of transfers of others, and store its time.
 
-        ``numbers`` are those of the block and of what is around it, `WINDOW` in all.  Raises `ProgramError` where
+        ``numbers`` are those of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` where
         scalar units are too far apart, or blocks have too little in common.
         """
         r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]

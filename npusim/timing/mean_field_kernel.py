@@ -1,6 +1,6 @@
-"""The core groups of a phase, from block to block in order of time, each beside the mean traffic of the others.
+"""The core groups of a phase, from block to block in order of time, each with the mean traffic of the others.
 
-What a block takes is known from `npusim.timing.mean_field_blocks`, or asked for; all else is compiled.
+The time of a block is known from `npusim.timing.mean_field_blocks`, or requested there; the rest is compiled.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def put_in_flight(t: GroupStates, g: int, link: int, parts: int) -> None:
 
 @inline
 def cycles_of(t: GroupStates, r: BlockResults, g: int) -> int:
-    """Return what the block that was found takes, with the iterations that were left out."""
+    """Return the cycles of the current block, with the iterations that were left out."""
     k = r.result[t.group[g].result]
     cycles: int = k.cycles + t.block[t.group[g].at].extra * k.span_cycles // SPAN
     return cycles
@@ -75,7 +75,7 @@ def cycles_of(t: GroupStates, r: BlockResults, g: int) -> int:
 
 @inline
 def booked_of(t: GroupStates, r: BlockResults, g: int, place: int) -> int:
-    """Return a number that the block that was found books."""
+    """Return a number booked by the current block."""
     found = t.group[g].result
     booked: int = r.booked[found, place] + t.block[t.group[g].at].extra * r.span_booked[found, place] // SPAN
     return booked
@@ -83,10 +83,10 @@ def booked_of(t: GroupStates, r: BlockResults, g: int, place: int) -> int:
 
 @inline
 def take_part(t: GroupStates, r: BlockResults, g: int) -> None:
-    """Put as many transfers in flight as a group has on average in the block that was found.
+    """Put as many transfers in flight as a group has on average in the current block.
 
-    Others that make no operation later still make its transfers longer: each takes as long as all
-    of them would one after the other.
+    Others that delay no operation later still make its transfers longer: each needs the time of all of
+    them one after the other.
     """
     links, cycles = len(r.link), max(1, cycles_of(t, r, g))
     first = r.booked.shape[1] - 2 * links

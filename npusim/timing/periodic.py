@@ -1,10 +1,10 @@
-"""Skipping what repeats: snapshots of the joint state at iterations of loops, and jumps by whole periods.
+"""Skipping repetitions: snapshots of the joint state at iterations of loops, and jumps by whole periods.
 
-A snapshot holds all that can bear on the future, with times relative to the moment: what engines and scalar units are
-at, entries of queues, the flags that can still be asked for, transfers in flight.  A time that nothing can notice any
-more (a flag long visible, a place long free) counts as the earliest moment at which it will be asked for.  Iterations
-left are kept apart: if two snapshots differ in nothing else, and no loop came to its end in between, what happened
-between them happens again as long as the loops last.  All totals then grow by what they grew by, and all times move.
+A snapshot holds everything that can affect the future, with times relative to its moment: the positions of engines and
+scalar units, entries of queues, the flags that can still be awaited, transfers in flight.  A time without a possible
+effect (a flag visible for long, a place free for long) counts as the earliest moment at which it can be awaited.
+Remaining iterations are stored apart: if two snapshots differ in nothing else, and no loop ended in between, the events
+between them repeat as long as the loops last.  All totals then grow by their increments, and all times move.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PRIME = 0x100000001B3
 class Snapshots(NamedTuple):
     """The latest snapshots of each level of loops; slot ``level * kept + n``.
 
-    ``total`` holds indices into the ``memory`` of the state: of what a snapshot keeps beside what bears on the
-    future.  ``at`` says where each of ``TOTALS`` begins; all but the first two, which are times, grow from period
-    to period, as does what follows them and is only booked.
+    ``total`` holds indices into the ``memory`` of the state: numbers that a snapshot stores without an effect on the
+    future.  ``at`` has the first index of each of ``TOTALS``; all but the first two, which are times, grow from period
+    to period, as do the numbers after them, which are only booked.
     """
 
     words: Ints  #: (slots, words)
@@ -236,7 +236,7 @@ def note_dispatcher(m: EngineState, s: Snapshots, d: int, moment: int, out: Ints
 
 @inline
 def note_pipes(p: Program, m: EngineState, s: Snapshots, member: int, out: Ints, start: int) -> int:
-    """Write down how long the pipes of a member are taken beyond the next moment to ask for them."""
+    """Write the times for which the pipes of a member are occupied beyond the next possible request."""
     first, floor = member * len(p.queue), NEVER
     for e in range(first, first + len(p.queue)):
         floor = min(floor, s.engine_floor[e])
@@ -247,7 +247,7 @@ def note_pipes(p: Program, m: EngineState, s: Snapshots, member: int, out: Ints,
 
 @inline
 def note_link(p: Program, m: EngineState, link: int, moment: int, out: Ints, start: int) -> int:
-    """Write down the transfers in flight, and the idle cycles to be made up for."""
+    """Write the transfers in flight, and the idle cycles to be recovered."""
     flows: int = m.link[link].flows
     out[start] = flows
     idle, elapsed = m.link[link].idle, moment - m.link[link].updated
@@ -273,7 +273,7 @@ def note_core(m: EngineState, member: int, moment: int, out: Ints, start: int) -
 
 @inline
 def note_heap(heap: Records, size: int, units: int, out: Ints, start: int) -> int:
-    """Write down what is left of each entry of a heap, and its engine, in the order in which they will end."""
+    """Write the remainder of each entry of a heap, and its engine, in the order of their ends."""
     for i in range(size):
         rest, e = heap[i].key - units, heap[i].engine
         at = start + 2 * i
@@ -309,14 +309,14 @@ def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints)
 
 @inline
 def note_totals(s: Snapshots, out: Ints) -> None:
-    """Write down what grows without bearing on what follows, and the iterations left."""
+    """Write the totals, which do not affect the future, and the remaining iterations."""
     for n in range(len(s.total)):
         out[n] = s.memory[s.total[n]]
 
 
 @inline
 def grow_totals(s: Snapshots, old: Ints, times: int) -> None:
-    """Let totals grow ``times`` over by what they grew by since ``old``, but for times of engines."""
+    """Add ``times`` the growth of the totals since ``old``, but for times of engines."""
     for n in range(s.at[DONE], len(s.total)):
         s.memory[s.total[n]] += times * (s.memory[s.total[n]] - old[n])
 
@@ -326,7 +326,7 @@ def grow_totals(s: Snapshots, old: Ints, times: int) -> None:
 
 @inline
 def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
-    """Return how often what happened since a snapshot of equal state will happen again at least."""
+    """Return the least number of further repetitions of the period since a snapshot of equal state."""
     times = NEVER
     for d in range(len(m.dispatcher)):
         levels = 0 if m.dispatcher[d].pending == HALTED else m.dispatcher[d].level
@@ -352,9 +352,9 @@ def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
 
 @inline
 def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times: int) -> None:
-    """Move the state on by ``times`` periods, ``shift`` cycles in all.
+    """Move the state by ``times`` periods, ``shift`` cycles in total.
 
-    Times that nothing can notice any more stay as they are; so do those of whoever is through.
+    Times without a possible effect stay unchanged; so do those of engines that have ended.
     """
     note_floors(p, m, s)
     for counter in range(len(m.counter)):
@@ -471,7 +471,7 @@ def is_same(a: Ints, b: Ints, length: int) -> bool:
 
 @kernel
 def run_engine(p: Program, m: EngineState, s: Snapshots, start: int) -> int:
-    """Run until nobody can go on any more, skipping what repeats; return the time of the last event.
+    """Run until no engine can proceed, with repetitions skipped; return the time of the last event.
 
     Where an engine leads, its ``TARGET`` ends the run too: ``CROSSED`` is set, and slot 0 has the state.
     """

@@ -1,6 +1,6 @@
-"""Machine code where none is kept yet: another process compiles that of bits while this one compiles the engine.
+"""Machine code that is not stored yet: another process compiles the code of bits while this one compiles the engine.
 
-Or the engine, before a call that takes much memory: a compiler's 150 MB stay with the process that had it.
+It also compiles the engine before a call that needs much memory: a compiler's 150 MB stay allocated in its process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
     """Let another process run a module with some words, unless the engine is compiled or there is no core for it.
 
-    Give whether one does: what it is at when this process comes to it, this process waits for (`npusim.cache.alone`).
-    It ends with the context at the latest; should it fail, this process compiles all.
+    Yield whether one runs: code that it is compiling when this process needs it is awaited (`npusim.cache.alone`).
+    It ends with the context at the latest; if it fails, this process compiles all.
     """
     null, is_alone = subprocess.DEVNULL, (os.cpu_count() or 1) == 1
     process = None if is_alone else _started(null, module, *words)
@@ -50,7 +50,9 @@ def compiled_before(module: str) -> Iterator[None]:
 
 
 def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[bytes] | None:
-    """Return a process that runs a module; None where the engine is compiled or cannot be kept, or none starts."""
+    """Return a process that runs a module; None where the engine is compiled or cannot be stored, or no process
+    starts.
+    """
     from npusim.timing.periodic import run_engine
 
     is_kept = not run_engine.is_missing()  # type: ignore[attr-defined]

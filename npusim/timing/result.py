@@ -1,4 +1,4 @@
-"""What a simulation of time returns: cycles, who was busy, who waited for what, what crossed links."""
+"""Results of a simulation of time: cycles, busy units, waits with their causes, traffic of links."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class QueueUse:
 
 
 def units_of(uses: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
-    """Return what executes: the queues, or the pipes if they share some (then a queue only issues)."""
+    """Return the executing units: the queues, or the pipes if queues share some (then a queue only issues)."""
     return tuple(use for use in uses if use.is_pipe) or uses
 
 
@@ -90,7 +90,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the core group that ends last does; ``givers[queue][cause]`` are the queues that it waits for."""
+    """The time account of the core group that ends last; ``givers[queue][cause]`` are the queues that it waits for."""
 
     group: int
     work: tuple[Work, ...]
@@ -123,7 +123,7 @@ class Roofline:
 
     @property
     def attainable_flops_per_s(self) -> float:
-        """What memory and matrix units allow at the intensity of what has to be moved."""
+        """The rate that memory and matrix units allow at the intensity of the compulsory traffic."""
         return min(self.peak_flops_per_s, self.intensity * self.memory_bytes_per_s)
 
     @property
@@ -139,14 +139,13 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapRecord:
-    """A node's kernels and collectives alone, and how far they run side by side.
+    """A node's kernels and collectives alone, and their overlap.
 
     ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and issue included;
-    ``allreduce_s`` is what the collectives took, ``closed_form_s`` what the alpha-beta form gives for them.
-    ``exposed_s`` is the part of the whole in which no kernel runs, ``overlap_efficiency`` the share of the shorter of
-    compute and communication that runs beside the other one.  ``modes`` are each collective's, as
-    ``mesh by sdma (stream)``; ``parts_s`` is device 0's time by what its operations are called, as they ran:
-    ``attention``, ``upload``, ``cpu``, ...
+    ``allreduce_s`` is the time of the collectives, ``closed_form_s`` their time by the alpha-beta form. ``exposed_s``
+    is the part of the whole in which no kernel runs, ``overlap_efficiency`` the share of the shorter of compute and
+    communication that overlaps with the other one.  ``modes`` are each collective's, as ``mesh by sdma (stream)``;
+    ``parts_s`` is device 0's time by the name of its operations, as they ran: ``attention``, ``upload``, ``cpu``, ...
     """
 
     attention_s: Annotated[Microseconds, key("attention_us")]
@@ -171,9 +170,9 @@ LINK_SHARE = 0.8
 
 
 class Limit(NamedTuple):
-    """What limits a time: a link, else a pipe; the busiest pipe where neither does.
+    """The limit of a time: a link, else a pipe; the busiest pipe where neither limits it.
 
-    ``share``: of the link's rate, or of the cores' time.  ``name``: empty where nothing ran.
+    ``share``: the used share of the link's rate, or of the cores' time.  ``name``: empty where nothing ran.
     """
 
     name: str
@@ -196,22 +195,22 @@ KINDS = ("core", "kernel", "back_to_back", "call")
 
 
 def method_text(method: str, band: float) -> str:
-    """Return a method with what it is worth: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
+    """Return a method with its accuracy: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
     return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingRecord:
-    """Predicted time of one program on one device, as ``result.json`` keeps it.
+    """Predicted time of one program on one device, in the form of ``result.json``.
 
-    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that the host waits for, launch
-    included.  ``times_s`` says the same time as each of `KINDS` would measure it, those of which the device's file
-    knows nothing left out.  ``bound_cycles`` is the least time each unit and each link needs for its work,
-    ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact cycles lie within ``1 -
-    band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on
-    operations of the same program.  ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only,
-    ``roofline`` where the device's matrix units are described.  ``account`` is that of the core group that ends last,
-    ``validated`` how far such times were from measured ones; None in files of before they were kept.
+    ``cycles`` is the time of the cores, without launches; ``latency_s`` is that of a call that the host waits for,
+    launch included.  ``times_s`` has the same time as each of `KINDS` would measure it, without the kinds that the
+    device's file has no numbers for.  ``bound_cycles`` is the least time that each unit and each link needs for its
+    work, ``compulsory_bytes`` the least traffic beyond L2.  ``band``: the exact cycles are within ``1 - band`` to ``1 +
+    band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on operations of the
+    same program.  ``uses`` are those of all core groups' queues, ``overlap`` is set on nodes only, ``roofline`` where
+    the device's matrix units are described.  ``account`` belongs to the core group that ends last, ``validated`` states
+    the errors of such predictions; None in files of earlier versions.
     """
 
     method: str
@@ -292,7 +291,7 @@ class TimingRecord:
         return {name: size / seconds / bytes_per_s[name] for name, size in self.link_bytes.items()} if seconds else {}
 
     def limit(self, bytes_per_s: Mapping[str, float]) -> Limit:
-        """Return what limits the time; ``bytes_per_s``: of each link."""
+        """Return the limit of the time; ``bytes_per_s``: the rate of each link."""
         if (busiest := self.busiest) is None:
             return Limit("", 0.0)
         busy, shares = self.busy_share(busiest), self.link_shares(bytes_per_s)
@@ -313,13 +312,13 @@ class TimingRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingResult(TimingRecord):
-    """What a simulation returns: what is kept of it, and what only a live run has.
+    """The result of a simulation: the stored record, and data that only a live run has.
 
-    ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses.
-    ``stream_s`` is what launches cost on the device alone, ``term_cycles`` maps keys of the device's file to the busy
-    cycles that rest on them.  ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
-    ``flops``, ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are those of a run
-    (`npusim.simulation.result.with_evidence`): empty in what `npusim.timing` itself returns.
+    ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses. ``stream_s`` is
+    what launches cost on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
+    depend on them.  ``spans`` cover the first ``traced_cycles``, the whole run where this is None. ``flops``, ``uses``,
+    ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
+    (`npusim.simulation.result.with_evidence`), and empty in results of `npusim.timing` itself.
     """
 
     flops: int = 0

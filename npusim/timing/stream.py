@@ -1,7 +1,7 @@
-"""The instruction streams of a core group: what each scalar unit issues, in program order.
+"""The instruction streams of a core group: the issues of each scalar unit, in program order.
 
-Operations come from templates with their costs attached once; a stream only adds the cursors of
-the moment, so that a long program costs no more memory than its shapes.
+Operations come from templates with their costs attached once; a stream only adds the current
+cursors, so that a long program needs no more memory than its shapes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class TimedOp:
     """An operation template with its cost.
 
-    ``issue_cycles`` is what its scalar unit spends on it; ``content``: operations that have one take the same time.
+    ``issue_cycles`` is the time that its scalar unit needs; ``content``: operations of equal content take the same
+    time.
     """
 
     content: Hashable
@@ -52,7 +53,7 @@ def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
 
 @lru_cache
 def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
-    """Return `DeviceSpec.clocked`, the same for all programs of a device: what operations cost is kept by it."""
+    """Return `DeviceSpec.clocked`, one object for all programs of a device: costs of operations are stored by it."""
     of_products: DeviceSpec = device.thing.clocked(flops)
     return of_products
 
@@ -132,7 +133,7 @@ class Streams:
                 cursors[i] += advance
 
     def timed(self, op: OpTemplate) -> TimedOp:
-        """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
+        """Return an operation with its cost, which depends on the device and on the content of L2."""
         if op.timed is None or op.timed[0] is not self.costs:
             cost = self.costs.of_op(op.op)
             pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])

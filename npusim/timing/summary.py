@@ -1,8 +1,8 @@
-"""Turns the raw counts of a simulation into a :class:`TimingResult`; shared by all methods.
+"""Computes a :class:`TimingResult` from the raw counts of a simulation; shared by all methods.
 
-The account of the core group that ends last says to the cycle what its time went to: with the cycles that each
-queue was busy and stalled (`QueueUse`) a queue's operations, what shared links and pipes added to them, its waits by
-cause, the phases in which it has nothing to do, and what follows its last operation.
+The account of the core group that ends last divides its time to the cycle: with the cycles that each
+queue was busy and stalled (`QueueUse`), a queue's operations, delays by shared links and pipes, its waits by
+cause, the phases in which it has no operation, and the time after its last operation.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _followed(
 ) -> tuple[Sequence[int], tuple[tuple[QueueUse, ...], ...]]:
     """Return ends and uses where another launch follows: it does not wait for the last stores of some queues.
 
-    What they write leaves while the next launch runs; so no launch takes less time than its bytes take on links.
+    These stores drain while the next launch runs; so no launch needs less time than its bytes need on links.
     """
     queues = streams.program.queues
     late = {q.name for q in queues if not q.is_awaited}
@@ -110,7 +110,7 @@ def _of_links(streams: Streams, link_bytes: dict[str, int]) -> dict[str, int]:
 
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
-    """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
+    """Return the result of `DeviceSpec.launched` for a program whose cores need ``seconds``."""
     launches = [1] * program.clears
     for phase in program.phases:
         if phase.is_joined:
@@ -132,7 +132,7 @@ def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) 
 def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequence[int]) -> Account:
     """Return the account of the core group that ends last, the first of several.
 
-    ``uses`` are those of each core group, ``ends`` the cycles at which the program's phases were over.
+    ``uses`` are those of each core group, ``ends`` the cycles at which the program's phases ended.
     """
     group = max(range(len(uses)), key=lambda g: max((u.end_cycles for u in uses[g] if u.operations), default=0))
     done: Done = {}
@@ -146,7 +146,7 @@ def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequenc
 
 
 def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) -> set[int]:
-    """Add what a core group does in a phase; return the queues that do something."""
+    """Add the operations of a core group in a phase; return the queues that have some."""
     mine = np.zeros(len(phase.blocks), np.bool_)
     mine[phase.numbers_of_group(group, streams.device.group_count.value)] = True
     ran: Counter[TimedOp] = Counter()
@@ -171,9 +171,10 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
 
 
 def _count(streams: Streams, body: Template, times: int, ran: Counter[TimedOp], loops: Sequence[int] = ()) -> None:
-    """Add how often each operation of a body runs, which is run ``times`` times itself.
+    """Add the number of executions of each operation of a body, which is run ``times`` times itself.
 
-    ``loops``: how often each of its loops runs in all of these; as often as the body says, each time, by default.
+    ``loops``: the number of iterations of each of its loops in total; by default, the number that the body states, each
+    time.
     """
     counts = iter(loops)
     for part in body.parts:

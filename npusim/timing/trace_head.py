@@ -1,8 +1,8 @@
 """The first operations of a long program one by one, for its timeline.
 
-Each core group runs only its first blocks of the phase in question, the phases before it whole.  That is
-exact until the first queue that would have gone on has nothing left: what is missing could not have
-begun earlier, nor have shared a link with what is there.
+Each core group runs only its first blocks of the phase in question, the phases before it whole.  That is exact until
+the first queue that would continue has no operation left: a missing operation could not begin earlier, nor share a link
+with the simulated ones.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
 
 
 def _known(run: Run, is_cut: list[bool]) -> int:
-    """Return the first cycle at which a queue of those cut short in the last phase has nothing left to do."""
+    """Return the first cycle at which a queue of the groups cut short in the last phase has no operation left."""
     engine = run.state.engine
     worked = (engine["done"] > run.done_before).reshape(len(is_cut), -1)
     free = engine["free"].reshape(len(is_cut), -1)

@@ -351,7 +351,7 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
-        """Add a block that is 0 where a mask holds: what it hides becomes -inf."""
+        """Add a block that is 0 where a mask holds: hidden elements become -inf."""
         if not isinstance(x, Floats):
             raise op.fail("a mask that is added to a value that is no block of floats")
         self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
@@ -529,7 +529,7 @@ def _is_alike(x: Known) -> bool:
 
 
 def _pad(x: Known, other: float) -> float:
-    """Return what a value has where a mask hides a column; of numbers of a row anything finite; NaN: not known."""
+    """Return the value of hidden columns; for numbers of a row, any finite one; NaN: unknown."""
     if isinstance(x, Number):
         return x.value
     assert isinstance(x, Floats)

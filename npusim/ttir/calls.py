@@ -39,7 +39,7 @@ class Argument:
     """A tensor of a call: a view of a storage.
 
     ``strides``, ``offset``: in elements.  ``storage``: the number of the storage among the recording's.  ``data``: the
-    values of the view, None where floats were not kept.  ``block``: the block of a tensor descriptor.
+    values of the view, None where floats were not recorded.  ``block``: the block of a tensor descriptor.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Argument:
         return self.fmt in INTEGERS
 
     def elements(self) -> np.ndarray[Any, Any]:
-        """Return the values as they lie, from the view's first element on; 0 between them."""
+        """Return the values in the order of memory, from the view's first element on; 0 between them."""
         places = np.zeros((1,) * len(self.shape), np.int64)
         for axis, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)):
             places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.shape[axis + 1 :]))
@@ -68,7 +68,7 @@ class Argument:
 class CallConfiguration(NamedTuple):
     """One configuration of a launch: its TTIR, grid and options, and the constexprs that the tuner chose.
 
-    ``refused``: what Triton says of a configuration that it does not compile; the TTIR is then empty.
+    ``refused``: Triton's message for a configuration that it does not compile; the TTIR is then empty.
     """
 
     ttir: str
@@ -80,10 +80,10 @@ class CallConfiguration(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: the kernel, where it is defined and launched, its arguments, and its configurations.
+    """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
 
     The launch has the first configuration; others are those of its autotuner.  ``path``, ``line``: of the kernel;
-    ``where``: of the launch.  ``triton``: the release that made the TTIR.
+    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Call:
 
     @property
     def schedule(self) -> str:
-        """The name by which every verb takes the call: it lies in a file of the cache folder."""
+        """The name by which every verb accepts the call, which is stored in a file of the cache folder."""
         return f"{_kept(self)}::0"
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Call:
 
 
 class Calls(list[Call]):
-    """Launches in the order in which a program made them."""
+    """Launches in the program's order."""
 
     def save(self, path: str | Path) -> Path:
         """Write the calls to a file (``.npz``) and return its path.

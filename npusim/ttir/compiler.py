@@ -1,7 +1,7 @@
-"""What Triton makes of a kernel without a device: TTIR, and for NVIDIA's chips registers, spills and shared memory.
+"""Triton's results for a kernel, without a device: TTIR, and for NVIDIA's chips registers, spills and shared memory.
 
 A kernel's file need not be importable as a whole (it may need PyTorch, or begin to measure): its imports that succeed,
-its constants and its ``@triton.jit`` functions are executed, no other statement.  What was compiled is kept by content.
+its constants and its ``@triton.jit`` functions are executed, no other statement.  Results are stored by content.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
+    """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
     ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
-    ``orders``: in which order each of its reductions adds, one after another (`npusim.formats.reductions`).
-    ``moved``: registers that a loop around products stores to local memory or loads, of the one with most.
-    ``body``: what a warp of a kernel without products runs for a block (`npusim.machines.sm.code`).
+    ``orders``: the order of additions of each of its reductions, one after another (`npusim.formats.reductions`).
+    ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
+    ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.code`).
     """
 
     ttir: str
@@ -99,7 +99,7 @@ def source_of(path: str, name: str, _changed: int) -> Source:
 
 
 def _tree(path: str) -> ast.Module:
-    """Return a file's statements; raise `SpecError` for what is no text of Python."""
+    """Return a file's statements; raise `SpecError` for a text that is not Python."""
     try:
         return ast.parse(read_text(Path(path)), path)
     except SyntaxError as error:
@@ -114,11 +114,11 @@ def _is_kernel(node: ast.FunctionDef) -> bool:
 
 
 def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Compiled:
-    """Return what Triton makes of a kernel for an architecture (by its number behind ``_``; empty: TTIR alone).
+    """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: TTIR alone).
 
-    ``arguments``: for each parameter a format (of what a pointer is to), ``(number,)`` of a constant, or a number, of
-    which the compiler is told, as by a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is
-    missing, of another release than tried, or refuses the kernel.
+    ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
+    compiler learns, as in a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is missing, its
+    release is untried, or it refuses the kernel.
     """
     signature = {n: _type(value) for n, value in arguments.items()}
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
@@ -164,9 +164,9 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 
 
 def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
-    """Return what Triton makes of a kernel's TTIR for an architecture; with an empty one the TTIR alone.
+    """Return Triton's result for a kernel's TTIR and an architecture; with an empty one the TTIR alone.
 
-    Raises `SpecError`: Triton is missing, of another release than tried, or refuses the kernel.
+    Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
     """
     if not architecture:
         return Compiled(ttir)
@@ -192,7 +192,7 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Send what a library of other languages writes to standard error nowhere: pages of a kernel that it refuses."""
+    """Discard the standard error of native libraries: pages for a kernel that one of them refuses."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -207,10 +207,10 @@ def _silenced() -> Iterator[None]:
 def ttir_of(
     function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], target: Any, known: dict[Any, Any]
 ) -> tuple[str, str]:
-    """Return the TTIR of a launch of a ``JITFunction``, or an empty text and what Triton says that refuses it.
+    """Return the TTIR of a launch of a ``JITFunction``, or an empty text and Triton's message if it refuses the kernel.
 
-    ``arguments``: of all parameters; what has ``data_ptr()`` is a tensor.  ``known``: of launches that are compiled
-    alike, filled here.
+    ``arguments``: those of all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches
+    that are compiled alike, filled here.
     """
     jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
     backend = backends.make_backend(target)
@@ -236,7 +236,7 @@ def place_of(function: Any) -> tuple[str, str, int]:
 
 
 def gpu_target(architecture: str) -> Any:
-    """Return what Triton calls an architecture (``sm_90``); of an empty one the usual."""
+    """Return Triton's name of an architecture (``sm_90``); for an empty one the default's."""
     number = int(architecture.rpartition("_")[2] or PLAIN)
     return import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
 
@@ -279,7 +279,7 @@ def _compile(
 
 
 def _measured(made: Any, ttir: str, architecture: str) -> Compiled:
-    """Return what the code that Triton made needs on a chip."""
+    """Return the resources that Triton's code needs on a chip."""
     tool = Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
@@ -339,7 +339,7 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
 
 
 def _told(error: Exception, source: Source) -> str:
-    """Return what a compiler says, by the kernel's line where it names one, without names of Python's own errors."""
+    """Return a compiler's message, with the kernel's line where it names one, without names of Python's own errors."""
     at = re.search(r"at (\d+):\d+", str(error))
     while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
         error = error.__cause__
@@ -373,10 +373,11 @@ def _module(path: str, _digest: str) -> ModuleType:
 
 
 def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[Any]:
-    """Return what a kernel's decorators of a ``kind`` are given: ``autotune`` configurations, ``heuristics`` functions.
+    """Return the arguments of a kernel's decorators of a ``kind``: ``autotune`` configurations, ``heuristics``
+    functions.
 
-    Beside what `_module` has, those statements of the file are executed that the decorators need, as where a GPU of the
-    architecture is.  Raises `SpecError` where they cannot be evaluated.
+    In addition to the statements of `_module`, those that the decorators need are executed, as if a GPU of the
+    architecture were present.  Raises `SpecError` where they cannot be evaluated.
     """
     release()
     file = Path(path)
@@ -450,7 +451,9 @@ def _unchanged() -> ast.expr:
 
 
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
-    """Execute an import, constant or kernel of a file; what fails is left out: a kernel that needs it says so."""
+    """Execute an import, constant or kernel of a file; failing ones are left out: a kernel that needs one reports
+    it.
+    """
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
         "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
     )

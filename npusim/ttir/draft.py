@@ -1,4 +1,4 @@
-"""A kernel of tiles as far as it is written: what TTIR leaves open, loads, loops, names, axes and statements."""
+"""The draft of a kernel of tiles: choices that TTIR leaves open, loads, loops, names, axes and statements."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 
 @dataclass(frozen=True)
 class Choices:
-    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x, e^x, erf and roots
-    are written.
+    """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, the forms of 2^x, e^x, erf
+    and roots.
 
-    ``orders``: in which each reduction adds, all empty where the precision says it.
-    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop does what it does, on the same tiles.
+    ``orders``: the order of each reduction, all empty where the precision states it.
+    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
     is_fresh: bool
@@ -48,10 +48,10 @@ class Choices:
 
 @dataclass
 class Load:
-    """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
+    """One tensor as the kernel reads it; ``left``: visible elements along each axis of its mask.
 
-    ``dims``: which of the tensor's axes each is, its rows or columns; of those of size 1 the other.
-    ``after``: how many stores come before it; ``walk``: in which loop it is, from 1.
+    ``dims``: the tensor's axis of each of its axes, rows or columns; an axis of size 1 has the other one.
+    ``after``: the number of stores before it; ``walk``: the number of its loop, from 1.
     """
 
     name: str
@@ -70,9 +70,9 @@ class Load:
 class Walk:
     """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
 
-    ``at``: statements of the kernel before it; ``loads``, ``states``: what it walks, and what begins with it;
-    ``masked``: values that the comparisons mask.
-    ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
+    ``at``: statements of the kernel before it; ``loads``, ``states``: tensors that it visits, and states that begin
+    with it; ``masked``: values that the comparisons mask. ``is_sum``: it only adds products that a matrix unit starts
+    from 0 for each block: one product of all tiles represents it.
     """
 
     counts: Integers
@@ -92,13 +92,13 @@ class Walk:
 
 @dataclass
 class Stored(Load):
-    """What is stored, and where; ``is_walked``: tile by tile, in a loop."""
+    """A stored value and its address; ``is_walked``: stored tile by tile, in a loop."""
 
     value: Floats
 
 
 class Draft:
-    """What is known of one kernel at one launch, and what is written of it so far."""
+    """The known facts of one kernel at one launch, and the statements written so far."""
 
     def __init__(
         self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices

@@ -1,9 +1,9 @@
-"""Tensors of recorded calls, views of any strides: which of their axes are columns, rows, heads and batch.
+"""Tensors of recorded calls, views of any strides: the assignment of their axes to columns, rows, heads and batch.
 
-How a kernel accesses a view says which axes are its columns and rows: a block's index with the smaller stride goes
-along the columns, the other one along the rows.  An axis is joined with the next outer one where they lie without a gap
-and a block crosses its end.  All other axes are those of the launch: heads, batch, splits, told apart by their index in
-each program (`npusim.ttir.placing`).
+A kernel's accesses to a view identify its columns and rows: a block's index with the smaller stride runs
+along the columns, the other one along the rows.  An axis is joined with the next outer one where there is no gap
+between them and a block crosses its end.  All other axes are those of the launch: heads, batch, splits, distinguished
+by their index in each program (`npusim.ttir.placing`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class View(Tensor):
         return replace(self, groups=made, shape=shape, strides=strides)
 
     def index(self, group: Group, offsets: Integers) -> Integers:
-        """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it goes on."""
+        """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it
+        continues.
+        """
         at, rest = dict[int, Integers](), offsets
         for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
             at[i], rest = rest // self.by[i], rest % self.by[i]
@@ -74,7 +76,7 @@ class View(Tensor):
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether heads lie within a row."""
+        """Whether heads are interleaved within a row."""
         return self.shape[1] > 1 and self.shape[ROWS] > 1 and self.strides[1] < self.strides[ROWS]
 
     @property
@@ -89,7 +91,7 @@ class View(Tensor):
         return self if rows else self.assigned(rows=columns, columns=())
 
     def grown(self, group: Group) -> Group | None:
-        """Return a group with the axis around it that is nothing yet, if no gap lies between; None without one."""
+        """Return a group with the enclosing axis if it is unassigned and there is no gap between; None without one."""
         wanted = self.by[group[0]] * self.sizes[group[0]]
         return next(((i, *group) for i in self.rest if self.by[i] == wanted), None)
 
@@ -172,9 +174,10 @@ class View(Tensor):
         return self
 
     def halved(self, axis: int, inner: int) -> View | None:
-        """Return the view with an axis as groups of ``inner``, whose own axis comes behind it; None where it is none.
+        """Return the view with an axis split into groups of ``inner``, whose own axis follows; None where this is
+        impossible.
 
-        The outer axis is nothing yet.
+        The outer axis is unassigned.
         """
         if not 1 <= inner < self.sizes[axis] or self.sizes[axis] % inner:
             return None
@@ -193,7 +196,7 @@ class View(Tensor):
         return view.assigned()
 
     def array(self, values: Any) -> Any:
-        """Return the values of the view as (batch * splits, heads, rows, columns); they come in its own shape."""
+        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
         whole, at = np.asarray(values), dict(self.fixed)
         if whole.shape == self.described:  # what repeats is there once
             whole = whole[
@@ -222,7 +225,7 @@ class View(Tensor):
 
 @dataclass(frozen=True)
 class IntegerTensor(Tensor):
-    """A tensor of integers, whose values are known: ``data`` as they lie, from its first element on."""
+    """A tensor of integers with known values: ``data`` in the order of memory, from its first element on."""
 
     data: Any = field(default=None, compare=False, repr=False)
 

@@ -1,4 +1,6 @@
-"""Masks of a launch on plain tensors: what comparisons of rows and keys, as they lie in their tensors, keep."""
+"""Masks of a launch on plain tensors: the elements that comparisons of rows and keys keep, by their indices in
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuleMask(ByIndices):
-    """The mask that comparisons make; ``rules``: those of each kind of program, which is a block's ``offset``."""
+    """The mask of comparisons; ``rules``: those of each kind of program, which is a block's ``offset``."""
 
     rules: tuple[tuple[Rule, ...], ...]
     is_loaded: bool = True
@@ -45,10 +47,10 @@ def holds(rules: Sequence[Rule], rows: Any, keys: Any) -> Any:
 
 
 def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int | None]]:
-    """Return the mask of a launch on plain tensors, and of each program what tells it from others.
+    """Return the mask of a launch on plain tensors, and the kind of each program.
 
-    Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden whole by numbers that are
-    not -inf.
+    Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden completely by numbers other
+    than -inf.
     """
     assert grid.walk is not None
     line, starts, counts = grid.stored.line, *grid.walk

@@ -81,9 +81,9 @@ class Memory(Arithmetic):
         return len(self.walks) if self._walk is not None else 0
 
     def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
-        """Return a block's pointers and tensor, of a recorded view a part of its own.
+        """Return a block's pointers and tensor; for a part of a recorded view, a tensor of its own.
 
-        Blocks alike that lie a constant apart in all programs (the halves of a row) are parts of their tensor.
+        Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
         """
         name, parts = pointer.of, list[str]()
         for x in (*self.loads.values(), *self.stored):
@@ -103,7 +103,7 @@ class Memory(Arithmetic):
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
     ) -> Affine | Condition:
-        """Return integers that a recorded call has as data; of a block those that the mask leaves."""
+        """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
         if tensor.data is None:
             raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
         places, condition = elements(op, pointer), None if mask is None else self._condition(op, mask)
@@ -155,7 +155,7 @@ class Memory(Arithmetic):
         self._set(op, Descriptor(pointer, numbers[:half], numbers[half:], block))
 
     def _described(self, op: Op, x: Known, indices: Sequence[Known]) -> tuple[Affine, Condition]:
-        """Return the pointers of a descriptor's block at some indices, and which lie within the tensor."""
+        """Return the pointers of a descriptor's block at some indices, and the elements within the tensor."""
         if not isinstance(x, Descriptor) or any(not isinstance(i, Affine) for i in indices):
             raise op.fail("a descriptor that is chosen or carried, or indices that are no integers")
         steps, base, rules = list[int](), x.pointer.base, list[tuple[str, Affine]]()
@@ -181,12 +181,12 @@ class Memory(Arithmetic):
         self._tt_store(op, pointer, value, inside)
 
     def _both(self, a: Integers, b: Integers) -> Integers:
-        """Return what is of one loop and then of the next."""
+        """Return the entries of one loop and then of the next."""
         each = zip((a, b), self.walks[-2:], strict=True)
         return np.concatenate([np.broadcast_to(x, (len(self.ids), w.most)) for x, w in each], 1)
 
     def _dims(self, op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
-        """Return which of a tensor's axes, rows or columns, those of a block are; refuse a block along others."""
+        """Return the tensor's axis, rows or columns, of each axis of a block; refuse a block along others."""
         if (dims := self._dims_of(pointer, tensor)) is not None:
             return dims
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
@@ -195,7 +195,7 @@ class Memory(Arithmetic):
 
     @staticmethod
     def _dims_of(pointer: Affine, tensor: Tensor) -> tuple[int, ...] | None:
-        """Return which of a tensor's axes, rows or columns, those of a block are; None where they are others."""
+        """Return the tensor's axis, rows or columns, of each axis of a block; None for others."""
         blocks = list(zip(pointer.steps, pointer.shape, strict=True))
         for dims in {0: ((),), 1: ((COLUMNS,), (ROWS,)), 2: ((ROWS, COLUMNS), (COLUMNS, ROWS))}.get(
             len(pointer.shape), ()

@@ -1,4 +1,4 @@
-"""From what was read of a kernel to a phase: its kernel of tiles, blocks of the grid, tensors and masks."""
+"""From the reading of a kernel to a phase: its kernel of tiles, blocks of the grid, tensors and masks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Written(NamedTuple):
 
 @lru_cache(maxsize=256)
 def kernel_of(written: Written) -> Kernel:
-    """Return the kernel of a text; its faults are said at the lines of the user's kernel."""
+    """Return the kernel of a text; its faults are reported at the lines of the user's kernel."""
     tree = ast.parse(written.source)
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
@@ -84,9 +84,9 @@ def is_part(reader: Reader, view: View) -> bool:
 
 
 def placed(reader: Reader) -> LaunchGrid:
-    """Return the blocks of a launch; the axes of a recorded result are read in ever other ways until all views follow.
+    """Return the blocks of a launch; other readings of a recorded result's axes are tried until all views agree.
 
-    Raises `ProgramError` with what the first reading says where none fits.
+    Raises `ProgramError` with the message of the first reading where none fits.
     """
     stored = reader.stored[0]
     view = reader.arguments[stored.pointer.of]
@@ -107,7 +107,7 @@ def placed(reader: Reader) -> LaunchGrid:
 
 
 class LaunchGrid:
-    """The blocks of a launch, by what its programs read and write."""
+    """The blocks of a launch, by the reads and writes of its programs."""
 
     def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
         """``freedom``: as of `npusim.ttir.placing.matched`; 0: all follows from the place that a program stores to."""
@@ -238,7 +238,7 @@ class LaunchGrid:
         return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
     def _names(self) -> dict[str | None, str]:
-        """Return what axes are called: the row's, what the loop walks, those of operands."""
+        """Return the names of axes: the row's, the loop's, those of operands."""
         root, loads = self.reader.root, self.reader.loads.values()
         axes = self.stored.value.axes
         names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
@@ -258,7 +258,7 @@ class LaunchGrid:
         return " ".join(["row"] * self.is_row + listed)
 
     def _axes(self, load: Load) -> str:
-        """Return the names of a load's axes, rows first; what has none of the row's is there for every row."""
+        """Return the names of a load's axes, rows first; a load without the row's axis is the same for every row."""
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
         if load.name in self.shared or (self.is_row and "row" not in listed):
@@ -332,7 +332,7 @@ class LaunchGrid:
     def _place_axis(
         self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
     ) -> None:
-        """Hold one axis of a block against what the grid and the loop say of it."""
+        """Check one axis of a block against the grid and the loop."""
         whole, size = sizes
         if called == self.walked and load.is_walked:
             known, self.walk = self.walk or (at, count), (at, count)
@@ -362,12 +362,14 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
     def _is_shared(self, load: Load) -> bool:
-        """Return whether all rows have what a load reads: a row of columns, or one element."""
+        """Return whether all rows share the data of a load: a row of columns, or one element."""
         own = self.called(load.axes).split()
         return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
 
     def _check_second(self, other: Stored) -> None:
-        """Raise `ProgramError` for a result beside the first that is no tile like it, nor a number for each row."""
+        """Raise `ProgramError` for a second result that is neither a tile of the same shape nor a number for each
+        row.
+        """
         of, axes = other.pointer.of, self.called(other.value.axes)
         *at, row, column = self._tensor(of).places(other.pointer.base)
         is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not self.stored.is_walked
@@ -399,7 +401,9 @@ class LaunchGrid:
                 raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
 
     def _check_bounds(self) -> None:
-        """Raise `ProgramError` for a mask that hides some of what is stored, or a sum of more than that."""
+        """Raise `ProgramError` for a mask that hides part of a stored tile, or a sum over more columns than are
+        stored.
+        """
         r, stored = self.reader, {"row": self.rows, "value": self.cols}
         is_stored = (self.rows > 0) & (self.cols > 0)
         for axis, most, line in r.bounds:
@@ -446,7 +450,7 @@ class LaunchGrid:
         return self.reader.walks[0].most if self.walked == "split" else 0
 
     def written(self, prelude: Prelude | None = None) -> Written:
-        """Return the kernel of tiles as text; what a prelude makes is an operand in place of what it is made of."""
+        """Return the kernel of tiles as text; the result of a prelude is an operand in place of its sources."""
         r, lines = self.reader, list[tuple[str, int]]()
         names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
         if prelude:
@@ -626,7 +630,7 @@ class LaunchGrid:
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
     def _runs(self, i: int) -> tuple[TileRun, ...]:
-        """Return the tiles that a program visits, those of one shape and evenly spaced together."""
+        """Return the tiles that a program visits, grouped by shape and equal spacing."""
         runs = list[TileRun]()
         only = [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)]
         for j in np.flatnonzero(self.is_visited[i]) if self.walk and not self.is_summed else ():
@@ -643,9 +647,9 @@ class LaunchGrid:
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return statements, of which each binds a name of its own, each right before the first that reads it.
+    """Return statements, with each one that binds a name of its own moved right before the first that reads it.
 
-    So a product beside a chain of others comes behind what rows make in that chain: nothing waits for it there.
+    So a product beside a chain of others comes after the rows of that chain, where nothing waits for it.
     """
     made = list[tuple[str, int]]()
     for text, number in reversed(lines):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Prelude(NamedTuple):
-    """What is made before the loop: its name and format, the load that it is made of, and the statements."""
+    """A value computed before the loop: its name and format, the load that it is computed from, and the statements."""
 
     name: str
     fmt: str
@@ -60,9 +60,9 @@ def _words(text: str) -> list[str]:
 def phase_before(
     prelude: Prelude, like: Written, axes: str, cells: Sequence[WorkTile], sizes: Mapping[str, int], **bound: Any
 ) -> tuple[Phase, GlobalTensor]:
-    """Return the phase that makes a factor for the blocks of the main phase, and the tensor that it leaves for it.
+    """Return the phase that computes a factor for the blocks of the main phase, and the tensor that it leaves for it.
 
-    ``like``: the main kernel's text; ``axes``: of what the factor is made of; ``bound``: that tensor, the precision and
+    ``like``: the main kernel's text; ``axes``: those of the factor's source; ``bound``: that tensor, the precision and
     numbers by name.
     """
     from npusim.ttir.phase import kernel_of

@@ -1,7 +1,7 @@
 """From TTIR to a kernel of tiles: integers and pointers are evaluated, floats written in the language of kernels.
 
-What comes out is source in that language with the user's own names, each statement at the line of the user's kernel, so
-that what is wrong with it is said there.
+The result is source in that language with the user's own names, each statement at the line of the user's kernel, so
+that faults are reported there.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Reader(Memory):
 
     @property
     def is_misread(self) -> bool:
-        """Whether a later access said other rows and columns of a recorded view than an earlier one."""
+        """Whether a later access identified other rows and columns of a recorded view than an earlier one."""
         views = [x for x in self.loads.values() if isinstance(self.arguments[x.of], View)]
         return any(self._dims_of(x.pointer, self.arguments[x.of]) != x.dims for x in views)
 
@@ -234,7 +234,7 @@ class Reader(Memory):
         return bool(states) and all(unchanged.get(carried[n]) == n for n in states)
 
     def _is_last(self, op: Op) -> bool:
-        """Return whether nothing that has an effect comes after an operation of the kernel."""
+        """Return whether no operation with an effect follows an operation of the kernel."""
         operations = self.function.operations
         if op not in operations:
             return False
@@ -338,7 +338,7 @@ class Reader(Memory):
         self.values |= dict(zip(op.results, values, strict=True))
 
     def _state(self, op: Op, at: int, times: Integers) -> str:
-        """Bind what a loop carries; return its name, none for what is no block of floats."""
+        """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
         if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
@@ -371,7 +371,7 @@ class Reader(Memory):
         raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes: use one constant step")
 
     def _early(self, op: Op, name: str) -> Known | None:
-        """Return a value that the loop computes of what is known before it."""
+        """Return a value that the loop computes from values known before it."""
         made = next((o for o in op.body if name in o.results), None)
         if made is not None and all(self._early(op, n) is not None for n in made.operands):
             self._do(made)
@@ -399,7 +399,9 @@ def _within(op: Op) -> Iterator[Op]:
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
-    """Return whether a loop does nothing with floats but load them and add their products to what begins with 0."""
+    """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with
+    0.
+    """
     known = ("tt.load", "tt.trans", "arith.constant")
     floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
     sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}
@@ -408,9 +410,9 @@ def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
 
 
 def casts_last(body: Sequence[Op]) -> list[Op]:
-    """Return operations with casts of tiles behind the last other reader of what they read.
+    """Return operations with casts of tiles moved after the last other reader of their source.
 
-    The compiler's order is free; here an earlier cast would be written over its source, where a GPU keeps both.
+    The compiler's order is free; here an earlier cast would overwrite its source, where a GPU stores both.
     """
     moved = list(body)
     for op in [x for x in body if x.name in ("arith.truncf", "tt.fp_to_fp") and len(shape_of(x.type)[0]) > 1]:

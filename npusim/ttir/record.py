@@ -1,7 +1,7 @@
 """Records the launches of Triton kernels that a program makes, on the CPU and without an edit of the program.
 
-Inside `record` nothing runs on a GPU: a stand-in is Triton's driver, ``device="cuda"`` is the CPU, and a launch is
-written down instead of made.  What a kernel would have written stays as it is.
+Inside `record` nothing runs on a GPU: a stand-in replaces Triton's driver, ``device="cuda"`` is the CPU, and a launch
+is recorded instead of executed.  Outputs of the kernels stay unchanged.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ WARP = 32
 def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
     """Record the launches of Triton kernels inside a ``with`` block, without a GPU.
 
-    Yields a list (`Calls`) that launches are added to in their order; each is taken by `run`, `explore`, `compare`
-    and the other verbs in place of a schedule's name, and ``calls.save("calls.npz")`` writes all to a file.
+    Yields a list (`Calls`) that launches are added to in their order; each replaces a schedule's name in `run`,
+    `explore`, `compare` and the other verbs, and ``calls.save("calls.npz")`` writes all to a file.
 
     hw
-        The GPU that the program is told it runs on: number of multiprocessors, memory, compute capability (9.0 at
-        least, whose TTIR every other device's is computed from).
+        The GPU that the program sees: number of multiprocessors, memory, compute capability (9.0 at least; predictions
+        for every other device start from this TTIR).
     floats
         Whether values of floating-point tensors are recorded too; values of integers always are.
 
-    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` is taken for the CPU) or NumPy's arrays.  Kernels do not
-    run: what they would have written stays as it is, so that a launch whose grid or integers an earlier kernel
-    computes is recorded with other ones.  Raises `SpecError`: Triton is missing or of an untried release, ``hw`` is no
-    such GPU, or Triton's interpreter is on.
+    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` means the CPU) or NumPy's arrays.  Kernels do not run: their
+    outputs stay unchanged, so that a launch whose grid or integers an earlier kernel computes is recorded with other
+    ones.  Raises `SpecError`: Triton is missing or its release is untried, ``hw`` is no such GPU, or Triton's
+    interpreter is on.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class _Recorder:
     _tuning: int | None = None  # which call the tuner's configurations are added to
 
     def tuned(self, tuner: Any, *args: Any, **given: Any) -> Any:
-        """Launch every configuration of an autotuner; the first is what the program is taken to launch."""
+        """Launch every configuration of an autotuner; the first represents the program's launch."""
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         launched, self._tuning = None, None
         for config in tuner.prune_configs(given):
@@ -142,12 +142,12 @@ class _Recorder:
         return launched
 
     def text(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> tuple[str, str]:
-        """Return the TTIR of a launch, and what Triton says where it refuses it; of like launches made once."""
+        """Return the TTIR of a launch, and Triton's message where it refuses it; compiled once for equal launches."""
         given = {n: _pointer(x) for n, x in arguments.items()}
         return ttir_of(function, given, options, self.target, self._texts)
 
     def _argument(self, name: str, x: Any) -> Any:
-        """Return what is recorded of an argument."""
+        """Return the record of an argument."""
         x = x.value if type(x).__name__ == "constexpr" else x
         if type(x).__name__ == "TensorDescriptor":
             whole = self._argument(name, x.base)
@@ -190,7 +190,7 @@ class _Recorder:
 
 
 class Launched:
-    """Stands for a compiled kernel: what programs ask of one, and its launch."""
+    """A stand-in for a compiled kernel, with the attributes that programs read, and its launch."""
 
     def __init__(
         self, recorder: _Recorder, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
@@ -198,11 +198,13 @@ class Launched:
         self._recorder, self.function, self.arguments, self.options = recorder, function, arguments, options
 
     def ttir(self) -> tuple[str, str]:
-        """Return the TTIR, and what Triton says where it refuses the kernel."""
+        """Return the TTIR, and Triton's message where it refuses the kernel."""
         return self._recorder.text(self.function, self.arguments, self.options)
 
     def __getitem__(self, grid: Any) -> Any:
-        """Return what launches the kernel on a grid: it takes all parameters, constexprs as it was compiled for."""
+        """Return the function that launches the kernel on a grid, with all parameters and the constexprs of its
+        compilation.
+        """
 
         def launch(*args: Any, **given: Any) -> Launched:
             names = list(self.arguments)
@@ -230,7 +232,7 @@ class Launched:
 
 
 class _Pointer:
-    """What Triton asks of a tensor: its format and address."""
+    """The properties of a tensor that Triton reads: its format and address."""
 
     def __init__(self, dtype: Any, address: int) -> None:
         self.dtype, self.address = dtype, address
@@ -296,7 +298,7 @@ def _launching_line() -> str:
 
 
 def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
-    """Return what stands for Triton's driver: it says which device there is, and launches nothing."""
+    """Return a stand-in for Triton's driver: it describes the device, and launches nothing."""
     warps = warp_issue(device)
     said = {"max_shared_mem": warps.block_memory_bytes.value, "multiprocessor_count": device.group_count.value}
     said |= {"max_num_regs": warps.registers_count.value, "warpSize": WARP}

@@ -1,6 +1,6 @@
-"""Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel that has no others.
+"""Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel without the blocks.
 
-Partial results lie one behind another along an axis that is neither rows nor columns of a tile, as those of split keys
+Partial results follow one another along an axis that is neither rows nor columns of a tile, as those of split keys
 do: a block of all is one tile after another, and sums go from the first to the last.
 """
 
@@ -138,10 +138,10 @@ _MAXIMA = ("arith.maxnumf", "arith.maximumf")
 
 
 def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
-    """Return operations without what each program stores and loads again at once; the stores left out by tensor.
+    """Return operations without values that each program stores and loads again at once; the omitted stores by tensor.
 
-    A load of the same pointers under the same mask gives what the store before it wrote; a tensor that is accessed so
-    alone needs neither.
+    A load of the same pointers under the same mask gives the value of the store before it; a tensor with only such
+    accesses needs neither.
     """
     operations = function.operations
     every = list(_inner(operations))
@@ -162,7 +162,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     starts = {n: o for o in every if o.name == "scf.for" for n in o.operands[4::2]}
 
     def roots(name: str) -> frozenset[str]:
-        """Return the tensors that a pointer may be of; of what a loop carries, those of all of its values."""
+        """Return the tensors that a pointer may belong to; for a loop-carried one, those of all of its values."""
         seen, open_ = set[str](), [name]
         while open_:
             if (n := open_.pop()) in seen:
@@ -196,7 +196,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
 
 
 def _ends(op: Op) -> list[str]:
-    """Return what the branches of an operation, or its loop's body, end with."""
+    """Return the last operation of an operation's branches, or of its loop's body."""
     return [n for block in (op.body, op.otherwise) if block for n in block[-1].operands]
 
 

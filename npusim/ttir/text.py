@@ -1,4 +1,4 @@
-"""The text of TTIR as nested operations, each with the file and line of the kernel that it comes from."""
+"""The text of TTIR as nested operations, each with its file and line in the kernel."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Op:
         return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
 
     def fail(self, why: str) -> ProgramError:
-        """Return the error of what has no counterpart here, at the kernel's line."""
+        """Return the error of an operation without a counterpart here, at the kernel's line."""
         return ProgramError(f"{self.line}: {why}")
 
 
@@ -122,14 +122,14 @@ def _operation(text: str, line: Line) -> Op:
 
 
 class Names:
-    """Names made unique: regions beside one another may share some, which none outside them reads."""
+    """Unique names: regions beside one another may share some, which none outside them reads."""
 
     def __init__(self) -> None:
         self._latest: dict[str, str] = {}
         self._count = 0
 
     def resolve(self, op: Op) -> None:
-        """Make an operation's names unique, those that a loop gives its region too."""
+        """Make an operation's names unique, with those of a loop's region."""
         inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
         op.operands = [n if i in inner else self._latest.get(n, n) for i, n in enumerate(op.operands)]
         op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
@@ -142,7 +142,7 @@ class Names:
 
 
 class Locations:
-    """What the numbers of locations stand for."""
+    """The meanings of the numbers of locations."""
 
     def __init__(self, text: str) -> None:
         self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
@@ -169,7 +169,7 @@ class Locations:
 
 
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
-    """Return the shape, none for a scalar, and the element type of a type; of pointers what they are to."""
+    """Return the shape, none for a scalar, and the element type of a type; for pointers, those of their target."""
     match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
     shape, element = (tuple(map(int, match[1].split("x")[:-1])), match[2]) if match else ((), type_)
     return shape, element.removeprefix("!tt.ptr<").removesuffix(">")

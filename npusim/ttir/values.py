@@ -1,4 +1,4 @@
-"""What a kernel's values are before they are floats of a tile: addresses, masks and numbers, evaluated.
+"""Values of a kernel that are no floats of a tile yet: addresses, masks and numbers, evaluated.
 
 Integers and pointers are computed for all programs of the grid and all iterations of the loop at once: any function of
 these is a base; along the axes of a block itself they are linear.
@@ -29,8 +29,8 @@ SPLIT, ROWS, COLUMNS = 2, 3, 4
 class Tensor:
     """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous where no strides (of elements) are given.
 
-    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes that the call gives it, the last,
-    of fewer than five no splits.  ``is_workspace``: one launch leaves it for the next.
+    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes of the call's tensor, the last
+    ones; with fewer than five there are no splits.  ``is_workspace``: one launch leaves it for the next.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Tensor:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether heads lie within a row."""
+        """Whether heads are interleaved within a row."""
         return bool(self.strides)
 
     @property
     def T(self) -> Tensor:
-        """The tensor whose matrices lie transposed in memory."""
+        """The tensor whose matrices are transposed in memory."""
         *outer, r, c = self.shape
         return replace(self, shape=(*outer, c, r), strides=(), is_transposed=not self.is_transposed)
 
@@ -90,7 +90,7 @@ class Tensor:
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the five axes of a tensor by those that a call gives it, the last ones; it has splits with five alone."""
+    """Return the five axes of a tensor by those of a call, the last ones; only a tensor of five has splits."""
     if len(shape) < len(AXES):
         shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
         shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
@@ -105,7 +105,7 @@ def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
 class Affine:
     """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis.
 
-    ``left``: along some axes, how many elements there are before they begin anew (``% size``).
+    ``left``: along some axes, the number of elements before the index wraps (``% size``).
     """
 
     base: Integers
@@ -140,7 +140,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """A block that is 0 where a condition holds and a low number elsewhere: it masks what it is added to."""
+    """A block that is 0 where a condition holds and a low number elsewhere: it masks the block that it is added to."""
 
     of: Condition
     value: float
@@ -169,10 +169,9 @@ class Number:
 class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
-    ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
-    ``factors``: of a multiplication, which an addition may take in.  ``narrow``: a value of a narrower format that it
-    equals.  ``is_low``: no element is below what it has where
-    a mask hides a column.
+    ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``:
+    those of a multiplication, which an addition may fuse.  ``narrow``: a value of a narrower format that it equals.
+    ``is_low``: no element is below its value where a mask hides a column.
     """
 
     text: str
@@ -296,7 +295,7 @@ def elements(op: Op, x: Affine) -> Integers:
 
 
 def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
-    """Return which elements of a block are known: those before the ends along its axes; None where all are."""
+    """Return the known elements of a block: those before the ends along its axes; None where all are known."""
     if all(x is None for x in left):
         return None
     return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))

@@ -1,5 +1,5 @@
-"""Tuning without a stopwatch: times of configurations, and which of them are the same function.
+"""Tuning without a stopwatch: times of configurations, and classes of configurations that compute the same function.
 
-`configurations` reads what a kernel's author would try, `prediction` gives times and classes of equal bits
-(`npusim.simulation.classes`); `hooks` are what Triton's autotuner calls.
+`configurations` reads the configurations of a kernel's author, `prediction` gives times and classes of equal bits
+(`npusim.simulation.classes`); Triton's autotuner calls `hooks`.
 """

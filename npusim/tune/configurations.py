@@ -1,4 +1,4 @@
-"""Configurations to try: those of a kernel's own `@triton.autotune` and `@triton.heuristics`, or of fields given.
+"""Configurations to try: those of a kernel's own `@triton.autotune` and `@triton.heuristics`, or of given fields.
 
 A recorded call (``calls.npz::k``) has the configurations of its autotuner, by number.
 """
@@ -65,7 +65,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
 
 
 def _values(config: Any) -> dict[str, Any]:
-    """Return a ``triton.Config``'s values by Triton's names, without options that say what is so anyway."""
+    """Return a ``triton.Config``'s values by Triton's names, without options that state a default."""
     options = {n: v for n, v in config.all_kwargs().items() if n not in config.kwargs}
     return {**config.kwargs, **{n: v for n, v in options.items() if v != _PLAIN.get(n, ...)}}
 
@@ -101,7 +101,7 @@ def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mappin
 
 
 def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what heuristics say of a launch's arguments, numbers and tensors by parameter."""
+    """Return the values of heuristics for a launch's arguments, numbers and tensors by parameter."""
     launch, names = launch_and_names(name, problem)
     arguments = {**arguments_of(launch, names), **launch.options}
     worked = dict[str, Any]()
@@ -115,7 +115,7 @@ def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> di
 
 
 def launch_and_names(name: str, problem: object) -> tuple[Launch, dict[str, Any]]:
-    """Return the launch that ``kernel.py::name[grid](arguments)`` is, and what names its expressions may use."""
+    """Return the launch of ``kernel.py::name[grid](arguments)``, and the names that its expressions may use."""
     path, _, text = name.partition("::")
     file = Path(path).resolve()
     launch = launch_of(text, str(file), file.stat().st_mtime_ns)

@@ -34,18 +34,18 @@ Call = tuple[Any, ...]
 class Pruner:
     """An ``early_config_prune`` for ``triton.autotune(..., prune_configs_by={"early_config_prune": ...})``.
 
-    Called by Triton it never raises and never returns an empty list: what npusim cannot predict stays (but where
-    ``bits`` is "same" and others are predicted: its bits are not known), with one warning that says why; what does not
-    fit the device is left out, as Triton would fail on it.
+    Called by Triton it never raises and never returns an empty list: configurations that npusim cannot predict stay
+    (except where ``bits`` is "same" and others are predicted, since their bits are unknown), with one warning that
+    states the reason; configurations that do not fit the device are left out, since Triton would fail on them.
 
     Parameters
     ----------
     hw
         A device of `npusim hw list`; None: the GPU that torch sees.
     top
-        Configurations with the least predicted time that are left, from 1; a single one is not measured.
+        Number of remaining configurations, those of least predicted time, from 1; a single one is not measured.
     bits
-        ``any``, or ``same``: those left all give the same bits for finite inputs, proved by structure.
+        ``any``, or ``same``: all remaining ones give the same bits for finite inputs, proved by structure.
 
     Raises `SpecError` for other values.
 
@@ -153,7 +153,9 @@ def _device_name() -> str:
 def _configuration(
     kernel: Any, config: Any, named: dict[str, Any], rest: dict[str, Any], hw: str
 ) -> Configuration | str:
-    """Return a live call with one configuration as the request of a launch, or why no text says the call."""
+    """Return a live call with one configuration as the request of a launch, or the reason why no text states the
+    call.
+    """
     values = {**named, **rest, **config.all_kwargs()}
     if (count := getattr(config, "num_ctas", 1) or 1) != 1 or getattr(config, "maxnreg", None) is not None:
         return f"num_ctas={count}, maxnreg={config.maxnreg}: allowed: 1 and none"
@@ -170,9 +172,9 @@ def _configuration(
 
 
 def _compile(listed: Sequence[Configuration]) -> None:
-    """Compile launches beside one another, as far as they can be; Triton finds what is made in its own cache.
+    """Compile launches concurrently, where possible; Triton finds the results in its own cache.
 
-    In threads: the compiler's own parts let others run meanwhile, and a user's script need not be safe to import anew.
+    In threads: the compiler's own parts release the lock, and a user's script need not be safe to import again.
     """
 
     def made(configuration: Configuration) -> None:
@@ -188,13 +190,13 @@ def _compile(listed: Sequence[Configuration]) -> None:
 
 
 def _described(value: Any) -> Any:
-    """Return what of an argument a prediction depends on."""
+    """Return the properties of an argument on which a prediction depends."""
     is_tensor = hasattr(value, "stride") and hasattr(value, "dtype")
     return (tuple(value.shape), tuple(value.stride()), str(value.dtype)) if is_tensor else repr(value)
 
 
 def _written(name: str, value: Any) -> str:
-    """Return an argument of a live call as the text of a launch has it; raise `SpecError` for what no text says."""
+    """Return an argument of a live call in the text of a launch; raise `SpecError` for one that no text states."""
     if not hasattr(value, "stride"):
         return repr(value)
     shape, fmt, strides = list(value.shape), str(value.dtype).removeprefix("torch."), tuple(value.stride())

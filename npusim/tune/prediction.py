@@ -57,7 +57,7 @@ class Prediction:
 
 
 def predict(configuration: Configuration) -> Prediction:
-    """Return the prediction of one configuration; what cannot be read, compiled or placed has a reason, no time."""
+    """Return the prediction of one configuration; one that cannot be read, compiled or placed has a reason, no time."""
     try:
         plan, program = program_of(
             plan_of(replace(configuration.request, numerics=False), is_bare=True), is_hinted=False
@@ -78,7 +78,7 @@ def predict(configuration: Configuration) -> Prediction:
 def predict_all(
     configurations: Sequence[Configuration], jobs: int = 1, advance: Callable[[int, int], object] | None = None
 ) -> list[Prediction]:
-    """Return the predictions, in ``jobs`` processes, which compile beside one another too."""
+    """Return the predictions, in ``jobs`` processes, which also compile concurrently."""
     made: dict[int, Prediction] = {}
     with executor(max(1, min(jobs, len(configurations)))) as workers:
         tasks = [replace(c, request=replace(c.request, progress=None)) for c in configurations]
@@ -92,7 +92,7 @@ def predict_all(
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
     """Return the numbers of those with a time, the best first.
 
-    Where memory limits the best, those within `TIE` of it are as fast: of them come first those without spills, then
+    Where memory limits the best, those within `TIE` of it are as fast: among them, those without spills are first, then
     those with more resident warps, then the faster.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]

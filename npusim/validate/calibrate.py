@@ -1,4 +1,4 @@
-"""A device's uncertain constants fitted to measured times: chosen, fitted, and judged on cases kept out."""
+"""A device's uncertain constants fitted to measured times: selection, fit, and validation on left-out cases."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ClassErrors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted on what, and how far off predictions are before and after, on cases kept out too.
+    """The fitted constants, the cases, and the errors of predictions before and after, on left-out cases too.
 
-    ``is_whole``: whether nobody interrupted it.
+    ``is_whole``: whether the fit was not interrupted.
     """
 
     device: str
@@ -80,7 +80,7 @@ class Calibration:
 
     @property
     def helps(self) -> bool:
-        """Whether errors of cases that were kept out are less than before."""
+        """Whether errors of left-out cases are less than before."""
         return bool(self.constants) and self.total.kept_out < self.total.before
 
     def check(self) -> None:
@@ -116,14 +116,14 @@ def calibrate(
 ) -> Calibration:
     """Fit a device's uncertain constants to the times of a file of measurements.
 
-    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; one
-    that is a key in full may be a measured constant's, and where the cases are another device's any may: what was
-    measured on one chip is assumed of another.  Chosen are those that take most of the error of kept-out groups away
-    and that the data tells apart; times are simulated anew, never interpolated.  Ranges count by their geometric
+    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; a complete key
+    may name a measured constant, and where the cases belong to another device every pattern may: a number measured on
+    one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out groups most and
+    that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
     middle.
 
     Raises `SpecError` where cases are of several devices, contradict one another or are too few, the device has no
-    constant that may be fitted, or scipy is missing.
+    constant to fit, or scipy is missing.
     """
     file = load_measurements(path)
     cases = [c for c in file.cases if only is None or any(fnmatchcase(t, only) for t in (c.name, c.schedule, c.device))]
@@ -138,7 +138,7 @@ def calibrate(
 
 
 class _Fit:
-    """Times of cases under changed constants; each case is built once, and timed anew for each change."""
+    """Times of cases under changed constants; each case is built once, and timed again for each change."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class _Fit:
     def predict(self, x: Array, numbers: Iterable[int] | None = None) -> Array:
         """Return the logarithms of predicted times, of all measurements or some, for those of factors on `keys`.
 
-        Infinite out of range.  A case whose time reads none of the constants that have changed is not simulated anew.
+        Infinite out of range.  A case whose time reads none of the changed constants is not simulated again.
         """
         changed = {
             k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v
@@ -281,7 +281,7 @@ class _Fit:
         return np.array([times[text] for text in texts])
 
     def _time(self, text: str, at: Predictor, changed: Mapping[str, str]) -> float:
-        """Return the logarithm of a case's time, simulated once for equal values of what it reads."""
+        """Return the logarithm of a case's time, simulated once for equal values of the constants that it reads."""
         if text not in self.reads:
             key = next(iter(self.values))  # a device of its own, whose numbers nobody has read yet
             who = self.base.retimed({key: self._written(key, self.values[key])})

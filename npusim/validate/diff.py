@@ -72,9 +72,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Other values of stated choices: how many outputs are then equal, and the step that makes the difference.
+    """Other values of stated choices: the number of outputs that are then equal, and the step that causes the
+    difference.
 
-    ``of`` are all outputs that are compared, or those of the block of the first difference from its row on,
+    ``of`` are all compared outputs, or those of the block of the first difference from its row on,
     where not all of these are equal.
     """
 
@@ -89,13 +90,13 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Difference:
-    """A kernel's output beside predicted bits, of the rows that were computed.
+    """A kernel's output compared with predicted bits, on the computed rows.
 
-    ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its
-    values; ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the
-    change that comes closest where none does, of the arithmetic that the device's makers state or another
-    choice, if it makes `CLOSES` of what differs equal; ``tried`` counts them.  ``problem`` is another problem that
-    float64 is nearer with: no choice is tried then.
+    ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its values;
+    ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the closest change
+    where none does: the arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of
+    the differing outputs equal; ``tried`` counts the changes.  ``problem`` is another problem whose float64 result is
+    nearer: no choice is tried then.
     """
 
     run: RunData
@@ -118,7 +119,7 @@ class Difference:
 def diff(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> Difference:
-    """Hold a kernel's output against what a request predicts, and search for what explains the difference.
+    """Compare a kernel's output with the prediction of a request, and search for an explanation of the difference.
 
     ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the
     run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
@@ -133,7 +134,7 @@ def diff(
 def comparison(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> HeldOutput:
-    """Return a kernel's output beside the program that a request claims; arguments and errors as for `diff`."""
+    """Return a kernel's output with the program of a request; arguments and errors as for `diff`."""
     # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
     plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
@@ -146,7 +147,7 @@ def comparison(
 
 @dataclass
 class HeldOutput:
-    """A kernel's output (batch, heads, rows, columns), and what it is held against."""
+    """A kernel's output (batch, heads, rows, columns), and the prediction that it is compared with."""
 
     plan: Plan
     base: RunData
@@ -163,7 +164,7 @@ class HeldOutput:
         return Variants(self.request)
 
     def difference(self) -> Difference:
-        """Return the difference, with what explains it."""
+        """Return the difference, with its explanation."""
         written = self.rows(self.base.program)
         matched, total = self._equal(written)
         at = self._first(written)
@@ -247,7 +248,7 @@ class HeldOutput:
         return _count(rows, self.out[place.batch, place.head, place.row : place.row + len(rows)])
 
     def rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
-        """Return what a program computes for the rows that are compared, by batch, head and first row."""
+        """Return a program's result for the compared rows, by batch, head and first row."""
         r, problem = self.request, self.problem
         rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
         return execute_rows(program, self.source, rows, heads)[1]

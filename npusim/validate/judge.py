@@ -57,8 +57,9 @@ class Measure(NamedTuple):
 class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
-    ``measures``: its errors, in absolute numbers, beside what ``drawn`` legal kernels allow; ``lost``: values that are
-    NaN or Inf where those of such kernels are finite; ``unjudged``: those where such a kernel's own are not.
+    ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
+    that are NaN or Inf where those of such kernels are finite; ``unjudged``: values where such a kernel's own are not
+    finite.
     """
 
     matched: int
@@ -89,14 +90,14 @@ class Judgement:
 def judge(
     outputs: Sequence[str | Path | NDArray[Any]], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> list[Judgement]:
-    """Decide of kernels' outputs whether they are right for the formats that a request claims, on the inputs it has.
+    """Decide whether kernels' outputs are right for the formats and the inputs of a request.
 
-    Right are equal bits, and errors against float64 no larger than twice the 99th percentile of those of correct
-    kernels of the same formats: the schedule with other orders of sums, roundings, tiles and splits, drawn with the
-    request's seed; nor above half of what zeros have.  Errors are the norm over all outputs, the largest norm of a row,
-    and the largest of an element.
-    Outputs where one of these kernels has NaN or Inf are not judged.  Each output, and errors raised, are as for
-    `npusim.validate.diff.diff`; `SpecError` too where no output is left.
+    An output is right if its bits are equal, or if its errors against float64 are at most twice the 99th percentile of
+    the errors of correct kernels of the same formats (the schedule with other orders of sums, roundings, tiles and
+    splits, drawn with the request's seed) and at most half of the error of zeros.  Errors are the norm over all
+    outputs, the largest norm of a row, and the largest of an element. Outputs where one of these kernels has NaN or Inf
+    are not judged.  Each output, and errors raised, are as for `npusim.validate.diff.diff`; `SpecError` too where no
+    output is left.
     """
     all_held = [comparison(output, request) for output in outputs]
     held = all_held[0]
@@ -147,7 +148,9 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
 
 
 def _legal(held: HeldOutput) -> Iterator[Rows]:
-    """Yield what other correct kernels of the same formats compute: choices drawn together, those that can be built."""
+    """Yield the results of other correct kernels of the same formats: choices drawn together, those that can be
+    built.
+    """
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):

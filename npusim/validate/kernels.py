@@ -1,4 +1,4 @@
-"""Whole attention kernels that were recorded on a chip, against predicted bits.
+"""Outputs of whole attention kernels that were recorded on a chip, compared with predicted bits.
 
 Form of the file: bit patterns under ``inputs/<name>/<q|k|v>`` (heads, tokens, head size) and ``<family>/<case>/o``
 (heads, rows, head size); beside ``o`` the case's ``inputs`` (a name), ``device`` (absent: the H200) and options:
@@ -143,9 +143,9 @@ def _options(family: str, archive: Mapping[str, Any], name: str) -> tuple[dict[s
 
 
 def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], None]:
-    """Return an observer that keeps the recurrence's row vectors of each head's first rows.
+    """Return an observer that stores the recurrence's row vectors of each head's first rows.
 
-    They are what their names hold when a tile's update begins.
+    They are the values of their names at the beginning of a tile's update.
     """
     current: dict[str, Any] = {}
 

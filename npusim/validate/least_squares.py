@@ -1,8 +1,8 @@
-"""Constants fitted to times: which the data can tell apart, their values and intervals, and cases kept out.
+"""Constants fitted to times: those that the data can distinguish, their values and intervals, and left-out cases.
 
 Everything is in logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of predicted
-over measured.  Nothing here knows a device: predictions are a function of ``x``.  A bundle is a column of -1, 0 and 1,
-one a constant: those that move together, -1 where one moves times the other way.
+over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle is a column of -1, 0
+and 1, one a constant: those that move together, -1 where one moves times the other way.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_], factor: float
 def bundles(jac: Array) -> Array:
     """Return the bundles of constants that move any time, the strongest first, (constants, bundles).
 
-    In one are those that no data tells apart.
+    A bundle contains constants that no data distinguishes.
     """
     strength = np.abs(jac).max(axis=0, initial=0.0)
     unit = jac / np.maximum(np.linalg.norm(jac, axis=0), TINY)
@@ -111,11 +111,11 @@ def kept_out(jac: Array, residuals: Array, groups: Sequence[object]) -> Array:
 
 
 def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array) -> Array:
-    """Return the bundles to fit: ``chosen``, and one after the other that which takes most of the kept-out error away.
+    """Return the bundles to fit: ``chosen``, and one after the other the bundle that reduces the left-out error most.
 
-    ``residuals``: at x = 0, to first order.  None is taken that makes the chosen columns hard to tell apart (their
-    singular values), takes away little, or has its best value out of bounds: it would stand in for another, and look
-    steady because the bound holds it, whatever is kept out.
+    ``residuals``: at x = 0, to first order.  No bundle is chosen that makes the columns hard to distinguish (by their
+    singular values), reduces little, or has its best value out of bounds: it would replace another, and seem stable for
+    any left-out cases because the bound fixes it.
     """
 
     def is_inside(listed: Array) -> bool:
@@ -137,7 +137,7 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
 
 
 def condition(jac: Array) -> float:
-    """Return the largest over the smallest singular value of a Jacobian whose columns are made as long as another."""
+    """Return the largest over the smallest singular value of a Jacobian whose columns are scaled to one length."""
     values = np.linalg.svd(jac / np.maximum(np.linalg.norm(jac, axis=0), TINY), compute_uv=False)
     return float(values[0] / max(values[-1], TINY))
 
@@ -146,9 +146,9 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
-    and of those returned: what whole cycles round over small steps would spoil learnt ones.
+    and of the returned ones: the rounding to whole cycles over small steps would spoil learnt ones.
 
-    Raises `SpecError` where measurements are not more than constants.
+    Raises `SpecError` where there are no more measurements than constants.
     """
     limit, width = np.log(BOUND), len(start)
     if len(measured) <= width:

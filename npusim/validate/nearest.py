@@ -1,4 +1,4 @@
-"""Measured cases nearest to a run, and how far their predictions were off: beside a prediction, never mixed in."""
+"""Measured cases nearest to a run, and the errors of their predictions: shown with a prediction, never mixed in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNeighbour:
-    """A measured case: what differs from the run, in words, its times in us, and the prediction's relative error."""
+    """A measured case: its differences from the run, in words, its times in us, and the prediction's relative error."""
 
     name: str
     distance: float
@@ -55,7 +55,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
 
 
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
-    """Return how often a size would have to be doubled from the case to the run, and what differs."""
+    """Return the number of doublings of a size between the case and the run, and the differences."""
     plan = who.plan(case)
     tiling = plan.tiling.model_copy(update=choose_tile(plan).fields)
     words, distance = [], 0.0

@@ -1,4 +1,4 @@
-"""The problems next to the one that was asked for, one of which a kernel may compute instead: told apart in float64."""
+"""Problems next to the requested one, one of which a kernel may compute instead: distinguished in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT_OUT = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another problem, and the relative RMSE of a kernel's rows against it and against what was asked for."""
+    """Another problem, and the relative RMSE of a kernel's rows against it and against the requested one."""
 
     change: str
     error: float
@@ -68,7 +68,7 @@ def _wide(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _neighbours(p: Problem, head: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield what a neighbour is called, the problem, the KV head of ``head``, and how often a soft-cap is applied."""
+    """Yield a neighbour's name, the problem, the KV head of ``head``, and the number of applications of a soft-cap."""
     kv_head, offset = head // p.group_size, p.causal_offset
     changes: list[tuple[str, Any]] = [("causal", not p.causal)]
     if isinstance(p.window, tuple):

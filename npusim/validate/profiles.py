@@ -1,7 +1,7 @@
 """Profiles of kernels, of four profilers, read as cases of measurements.
 
-A profile says which kernels ran and how long; which schedule and tile a kernel is, and what L2 held, is said by a
-mapping file (`npusim.config.cases.MappingFile`), never guessed.  Times are of the kind ``kernel``: a task's duration.
+A profile states the kernels and their times; a mapping file (`npusim.config.cases.MappingFile`) states the schedule and
+tile of a kernel, and the content of L2, which are never guessed.  Times are of the kind ``kernel``: a task's duration.
 
 Sources: CANN documentation, "op_summary (Operator Details)"; torch_npu's profiler, "kernel_details.csv"; msprof op,
 "OpBasicInfo" and "PipeUtilization"; Nsight Compute CLI documentation, ``--csv`` with ``--page raw`` or ``details``;
@@ -63,7 +63,7 @@ MATCH_S = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch: what the kernel is called, times in us by quantity, shapes of its inputs, blocks of its grid."""
+    """One launch: the kernel's name, times in us by quantity, shapes of its inputs, blocks of its grid."""
 
     names: tuple[str, ...]
     measured: Mapping[str, float]
@@ -83,9 +83,9 @@ class ImportedProfile:
 
 
 def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "measured.yaml") -> ImportedProfile:
-    """Return a profile as measurements; launches that are alike in all are one case, of the median of their times.
+    """Return a profile as measurements; equal launches are one case, with the median of their times.
 
-    ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: what errors call the file that comes out.
+    ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
 
     Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
     by a rule (names the kernels that take longest), or a case is not whole (``out:line  key: ``).
@@ -141,7 +141,7 @@ def _matched(pattern: str, name: str, where: str) -> re.Match[str] | None:
 
 
 def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
-    """Return the case that the first matching rule makes of a launch, without what was measured; None for none."""
+    """Return the case of the first rule that matches a launch, without its measured values; None for none."""
     tried = ((n, r, name) for n, r in enumerate(rules.kernels) for name in launch.names)
     matches = ((n, r, m) for n, r, name in tried if (m := _matched(r.kernel, name, f"{file}: kernels.{n}")))
     number, rule, match = next(matches, (0, None, None))
@@ -182,7 +182,7 @@ def _sizes(launch: KernelLaunch, rule: KernelRule, where: str) -> dict[str, obje
 
 
 def _measured(number: int, case: dict[str, Any], launches: Sequence[KernelLaunch]) -> dict[str, object]:
-    """Return a case with the medians of what its launches took, and how far from the median one lies at most."""
+    """Return a case with the medians of its launches' times, and the largest distance from the median."""
     times = [launch.measured["latency_us"] for launch in launches]
     middle = median(times)
     quantities = [name for name in launches[0].measured if all(name in one.measured for one in launches)]
@@ -208,7 +208,7 @@ def _rows(path: Path, patterns: Sequence[str], *needed: str) -> Iterator[tuple[P
 
 
 def _quantities(rows: Iterable[tuple[Path, str, Mapping[str, str]]]) -> dict[str, float]:
-    """Return the largest of each quantity over rows; those that are 0 did nothing, and are left out."""
+    """Return the largest of each quantity over rows; quantities of 0 are left out."""
     largest: dict[str, float] = defaultdict(float)
     for _, where, row in rows:
         for name, columns in _QUANTITIES.items():

@@ -58,9 +58,9 @@ RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Residual:
     """One quantity of one case; the error is signed, against the nearer end of a range.
 
-    ``timing``: what its latency is.  ``is_floor``: the host decides it, not the device; such a quantity is
+    ``timing``: the kind of its latency.  ``is_floor``: the host determines it, not the device; such a quantity is
     shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was
-    fitted on this case or its group.  ``tile``: the tile taken where the case names none, and whether npusim chose it.
+    fitted on this case or its group.  ``tile``: the tile of a case that names none, and whether npusim chose it.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Residual:
 
     @property
     def unit_hint(self) -> str:
-        """What a factor near a thousand suggests; empty for any other."""
+        """The likely cause of a factor near a thousand; empty for any other."""
         value = sum(self.measured) / 2
         if not self.quantity.endswith("_us") or not self.predicted:
             return ""
@@ -94,7 +94,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class GroupRank:
-    """Cases that differ only in tiling: rank correlation, and what the predicted best costs."""
+    """Cases that differ only in tiling: rank correlation, and the cost of the predicted best."""
 
     kendall_tau: float
     regret: float
@@ -123,12 +123,12 @@ class TimesReport:
 
     @property
     def counted(self) -> tuple[Residual, ...]:
-        """Those that the device decides, not the host."""
+        """The quantities that the device determines, not the host."""
         return tuple(r for r in self.residuals if not r.is_floor)
 
     @property
     def fitted(self) -> tuple[Residual, ...]:
-        """Those that count, of cases that numbers of their device's file were fitted on."""
+        """The counted quantities of cases on which numbers of their device's file were fitted."""
         return tuple(r for r in self.counted if r.is_fitted)
 
     @property
@@ -138,7 +138,7 @@ class TimesReport:
 
     @property
     def untouched_abs_error(self) -> float:
-        """Median of those of cases that nothing was fitted on."""
+        """The median error of cases on which nothing was fitted."""
         return median_error([r for r in self.counted if not r.is_fitted])
 
     @property
@@ -148,18 +148,18 @@ class TimesReport:
 
     @property
     def within_band(self) -> float | None:
-        """Share of the quantities with a band that lie inside it; None if none has one."""
+        """The share of the quantities with a band that are inside it; None if none has one."""
         judged = [r.is_inside for r in self.residuals if r.is_inside is not None]
         return sum(judged) / len(judged) if judged else None
 
     @property
     def is_outside(self) -> bool:
-        """Whether anything that has a prediction lies outside its band."""
+        """Whether any predicted quantity is outside its band."""
         return any(r.is_inside is False for r in self.residuals)
 
     @property
     def is_passed(self) -> bool:
-        """Whether everything has a prediction and nothing lies outside its band."""
+        """Whether everything has a prediction and no quantity is outside its band."""
         return not self.faults and not self.is_outside
 
 
@@ -178,15 +178,14 @@ def validate_times(
     cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TimesReport:
-    """Return predictions for a measurement file, held against what was measured.
+    """Return predictions for a measurement file, compared with the measured values.
 
-    A device that no packaged file describes is looked for beside the measurements.  ``jobs`` processes work,
-    or the workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets how many cases are done, and how many
-    there are.
+    A device that no packaged file describes is searched beside the measurements.  ``jobs`` processes work, or the
+    workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets the number of finished cases, and of all.
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
-    schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report holds
-    the others and says why, each reason once; they are never skipped in silence.
+    schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report has
+    the others and each reason once; no case is skipped in silence.
     """
     file = load_measurements(path)
     texts = {c.name: (c.name, c.schedule, c.device) for c in file.cases}
@@ -218,7 +217,7 @@ def validate_times(
 
 
 def _fault(names: Sequence[str], text: str) -> str:
-    """Return why cases cannot be predicted, and what to do about it."""
+    """Return the reason why cases cannot be predicted, and a remedy."""
     hint = "; leave it out with --only" if len(names) == 1 else "; leave them out with --only"
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{plural(len(names), 'case')} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
@@ -249,8 +248,8 @@ def _residual(predictor: Predictor, case: MeasurementCase, quantity: str, band: 
 class Predictor:
     """Runs cases, each distinct one once.
 
-    ``changes`` are numbers of the devices, as `load_machine` has them; ``folder`` is where a device may lie that no
-    packaged file describes.  `retimed` gives the same runs with other numbers.
+    ``changes`` are overrides for `load_machine`; ``folder`` is searched for devices that no packaged file describes.
+    `retimed` gives the same runs with other numbers.
     """
 
     def __init__(
@@ -276,9 +275,9 @@ class Predictor:
         return self._machines[name]
 
     def beside(self, file: str) -> str:
-        """Return the path of a file beside the measurements, if it is there, else as it is named.
+        """Return the path of a file beside the measurements, if it exists there, else the name itself.
 
-        A schedule's is the part before its colon.
+        A schedule's path is the part before its colon.
         """
         path, colon, name = file.partition(":")
         if self.folder is None or not path.endswith((".yaml", ".yml", ".py")) or not (self.folder / path).is_file():
@@ -286,9 +285,9 @@ class Predictor:
         return f"{self.folder / path}{colon}{name}"
 
     def retimed(self, changes: Mapping[str, object]) -> Predictor:
-        """Return these runs with numbers changed: programs stay, their times are simulated anew as they are asked for.
+        """Return these runs with changed numbers: programs stay, their times are simulated again on request.
 
-        For numbers that price operations; one that decides what a program is (a capacity, a count of cores) needs a
+        For numbers that price operations; a number that changes the program (a capacity, a count of cores) needs a
         `Predictor` of its own.
         """
         other = Predictor(self.method, {**(self.changes or {}), **changes}, self.folder)
@@ -365,7 +364,7 @@ class Predictor:
         return timing
 
     def text(self, case: MeasurementCase) -> str:
-        """Return what tells a case's run from others."""
+        """Return the text that distinguishes a case's run from others."""
         launch = [getattr(case, name) for name in LAUNCH]
         chosen = f"{_tiling(case)} {case.is_open}"
         return f"{case.device} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
@@ -394,7 +393,7 @@ class Predictor:
         return self._done[text]
 
     def templates(self, text: str) -> Templates:
-        """Return what all timings of a run share that was done."""
+        """Return the data that all timings of a finished run share."""
         if text not in self._templates:
             self._templates[text] = Templates(self._done[text].program)
         return self._templates[text]
@@ -424,7 +423,7 @@ class Predictor:
         return replace(plan_of(request), is_open=False)
 
     def _what(self, case: MeasurementCase) -> dict[str, Any]:
-        """Return what a request computes: a workload by name, one that is written out, or sizes of another kernel."""
+        """Return the problem of a request: a workload by name, one that is written out, or sizes of another kernel."""
         w = case.workload
         if w.name is not None:
             return {"workload": self.beside(w.name), **w.of_name()}

@@ -128,9 +128,9 @@ def compare(vectors: MmaVectors) -> VectorReport:
 
 
 def _products(vectors: MmaVectors) -> Array:
-    """Return what the unit makes of every case, as ``d``.
+    """Return the unit's result for every case, as ``d``.
 
-    Cases of one output each lie on the diagonals of larger products, whose outputs do not depend on one another.
+    Cases of one output each are on the diagonals of larger products, whose outputs do not depend on one another.
     """
     a, b, c, unit = vectors.a, vectors.b, vectors.c, vectors.arithmetic
     if c.shape[1:] != (1, 1):

@@ -1,7 +1,7 @@
 """One Ascend core group: one AIC, its AIVs, their queues and their memories.
 
-Where the device has a route from L0C to UB, what a product leaves for rows takes it, each AIV its share
-of the rows; else (910B) it goes through a slot in GM.  The way back is UB to L1, or through GM again.
+Where the device has a route from L0C to UB, a product's results for rows use it, each AIV its share of the rows; else
+(910B) they pass through a slot in GM.  The way back is UB to L1, or through GM again.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class AscendGroup:
         return min(rows, round_up(ceil_div(rows, len(self.vector_cores)), grain))
 
     def refuse_route(self, what: str, source: str, destination: str) -> NoReturn:
-        """Raise `TilingError`: ``what`` needs a route that the device file has not."""
+        """Raise `TilingError`: ``what`` needs a route that the device file does not have."""
         there = sorted(
             f"{r.source} to {r.destination}"
             for core in (AIC, AIV)
@@ -171,7 +171,7 @@ class AscendGroup:
         )
 
     def row_sum(self, code: VectorCode | None) -> str:
-        """Return the order in which the vector unit adds up a row: its own, or what the code for its registers says."""
+        """Return the order of the vector unit's row sums: its own, or that of the code for its registers."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
         if code is None:
             return str(self.device.row_sum.value)

@@ -78,7 +78,7 @@ def chunks_of(tiling: Any) -> AscendChunkKernel | None:
 
 
 def attention_fields(tiling: Any) -> KernelFields:
-    """Return what a tiling says of attention, with defaults where it has no such field."""
+    """Return a tiling's fields of attention, with defaults where it has no such field."""
     if isinstance(tiling, KernelFields):
         return tiling
     own = {n: value for n, value in dict(tiling).items() if n in KernelFields.model_fields}
@@ -130,10 +130,11 @@ class AscendMachine(Machine):
         return settings
 
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
-        """Return the tiling with what this machine declares in place of fields that nobody named.
+        """Return the tiling with this machine's declared values for fields without a named value.
 
-        Of a kernel that is nobody else's CANN's tile and order, whatever of its tile is named; with registers slices
-        of whole registers in any case.  A product is CANN's too: vector cores make fractals of rows that are off.
+        A kernel without a published tile has CANN's tile and order, whatever fields of its tile are named; with
+        registers, slices are whole registers in any case.  A product is CANN's too: vector cores convert unaligned rows
+        to fractals.
         """
         is_product = isinstance(problem, GemmProblem) and isinstance(tiling, GemmFields)
         if is_product and tiling.nd2nz is None and off_rows(problem):
@@ -181,7 +182,7 @@ class AscendMachine(Machine):
         return made, (f"kernel={CANN.name}: CANN's kernel, because its vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
-        """Return the tiling with its choices of vector functions made, where the unit has registers."""
+        """Return the tiling with its choices of vector functions, where the unit has registers."""
         if not has_registers(self.device):
             chosen = [f"{name}={value}" for name in REGISTER_CODE if (value := getattr(tiling, name)) is not None]
             if chosen:
@@ -272,9 +273,9 @@ class AscendMachine(Machine):
         return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
     def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
-        """Return C = A B, or A B^T, of every head, behind what rearranges its operands in the same launch.
+        """Return C = A B, or A B^T, of every head, after the rearrangement of its operands in the same launch.
 
-        A block is a core's share of C, a tile where nothing is said.
+        A block is a core's share of C; by default, a tile.
         """
         phases, operands = [], {"a": a, "b": b}
         for n, t in operands.items() if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" else ():
@@ -289,11 +290,11 @@ class AscendMachine(Machine):
 
     @staticmethod
     def _ahead(t: KernelFields) -> int:
-        """Return how many tiles stages run ahead: in a group those before its last."""
+        """Return the number of tiles by which stages run ahead: in a group, the stages before its last."""
         return {"groups": max(0, t.depth - 1), "serial": 0}.get(t.order, t.depth)
 
     def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
-        """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
+        """Return the form of rows for a unit with registers: `REGISTER_CODE` by default."""
         if not has_registers(self.device):
             return None
         usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}

@@ -2,11 +2,11 @@
 
 `Parts` decides
 
-- where the loop is cut: before each product that reads what rows left (`cuts`);
-- by how many tiles a part is behind the first (``lags``), and whether the next block begins in between;
-- how many tiles of a name there are at a time (`generations`), and which states outlive their tiles (`lasting`).
+- the cuts of the loop: before each product that reads results of rows (`cuts`);
+- the distance of each part behind the first, in tiles (``lags``), and whether the next block begins in between;
+- the number of tiles of a name at a time (`generations`), and the states that outlive their tiles (`lasting`).
 
-It refuses what a part would read of another tile than its own.  It places nothing: `slots` does.
+It refuses reads of a part from another tile than its own.  `slots` places the tiles.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Parts:
         return [tuple(part) for part in parts]
 
     def part_of(self, stage: Stage) -> int:
-        """Return which part of the pipeline a stage is in: the last for what is in none."""
+        """Return the part of the pipeline that a stage is in: the last for a stage in none."""
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
 
     def between(self, n: str) -> int:
@@ -61,7 +61,9 @@ class Parts:
         return max(1, self.between(n)) * self.ahead + 1
 
     def _holds_for_one_part(self) -> bool:
-        """Return whether what stays for a block is read in one part of the pipeline: else blocks end together."""
+        """Return whether values that stay for a block are read in one part of the pipeline: else blocks end
+        together.
+        """
         products = [s for s in self.frame.stages if s.is_product]
         readers = ({self.part_of(s) for s in products if n in s.rows[0].srcs} for n in self.frame.held)
         return all(len(parts) < 2 for parts in readers)
@@ -70,7 +72,7 @@ class Parts:
 
     @cached_property
     def of_states(self) -> dict[str, int]:
-        """The part of the pipeline that uses each state: the first one, for what none uses."""
+        """The part of the pipeline that uses each state: the first one for a state without a user."""
         states = [n for n, what in self.frame.phase.names.items() if what.start is not None]
         stages = [(i, (*s.read, *s.written)) for i, cut in enumerate(self.cuts) for s in cut]
         return {n: next((i for i, names in stages if self._is_used(n, *names)), 0) for n in states}
@@ -89,9 +91,9 @@ class Parts:
     # ---------------------------------------------------------------- checks
 
     def check(self) -> None:
-        """Raise `TilingError` for what a part would read of another tile, or a unit after another has read it.
+        """Raise `TilingError` for a part's read from another tile, or a unit's after another has read it.
 
-        And for stages outside of the one loop that has products.
+        Also for stages outside of the one loop that has products.
         """
         phase = self.frame.phase
         if self.has_products and len(phase.loops) > 1:
@@ -123,7 +125,7 @@ class Parts:
                 )
 
     def _check_handed(self) -> None:
-        """Raise `TilingError` for what several stages read of what one leaves, and for tiles kept past a product."""
+        """Raise `TilingError` for results that several stages read, and for tiles stored past a product."""
         frame = self.frame
         for n, place in frame.places.items():
             readers = [s for s in frame.stages if n in s.read and n not in s.written]

@@ -1,13 +1,13 @@
 """A phase on an Ascend core group: its products and rows, emitted in the machine's order.
 
-`AscendPhase` decides the order alone.  With products: what stays is loaded, then the loop's stages run as a pipeline
-whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without products
-each vector core goes through its own slices alone.  What is decided elsewhere:
+`AscendPhase` decides the order alone.  With products: lasting operands are loaded, then the loop's stages run as a
+pipeline whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without
+products each vector core processes its own slices alone.  Other modules decide the rest:
 
-- `parts.Parts`: where the loop is cut, how far parts are apart, which states outlive a tile;
-- `slots.Slots`: where products and rows hand over, and which products share a ring;
+- `parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile;
+- `slots.Slots`: the slots between products and rows, and the rings that products share;
 - `product.CubeProduct`, `rows.VectorShare`: operations of a stage on the AIC and on a vector core, and their memory;
-- `succession`: what is under way when a block begins, where blocks overlap.
+- `succession`: the blocks in progress when a block begins, where blocks overlap.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AscendPhase:
         )
 
     def _pieces(self) -> tuple[tuple[tuple[str, int], ...], list[str]]:
-        """Return what a block of one product without a loop works on at a time, and what it loads before."""
+        """Return the pieces of a block of one product without a loop, and its earlier loads."""
         streaming = [p for p in self.products.values() if "piece" in p.modes.values()]
         if len(self.products) != 1 or not streaming or self.frame.loop_axis:
             return (), []
@@ -117,7 +117,7 @@ class AscendPhase:
         return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
-        """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""
+        """Yield the work of blocks tile after tile, stage by stage, with the number of repetitions."""
         for number, stage in enumerate(self.parts_of_loop):
             # Products on the AIC, rows on the first vector core, which has most.
             work = partial(self._stages, (stage,), self.vectors[:1], is_work=True)
@@ -126,7 +126,7 @@ class AscendPhase:
                 yield (number, key), body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
-        """Return what values depend on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
+        """Return the properties that affect values: tables, blocks and cuts of sums; not slices, depths, or cores."""
         sums = tuple((p.name, p.plan.k) for p in self.products.values())
         return self.frame.content, frozenset(self.phase.cells), sums
 
@@ -152,7 +152,7 @@ class AscendPhase:
         return self.frame.size(block, self.frame.row_axis, WHOLE)
 
     def _open(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[TileOp]:
-        """Yield what a block begins with; of one ``part`` of the pipeline alone, where parts begin apart."""
+        """Yield the beginning of a block; of one ``part`` of the pipeline alone, where parts begin apart."""
         for s, p in self.products.items():
             if part in (None, self.parts.part_of(s)):
                 yield from p.open(block, tile)
@@ -175,7 +175,7 @@ class AscendPhase:
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
 
-        ``is_work``: what they do alone, in whatever order, what costs the same once.
+        ``is_work``: their work alone, in any order, with equal work once.
         """
         turn, loop = self.turn, self.parts_of_loop
         if self.parts.is_loopless:  # a block is what others tell by their tiles
@@ -208,10 +208,11 @@ class AscendPhase:
                     yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where))
 
     def _onward(self, block: WorkTile) -> Iterator[Repeat]:
-        """Yield a block's tiles in the first part of the pipeline, and what later parts do of it and of those before.
+        """Yield a block's tiles in the first part of the pipeline, and the work of later parts on it and on earlier
+        blocks.
 
         Step n does tile n of the first part; a later part, so many tiles behind, works on the core group's tiles in
-        one row, whosever they are.  Where a block's tiles begin or end in a part, so does what that part does of it.
+        sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in the part.
         """
         firsts = [*accumulate((b.tile_count for b in block.before), initial=0)]
         cells = [(at - firsts[-1], b) for at, b in zip(firsts, (*block.before, block), strict=True)]

@@ -210,13 +210,12 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 
 
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
-    """Return how a product runs where the tiling does not say.
+    """Return the default plan of a product.
 
-    N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  M along it (dS^T K, of keys
-    a block has): A piece by piece, B held.  Contraction
-    along the loop's axis (P V): both piece by piece.  A loop in which a state is a factor: both whole.  No loop: both
-    whole where L1 holds them (M K), else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds
-    in ping-pong (a GEMM).
+    N along the loop's axis (Q K^T): A is held for the whole block, B is loaded panel by panel.  M along it (dS^T K, for
+    the keys of a block): A piece by piece, B held.  Contraction along the loop's axis (P V): both piece by piece.  A
+    loop in which a state is a factor: both whole.  No loop: both whole where L1 holds them (M K), else they stream
+    through it, loaded by :func:`loaded_k`, in pieces that L0 holds in ping-pong (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
@@ -250,7 +249,7 @@ def _streamed(phase: Phase, group: AscendGroup) -> list[str]:
 
 
 def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> ProductPlan:
-    """Return how a product adds up in the pieces of k in which its kernel loads it, cut to what L0 holds twice."""
+    """Return the plan of a product that adds in its kernel's pieces of k, cut to sizes that L0 holds twice."""
     (row,), sizes = stage.rows, frame.phase.sizes
     m, n = (sizes[a] for a in frame.axes(row.dst))
     if m * n * get_format("float32").size_bytes > group.capacity_bytes("L0C"):
@@ -401,7 +400,7 @@ class RegisterFields(VectorFields):
 
 
 class KernelFields(RegisterFields):
-    """The same, and what published kernels do differently."""
+    """The same fields, and the differences of published kernels."""
 
     kernel: KernelName | None = Field(
         default=None,

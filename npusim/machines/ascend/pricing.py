@@ -1,8 +1,9 @@
-"""What operations cost on an Ascend core, and on others of such units: one table a unit, by its model in the file.
+"""Costs of operations on an Ascend core, and on other cores with such units: one table a unit, by its model in the
+file.
 
 An instruction of a vector unit costs ``head + slope * repeats + tail``; those between two barriers follow one another
 in the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with two sources
-depends on where its operands lie: two that share a bank group are read one after the other.
+depends on the places of its operands: two that share a bank group are read one after the other.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def banks_of(device: DeviceSpec, core: str, engine: str) -> BankSpec | None:
 
 
 def crowd(blocks: int, groups: int) -> float:
-    """Return how many of the other core groups work beside one, on average over ``blocks``: 0 to 1."""
+    """Return the fraction of the other core groups that work at the same time, on average over ``blocks``: 0 to 1."""
     busy = blocks / max(1, ceil_div(blocks, groups))
     return (busy - 1) / (groups - 1) if blocks and groups > 1 else 0.0
 
@@ -247,7 +248,7 @@ def vector_cycles(
 
 
 class _Run:
-    """Instructions since the last barrier, and what they wrote."""
+    """Instructions since the last barrier, and the addresses that they wrote."""
 
     def __init__(self, spec: VectorEngine, key: str, terms: dict[str, float]) -> None:
         self.spec, self.key, self.terms = spec, key, terms
@@ -303,7 +304,7 @@ class _Run:
         return False
 
     def end(self) -> None:
-        """Wait for what runs: a barrier, or the end of the operation."""
+        """Wait for the running instructions: a barrier, or the end of the operation."""
         if self.last:
             self._book(f"{self.last}.tail_cycles", self.spec.op(self.last).tail_cycles.value)
         self.last, self._repeats = "", 0
@@ -319,9 +320,9 @@ def _where(operand: Operand) -> object:
 
 
 def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
-    """Return what :func:`vector_cycles` looks at: the same for the same work of another core, or of another slice.
+    """Return the key of :func:`vector_cycles`: equal for the same work of another core, or of another slice.
 
-    Of addresses that is which are one, and in which bank a tile with columns begins.
+    For addresses, the key has their equality, and the bank in which a tile with columns begins.
     """
     looked_at: list[Hashable] = []
     places: dict[int, int] = {}

@@ -132,10 +132,11 @@ class CubeProduct:
         self.opened = list(self.held)
 
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
-        """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: of earlier products.
+        """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: rings of earlier
+        products.
 
-        An operand that several products take in alike goes through one ring, and so do pieces of what rows make; what
-        stays for a block is loaded once.
+        An operand that several products load alike uses one ring, and so do pieces of rows' results; a lasting operand
+        is loaded once.
         """
         for n in self.by_arrival:
             if n in self.lifted or n in self.rings or n in later:
@@ -161,7 +162,7 @@ class CubeProduct:
         self.plan, other.plan = replace(self.plan, right="whole"), replace(other.plan, right="view")
 
     def _staged(self, n: str) -> Span:
-        """Return rows and columns of the part of an operand that lies in L1 at once."""
+        """Return rows and columns of the part of an operand that is in L1 at once."""
         plan, sizes = self.plan, self.frame.phase.sizes
         match self.modes[n]:
             case "held" | "whole" | "view":
@@ -173,7 +174,7 @@ class CubeProduct:
                 return self._as_stored(n, self.loads[n], plan.m if n == self.left else plan.n)
 
     def _as_stored(self, n: str, along: Any, across: Any) -> tuple[Any, Any]:
-        """Return what concerns an operand's extent along k and across it in the order of its rows and columns."""
+        """Return the values for an operand's extent along k and across it, in the order of its rows and columns."""
         return (along, across) if self.frame.axes(n)[0] == self.k_axis else (across, along)
 
     # ---------------------------------------------------------------- operations
@@ -190,7 +191,7 @@ class CubeProduct:
             yield compute(f"{self.name}.start", CUBE, (start,))
 
     def close(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield the end of what :meth:`open` loaded, and the way out of a sum that stayed."""
+        """Yield the end of the loads of :meth:`open`, and the store of a sum that stayed."""
         for n in self.opened:
             yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, block, tile, last=True))
         if self.stays:
@@ -335,7 +336,7 @@ class CubeProduct:
     def _dropped(
         self, label: str, height: int, width: int, done: RingTile, corner: Corner, corners: list[Corner]
     ) -> Iterator[TileOp]:
-        """Yield moves of a corner into the UBs of those it has rows for: one for both where these are halves."""
+        """Yield moves of a corner into the UBs that have rows of it: one for both where these are halves."""
         (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
         parts: list[tuple[RingTile, Span]] = []
         for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
@@ -406,7 +407,7 @@ class CubeProduct:
         return self._slot(n, rows, cols, first=first, last=last)
 
     def _slot(self, n: str, rows: int, cols: int, *, first: bool, last: bool) -> RingTile:
-        """Return what lies of an operand in L1."""
+        """Return the part of an operand that is in L1."""
         if n in self.lifted:
             ends = {"first": first and self.turns[n][0], "last": last and self.turns[n][1]}
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), **ends)

@@ -1,8 +1,9 @@
-"""What a vector unit with registers takes for a stage of rows: vector functions of a few hardware loops.
+"""The time of a rows stage on a vector unit with registers: vector functions of a few hardware loops.
 
-A loop's interval is the largest of what its instructions ask of the unit: issue, single issue, registers written,
-accesses to UB, long units, the latency carried round, an outer loop's least.  A function starts and ends once; what
-its loops keep in registers is neither stored nor loaded again.  The rules are the vendor's; latencies its cost models'.
+A loop's interval is the largest demand of its instructions on the unit: issue, single issue, registers written,
+accesses to UB, long units, the latency carried around, an outer loop's least.  A function starts and ends once; values
+that its loops hold in registers are neither stored nor loaded again.  The rules are the vendor's; latencies its cost
+models'.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ GATHER = "gather"
 
 
 def along_tile(step: Step) -> list[tuple[str, int, int]]:
-    """Return the passes of an operation along a tile, each an instruction with rows and columns of what it writes.
+    """Return the passes of an operation along a tile, each an instruction with rows and columns of its result.
 
-    Cumulative sums go row after row of the transposed tile, what begins anew beside one another (Ascend C API
-    reference, ``CumSum``); an inverse takes a row times a column of numbers from all rows below, row after row.
+    Cumulative sums run row after row of the transposed tile, with restarted sums side by side (Ascend C API reference,
+    ``CumSum``); an inverse subtracts a row times a column of numbers from all rows below, row after row.
     """
     rows, cols = step.dst.rows, step.dst.cols
     if step.opcode is Opcode.INVERSE:
@@ -96,7 +97,7 @@ MOST_REPEATED = 2
 
 @dataclass(eq=False, slots=True)
 class RegisterValue:
-    """What one instruction leaves of a tile, and what it reads: other values of the stage, or where operands lie."""
+    """The result of one instruction for a tile, and its sources: other values of the stage, or places of operands."""
 
     name: str
     sources: tuple[RegisterValue | Hashable, ...]
@@ -163,7 +164,7 @@ def check_along(step: Step, key: str) -> None:
 
 
 def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
-    """Return what steps leave, pairs that are one instruction joined."""
+    """Return the results of steps, with pairs that are one instruction joined."""
     latest: dict[Hashable, RegisterValue] = {}
     values: list[RegisterValue] = []
 
@@ -219,10 +220,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
 
 
 def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -> list[RegisterValue]:
-    """Return what comes before a cast to a format in blocks: exponents, the largest of a block, its scale, quotients.
+    """Return the instructions before a cast to a format in blocks: exponents, the largest of a block, its scale,
+    quotients.
 
     Exponents are masked out; their maximum is the scale's but for a constant, and held to the least; elements are
-    multiplied by its inverse.  ``crosses``: whether a block lies within a register.
+    multiplied by its inverse.  ``crosses``: whether a block exceeds a register.
     """
     part = replace(cast, is_kept=False, is_narrowed=False)
     exponents = replace(part, name="and")
@@ -257,7 +259,7 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
 
 
 def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
-    """Yield what each vector function does: all, casts to what leaves apart, or one instruction."""
+    """Yield the content of each vector function: all, casts of results apart, or one instruction."""
     if code.functions == "fused" and values:
         yield values
     elif code.functions == "calls":
@@ -288,7 +290,7 @@ class _VectorFunction:
         return isinstance(source, RegisterValue) and id(source) in self.within
 
     def _place(self, value: RegisterValue) -> None:
-        """Put a value into the first loop over its shape in which what it reads is there."""
+        """Put a value into the first loop over its shape in which its sources exist."""
         first = 0
         for source in value.sources:
             if isinstance(source, RegisterValue) and self._is_made_here(source):
@@ -312,7 +314,7 @@ class _VectorFunction:
         return self.spec.register_bytes.value // max(v.size for v in loop.values)
 
     def _count(self, loop: HardwareLoop) -> None:
-        """Count an iteration's instructions: work, loads of what is not in registers, stores of what leaves."""
+        """Count an iteration's instructions: work, loads of values outside registers, stores of results."""
         is_down = self.code.layout == "dn" and loop.cols > 1
         across = loop.rows if is_down or loop.cols == 1 else loop.cols
         wide = ceil_div(across, self._lanes(loop))
@@ -365,7 +367,7 @@ class _VectorFunction:
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]
 
     def _reread(self, source: RegisterValue, loop: HardwareLoop, *, is_down: bool) -> None:
-        """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
+        """Count values of an earlier loop: vectors stay in registers, tiles are computed again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
                 loop.counts["load"] += 1 if source.rows == loop.rows else loop.each  # of blocks: for each register
@@ -392,7 +394,7 @@ class _VectorFunction:
         return self.spec.op(name)
 
     def bounds(self, loop: HardwareLoop) -> dict[str, float]:
-        """Return the cycles that an iteration of a loop takes at least, by the constant that says so."""
+        """Return the least cycles of an iteration of a loop, by the constant of each bound."""
         ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
 
         def total(*kinds: str) -> float:
@@ -420,7 +422,9 @@ class _VectorFunction:
         }
 
     def terms(self, *, is_waited_for: bool = True) -> Iterator[tuple[str, float]]:
-        """Yield the function's time by the constants behind it; ``is_waited_for``: what its last loop leaves."""
+        """Yield the function's time by the constants behind it; ``is_waited_for``: whether later work waits for its
+        last loop.
+        """
         spec, key = self.spec, self.key
         yield f"{key}.function.startup_cycles", float(spec.function.startup_cycles.value)
         for at, loop in enumerate(self.loops):
@@ -439,7 +443,7 @@ class _VectorFunction:
         yield f"{key}.function.drain_cycles", float(spec.function.drain_cycles.value)
 
     def _exposed(self, at: int) -> LatencyPath:
-        """Return the longest chain of instructions behind the last iteration that what follows waits for."""
+        """Return the longest chain of instructions after the last iteration that later work waits for."""
         loop, paths = self.loops[at], dict[int, LatencyPath | None]()
         is_last = at == len(self.loops) - 1
         latency = {name: op.latency_cycles.value for name, op in self.spec.ops.items()}
@@ -473,7 +477,7 @@ class _VectorFunction:
         return LatencyPath(self._op("load").latency_cycles.value, ("load",))
 
     def _longer(self, path: LatencyPath, value: RegisterValue, latency: Mapping[str, float]) -> LatencyPath:
-        """Return a path with a value's instruction behind it, and what joins its accumulators."""
+        """Return a path with a value's instruction appended, and the instructions that join its accumulators."""
         names = [value.name] if value.name else []
         if value.reduction and self.code.layout == "dn":
             names += [value.name] * ceil(log2(value.chains))
@@ -492,12 +496,12 @@ def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
 
 
 def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
-    """Return what :func:`function_cycles` looks at of steps beside shapes, formats and which operands are one."""
+    """Return the key of :func:`function_cycles` for steps besides shapes, formats and the equality of operands."""
     return code, tuple(step.name in code.leaves for step in steps)
 
 
 def place(operand: Operand) -> tuple[Hashable, int, bool]:
-    """Return where an operand lies, its columns, and whether it is a mask."""
+    """Return an operand's place, its columns, and whether it is a mask."""
     if isinstance(operand, RingTile):
         at: Hashable = operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes
     else:

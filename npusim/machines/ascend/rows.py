@@ -1,7 +1,7 @@
 """Rows stages on the vector cores: loads into UB, one operation of the whole table, stores.
 
-A vector core works on its share of a tile's rows, slice by slice.  What a product left comes from a
-slot in global memory, or lies in UB; what a product reads goes to a slot there or in L1.
+A vector core works on its share of a tile's rows, slice by slice.  A product's results come from a slot in global
+memory, or are in UB; operands of a product are stored in a slot there or in L1.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowsStage:
-    """A rows stage with what it takes in and gives out, and the rows of its slices.
+    """A rows stage with its inputs and results, and the rows of its slices.
 
-    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that are
-    an input as it is: no vector instruction touches them.
+    ``table`` has the machine's choices where the stage's rows make none; ``moved`` are results that equal an input: no
+    vector instruction processes them.
     """
 
     stage: Stage
@@ -60,7 +60,7 @@ class RowsStage:
 def rows_stage(
     frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
 ) -> RowsStage:
-    """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
+    """Return the needs of a stage; a slice has the elements of the tiling, a core's share of rows at most."""
     grain = frame.phase.row_grain
     share = group.largest_share(frame.height(frame.led_by(stage)), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
@@ -77,7 +77,7 @@ def rows_stage(
 
 
 def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
-    """Return how a stage is written: only tiles along the loop, which products leave, can lie transposed."""
+    """Return the form of a stage's code: only tiles along the loop, which products leave, can be transposed."""
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
     has_products = any(s.is_product for s in frame.stages)
     along = has_products and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
@@ -91,7 +91,7 @@ def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, boo
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """A state outside UB: its place in global memory, the slots it comes and goes through, rows of a slice."""
+    """A state outside UB: its place in global memory, the slots of its moves, rows of a slice."""
 
     memory: Ring
     slot: Ring
@@ -159,7 +159,7 @@ class VectorShare:
         return {n for n in inputs if n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage) -> None:
-        """Place the rings through which a stage's inputs come and its outputs go."""
+        """Place the rings of a stage's inputs and outputs."""
         frame, core, ring = self.frame, self.core, self.group.ring
         for n in s.inputs:
             if n in self.dropped:
@@ -181,7 +181,7 @@ class VectorShare:
                 self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
 
     def _share_ring(self, rings: dict[str, Ring], n: str, size: int, together: Collection[str]) -> None:
-        """Let what rows make products' operands of go through one ring: of K and V, of their scales."""
+        """Let rows that compute products' operands use one ring: for K and V, and for their scales."""
         axis, *cols = self.frame.axes(n)
         if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
             others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all of these
@@ -214,7 +214,7 @@ class VectorShare:
         return self.group.ring(self.core.ub, f"{n} first", size, 1, self.core.load, self.core.vector), height
 
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
-        """Place states, work tiles and what a stage leaves for another, in the order of the names."""
+        """Place states, work tiles and results of one stage for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
         tallest = max(s.height for s in stages)
         self.tiles: dict[str, Tile] = self._work_on_operands(stages)
@@ -246,7 +246,7 @@ class VectorShare:
         return n if len(self.frame.axes(n)) == 1 else f"{self.frame.prefix}{n} kept"
 
     def _work_on_operands(self, stages: Sequence[RowsStage]) -> dict[str, Tile]:
-        """Place what rows need to make products' operands: one stage after the other does in the same bytes."""
+        """Place the tiles of rows that compute products' operands: one stage after the other uses the same bytes."""
         frame, ub, ends, most = self.frame, self.core.ub, dict[str, tuple[int, int]](), 0
         for s in stages:
             end, written = 0, dict.fromkeys(frame.storage[n] for n in s.stage.written)
@@ -275,7 +275,7 @@ class VectorShare:
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
     def start(self, states: Mapping[str, RowSlice | None], block: WorkTile) -> Iterator[TileOp]:
-        """Yield the fill of states with what they start from, each with this core's share of its rows."""
+        """Yield the fill of states with their starts, each with this core's share of its rows."""
         names = self.frame.phase.names
         fills = [
             Step(Opcode.FILL, self._state(n, mine.rows), (start,))
@@ -297,7 +297,7 @@ class VectorShare:
                 yield self._spill(n, part)
 
     def _first(self, n: str, ring: Ring, block: WorkTile, part: RowSlice, state: Tile | RingTile) -> Iterator[TileOp]:
-        """Yield the load of some rows of what a state starts as, and the copy to its place."""
+        """Yield the load of some rows of a state's start, and the copy to its place."""
         first = self.frame.phase.names[n].first
         cut = self.frame.cut(first, block, WHOLE, (part.row, part.rows))
         yield move(f"{self.frame.label(first)}.load", self.core.load, ring.fill(cut.rows, cut.cols, cut.fmt), cut)
@@ -372,7 +372,7 @@ class VectorShare:
             yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
-        """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
+        """Return the kernel's costs in a slice's work: the first slice of a tile for a product pays for the tile."""
         up = (x for x in self.frame.stages if any(self.frame.places[n] == "up" for n in x.written))
         hands_on = part.first and s.stage is next(up, None)
         tiling = self.tiling
@@ -382,7 +382,7 @@ class VectorShare:
         return replace(pace, tiles=tiling.together, extra=bool(tiling.extra), phase=self.frame.phase.name)
 
     def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
-        """Return a stage's rows as steps; from its first write on a spilled state lies where it is stored from."""
+        """Return a stage's rows as steps; from its first write on a spilled state is in the place that is stored."""
         moved = next((n for n in again if n in s.stage.written), None)
         if moved is None:
             return bind(s.table, bound, s.name)
@@ -447,7 +447,7 @@ class VectorShare:
         return self.carried[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
-        """Return a lasting state as a stage meets it: at work, or as it was kept for the stages that finish a block."""
+        """Return a lasting state in a stage's view: at work, or as stored for the stages that finish a block."""
         finish, storage = self.frame.phase.finish, self.frame.storage
         if s.stage not in finish:
             return self._lasts(n)

@@ -1,7 +1,7 @@
-"""Slots through which products and rows hand over, and those that products share.
+"""Slots between products and rows, and slots that products share.
 
-`Slots` decides for each name that one unit leaves for another: in which memory its slots lie, how many there are, and
-which queues fill and read them; and for operands which products read one ring of tiles.
+`Slots` decides, for each name that one unit leaves for another, the memory and number of its slots, and
+the queues that fill and read them; and, for operands, the products that read one ring of tiles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Slots:
     # ---------------------------------------------------------------- products
 
     def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
-        """Place what products read and leave; views last: loaded once where L1 holds tiles till they are read."""
+        """Place the results and operands of products; views last: loaded once where L1 holds tiles until they are
+        read.
+        """
         listed = list(products.values())
         pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
         operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
@@ -122,7 +124,7 @@ class Slots:
                     self.cross[n] = (self._ring(n, space, height, depth, stores, readers),)
 
     def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
-        """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
+        """Place slots for a vector core's share of a product's result: in ping-pong where its readers continue."""
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
         depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth

@@ -1,4 +1,4 @@
-"""Blocks that overlap: what is under way when a block begins, and which blocks meet alike."""
+"""Blocks that overlap: the blocks in progress when a block begins, and the blocks with equal neighbours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Successive(Sequence[WorkTile]):
-    """Blocks that know what is under way when they begin; those of a core group do once somebody asks for one.
+    """Blocks that know the blocks in progress when they begin; computed for a core group on first use.
 
     ``shares``: numbers of those of each core group, in order; or how many groups they are dealt to in turn.
     """
@@ -56,9 +56,9 @@ class Successive(Sequence[WorkTile]):
 def overlapping(
     blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int
 ) -> tuple[Successive, dict[str, Any]]:
-    """Return blocks that know one another, and what a program says of them; ``shares``: as `Successive` has it.
+    """Return blocks that know one another, and the program's `Succession`; ``shares``: as in `Successive`.
 
-    ``lag``: tiles of a block that are under way when the next one begins.
+    ``lag``: tiles of a block that are in progress when the next one begins.
     """
     meets, family = _linked(lag)
     said = {"succession": Succession(_by_itself, meets, blocks), "family": family}
@@ -104,17 +104,17 @@ def _by_itself(block: WorkTile) -> WorkTile:
 
 
 def _meets(lag: int, block: WorkTile) -> tuple[Hashable, Hashable]:
-    """Return keys of what is under way when a block begins, and when it hands on."""
+    """Return keys of the blocks in progress when a block begins, and when it ends."""
     after = _under_way((*block.before, _by_itself(block)), lag) if block.leaves_open else ()
     return tuple(b.shape for b in block.before), tuple(b.shape for b in after)
 
 
 def _family(lag: int, block: WorkTile) -> Hashable:
-    """Return what blocks share that differ in how many tiles they visit, and meet and leave the same."""
+    """Return the key of blocks that differ in the number of visited tiles, and meet and leave the same blocks."""
     return block.family, block.leaves_open, *_meets(lag, block)
 
 
 @cache
 def _linked(lag: int) -> tuple[Callable[[WorkTile], tuple[Hashable, Hashable]], Callable[[WorkTile], Hashable]]:
-    """Return what tells apart blocks that overlap so far: what they meet, and their families."""
+    """Return the key of overlapping blocks: the blocks that they meet, and their families."""
     return partial(_meets, lag), partial(_family, lag)

@@ -1,4 +1,4 @@
-"""Published kernels, a file each: what each decides by itself is one value, and nothing else knows its name."""
+"""Published kernels, a file each: the decisions of each are one value, and no other module knows its name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
 
 @cache
 def _of_file(kind: Any, module: ModuleType, wanted: str, name: str) -> Any:
-    """Return a kernel of a module as ``kernel=NAME`` says it; what goes wrong in its functions names file and field."""
+    """Return a kernel of a module by ``kernel=NAME``; errors in its functions name file and field."""
     value: Any = getattr(module, wanted, None)
     if not isinstance(value, kind):
         has = ", ".join(n for n, v in vars(module).items() if isinstance(v, kind)) or "none"
@@ -59,7 +59,7 @@ def _of_file(kind: Any, module: ModuleType, wanted: str, name: str) -> Any:
 
 
 def _called(function: Callable[..., Any], field: str, name: str, origin: str, *arguments: Any) -> Any:
-    """Return what a function of somebody's kernel returns; raise what goes wrong with file, line, kernel and field."""
+    """Return the result of a function of a user's kernel; its errors name file, line, kernel and field."""
     with outside.with_origin(outside.origin_of(function) or origin, f"kernel={name}: {field}: "):
         value = function(*arguments)
         value = tuple(value) if RETURNS[field] is tuple else value  # what a generator raises, it raises here

@@ -53,7 +53,7 @@ def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
 
 
 def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
-    """Return what decides CANN's decode from UB to UB: its rule for splits, and as many keys a tile as it hands over.
+    """Return the fields of CANN's decode from UB to UB: its rule for splits, and the keys of a tile.
 
     Source: ops-transformer, incre_flash_attention_tiling.cpp, CalcInnerSize: a whole part of up to 8192, 4096 or 2048
     keys, by query heads of a KV head, in multiples of 16 keys.

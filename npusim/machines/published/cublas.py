@@ -33,7 +33,7 @@ TILE, UNALIGNED = (
 def library_tile(
     m: int, n: int, k: int, cores: int, given: tuple[int | None, ...], heads: int, edges: int, area: int | None
 ) -> tuple[int, int, int]:
-    """Return rows, columns and splits with the least waves' time among a library's; those that are ``given`` stay.
+    """Return rows, columns and splits with the least waves' time among a library's; ``given`` values stay.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
     None, or where no choice fits: all are tried.

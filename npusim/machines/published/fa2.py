@@ -97,10 +97,10 @@ def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged
 
 
 def code_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return what a block pays for the instructions around its loop that it waits for.
+    """Return a block's cost for the instructions around its loop that it waits for.
 
-    Nothing where the cache next to the warps holds all, nor where wave after wave of blocks that are all alike walk
-    through the code together.  Blocks of several lengths are out of step: one's walk evicts a long loop of another.
+    It is 0 where the cache next to the warps holds all, and where waves of equal blocks run through the code together.
+    Blocks of several lengths are out of step: the code of one evicts a long loop of another.
     """
     issue, phase = warps_of(use.device), use.phase
     if issue is None or issue.library is None or (code := issue.library.code) is None:

@@ -65,7 +65,7 @@ def needs_tma(device: DeviceSpec) -> str:
 
 
 def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return what an iteration pays, and a block's end for each element of O that a thread holds."""
+    """Return an iteration's cost, and a block's cost at its end for each element of O that a thread holds."""
     at = "WARPS.sharing.specialised"
     return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
 
@@ -90,7 +90,7 @@ def _longest_first(phase: Phase) -> Phase:
 
 
 def _section(phase: Phase, block: WorkTile) -> int:
-    """Return which of the heads whose K and V lie in L2 together a block is of."""
+    """Return the section of a block: heads whose K and V are in L2 together."""
     tensors: list[Any] = [phase.tensors[n] for n in "kv"]
     head = sum(t.cols * t.rows * get_format(t.fmt).size_bytes for t in tensors)
     q: Any = phase.tensors["q"]

@@ -110,13 +110,13 @@ class Specialised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedKernel:
-    """Fields of all published kernels: the name that ``kernel=`` takes, and the author.
+    """Fields of all published kernels: the name for ``kernel=``, and the author.
 
     is_fused, output_of_8_bits
-        Whether scores are scaled by the multiply-add before an exponential, as FlashAttention's libraries do it
+        Whether scores are scaled by the multiply-add before an exponential, as in FlashAttention's libraries
         (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2), and its output of inputs of 8 bits
         (hopper/flash_api.cpp, out_type).  PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue
-        121558; measured: 2.11 on an H100, where what is rescaled has exp2((m - m') c), maxima unscaled).
+        121558; measured: 2.11 on an H100, where the factor of rescaling is exp2((m - m') c), with unscaled maxima).
     """
 
     name: str
@@ -259,7 +259,7 @@ def _fields_of(tile: KernelTile) -> dict[str, object]:
 
 
 def warps_of(device: DeviceSpec) -> WarpIssue | None:
-    """Return what a device's file says of warps, if anything."""
+    """Return a device file's entry on warps, if any."""
     engine = device.cores["sm"].engines.get("WARPS") if "sm" in device.cores else None
     return engine if isinstance(engine, WarpIssue) else None
 

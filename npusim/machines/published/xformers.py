@@ -1,4 +1,4 @@
-"""xformers' memory-efficient attention before sm_80: operands come through registers, slice by slice of a sum.
+"""xformers' memory-efficient attention before sm_80: operands pass through registers, slice by slice of a sum.
 
 Source: facebookresearch/xformers, csrc/attention/cuda/fmha/kernel_forward.h (also CUTLASS's example 41, and PyTorch's
 memory-efficient attention).

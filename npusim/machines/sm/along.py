@@ -1,4 +1,4 @@
-"""What goes along a tile on a GPU, step after step: cumulative sums and the inverse of a triangular tile.
+"""Operations along a tile on a GPU, step after step: cumulative sums and the inverse of a triangular tile.
 
 As Triton 3.6 compiles ``tl.cumsum`` and flash-linear-attention's ``solve_tril`` for sm_90, counted in its SASS.
 """

@@ -1,23 +1,23 @@
-"""One resident block of a multiprocessor: the loop that its warps go through, tile after tile.
+"""One resident block of a multiprocessor: the loop of its warps, tile after tile.
 
-Operands come tile by tile: a loader, a queue of its own since it waits for nobody, brings them into
+Operands arrive tile by tile: a loader, a queue of its own since it waits for no other, loads them into
 registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or
-straight into shared memory.  Every group multiplies all of them.  What products and rows hand to one
-another never leaves the registers.  Every operation is a run of all instructions of its stage.
+straight into shared memory.  Every group multiplies all of them.  Values between products and rows
+never leave the registers.  Every operation is a run of all instructions of its stage.
 
-`ResidentBlock` decides the order: what is loaded and stored when, and which stage follows which on whose rows.  Its
+`ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Its
 parts decide the rest, and each alone:
 
-- `places.BlockPlaces`: where each name lies, as what a stage sees it, who takes a slot and who releases it;
-- `work.Works`: what warps do in an operation beside its steps, where warp groups run concurrently;
-- `turns.WarpTurns`: for what groups wait, where warps specialise.
+- `places.BlockPlaces`: the place of each name, in the view of each stage, and the users of slots;
+- `work.Works`: the work of warps in an operation besides its steps, where warp groups run concurrently;
+- `turns.WarpTurns`: the waits of groups, where warps specialise.
 
 Where there are ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots:
-two stages wait for each load from there on, three run one tile ahead.  One stage goes through registers: its first
+two stages wait for each load from there on, three run one tile ahead.  One stage passes through registers: its first
 operand's are free when the iteration ends, so that its load is waited for.
 
 Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
-shuffle a tile; products and sums of softmax are two steps, but where the kernel has them as one multiply-add.
+shuffle a tile; products and sums of softmax are two steps, except where the kernel has them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class ResidentBlock:
         return [(a, b - a) for a, b in pairwise(edges)]
 
     def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield one tile: loads, then each stage between the stores of what products read, then an iteration's end."""
+        """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's
+        end.
+        """
         chain = self._chain(stages, tile)
         before, after = self._stores_around(stages, chain)
         held: Handshake = ()
@@ -184,9 +186,9 @@ class ResidentBlock:
     def _with_copies(
         self, s: Stage, stages: tuple[Stage, ...], ops: Iterable[TileOp], works: Works, block: WorkTile, tile: Visit
     ) -> Iterator[TileOp]:
-        """Yield a stage, and after a tile's last product the copies of a later one into the slots that it leaves.
+        """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They go beside the arithmetic that follows it, where there is any.
+        They overlap with the arithmetic that follows, where there is any.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -208,7 +210,9 @@ class ResidentBlock:
     def _end(
         self, stages: tuple[Stage, ...], works: Works, block: WorkTile, tile: Visit, held: Handshake
     ) -> Iterator[TileOp]:
-        """Yield what follows the stages of a tile, or of a block without a loop: slots released, registers spilled."""
+        """Yield the operations after the stages of a tile, or of a block without a loop: slots released, registers
+        spilled.
+        """
         places, operands, stage_count = self.places, self.places.operands_of(stages), self.tiling.stages
         if not self.frame.loop_axis and operands:  # the next block takes their place once this one has ended
             slots, work = places.released(operands, block, tile), works.of(stages[-1], FMA, ())
@@ -234,7 +238,7 @@ class ResidentBlock:
     def _loads(
         self, stages: tuple[Stage, ...], chain: tuple[str, ...], block: WorkTile, tile: Visit
     ) -> Iterator[TileOp]:
-        """Yield the loads of a tile; slices of what products add up are loaded as these go on."""
+        """Yield the loads of a tile; slices of a product's sum are loaded during the product."""
         read, places = {n for s in stages for n in s.read}, self.places
         before: Handshake = ()
         for n in places.visited:
@@ -247,10 +251,10 @@ class ResidentBlock:
     def _stores_around(
         self, stages: tuple[Stage, ...], chain: tuple[str, ...]
     ) -> tuple[dict[Stage, list[str]], dict[Stage, list[str]]]:
-        """Return what goes to shared memory before each stage, and after it, where it is not loaded there.
+        """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
-        A product's operands go when what rows leave for it is there, or just before it; those of a chain one after a
-        product, before which its own are there.
+        A product's operands are stored when the rows' result for it exists, or just before it; those of a chain one
+        after a product, before which its own are stored.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -361,7 +365,7 @@ class ResidentBlock:
     def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.
 
-        What a mask keeps follows from row and column: lanes compare and select, nothing is loaded.
+        A mask follows from row and column: lanes compare and select, no mask is loaded.
         """
         if not share[1]:
             return
@@ -397,7 +401,7 @@ class ResidentBlock:
         return max((i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT), default=0)
 
     def _results(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield the stores of what a stage leaves: to shared memory for products, or to the output."""
+        """Yield the stores of a stage's results: to shared memory for products, or to the output."""
         for n in s.written:
             if n in self.places.prepared:
                 made = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))

@@ -1,12 +1,12 @@
-"""Rows whose kernel was compiled: what a block costs by its machine code, not by a table of steps.
+"""Rows whose kernel was compiled: a block's cost by its machine code, not by a table of steps.
 
 A compiler's code differs from a step's usual instructions: a quotient by a number of the row is one reciprocal a row,
-conversions from float16 are multiplications, loads are as wide as addresses allow.  What one warp takes alone is in
-the code too: each instruction says for how long it stalls, and for which results it waits.
+conversions from float16 are multiplications, loads are as wide as addresses allow.  The time of one warp alone follows
+from the code too: each instruction states its stall, and the results that it waits for.
 
 Source of these fields: bits 105 to 125 of an instruction's 128 on sm_70 to sm_90, which NVIDIA does not document: 4
 with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard that is set when
-the result is there, 3 with that set when operands are read, 6 with a mask of scoreboards to wait for.
+the result exists, 3 with the one set when operands are read, 6 with a mask of scoreboards to wait for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MachineInstruction(NamedTuple):
 
 
 def body_of(sass: str, architecture: str) -> str:
-    """Return what a warp runs for a block or a row, as text for `code_work`; empty where that is not known.
+    """Return the code of a warp for a block or a row, as text for `code_work`; empty where it is unknown.
 
     The body is the loop that loads from global memory, with ``loop`` before its instructions, else all up to the last
     EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has none.
@@ -90,10 +90,10 @@ def _decoded(word: str) -> MachineInstruction:
 
 @lru_cache(maxsize=256)  # of kernels
 def code_work(body: str, waits: tuple[tuple[str, float], ...], others: float, near: float) -> CodeWork:
-    """Return what a warp does for a block, by the instructions of a body.
+    """Return a warp's work for a block, by the instructions of a body.
 
-    ``waits``: cycles until the result of an instruction that sets a scoreboard is there, by name; ``others``: of the
-    rest; ``near``: of a read of L2.
+    ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: for the
+    rest; ``near``: for a read of L2.
     """
     is_loop, code = _read(body)
     alone = _walk(code, ROUNDS if is_loop else 1, {**dict(waits), "LDG": near}, others, FAR) - FAR
@@ -115,10 +115,10 @@ def _read(body: str) -> tuple[bool, list[MachineInstruction]]:
 
 
 def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], others: float, far: float) -> float:
-    """Return the cycles of the last round of one warp alone; ``far``: until what it loads first is there.
+    """Return the cycles of the last round of one warp alone; ``far``: until its first load has arrived.
 
-    An instruction begins when the one before has stalled and its scoreboards are ready.  What is loaded once the first
-    load is there comes from L2: compilers put loads of weights, which all blocks share, behind those of the row.
+    An instruction begins when the one before has stalled and its scoreboards are ready.  Loads after the arrival of the
+    first come from L2: compilers put loads of weights, which all blocks share, after those of the row.
     """
     now, begin, ready = 0.0, 0.0, [0.0] * SCOREBOARDS
     for _ in range(rounds):
@@ -142,11 +142,11 @@ def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], 
 def with_code(
     tiling: SmTiling, body: str, phase: Phase, programs: int, device: DeviceSpec, returned: int = 0
 ) -> SmTiling:
-    """Return the tiling of a compiled phase, of whose blocks as many are under way as the launch has ``programs``.
+    """Return the tiling of a compiled phase with as many blocks in progress as the launch has ``programs``.
 
-    ``returned``: programs besides that end at once: of rows each takes the turnover of a block, beside products none,
-    as an H100 has it (reports/silicon/early.json).  Rows without products and without a loop over tiles have the work
-    of their code, stores of which a queue of its own waits, and a row at a time.
+    ``returned``: further programs that end at once: for rows each costs the turnover of a block, with products nothing,
+    as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop over tiles have the
+    work of their code, stores in a separate queue, and one row at a time.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)

@@ -63,7 +63,7 @@ INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
 def barriers(work: GroupWork, count: int = 1) -> tuple[Charge, ...]:
-    """Return what ``count`` barriers cost that all warps of a block pass."""
+    """Return the cost of ``count`` barriers that all warps of a block pass."""
     of_block, each = max(1, work.consumers) * work.warps, f"{WARPS}.sharing.barrier"
     return (Charge(f"{each}_cycles", count), Charge(f"{each}_warp_cycles", count * of_block)) if count else ()
 
@@ -88,35 +88,35 @@ class SmTiling:
     residents
         Blocks that a multiprocessor holds at a time.
     lanes
-        How a stage's tiles lie in the lanes, by the axis of its columns; none: tiles as a whole.
+        The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles as a whole.
     padding
         Elements after each row in shared memory.
     depth
         Tiles of each operand of the loop in shared memory.
     exchanges
-        Whether what rows leave for a product crosses lanes on its way.
+        Whether rows' results for a product cross lanes.
     holds_in_registers
-        Whether operands that stay for the whole block do so in registers, not in shared memory.
+        Whether operands that stay for the whole block are in registers, not in shared memory.
     work
-        How warp groups execute it, where they run concurrently.
+        Its execution by warp groups, where they run concurrently.
     stages
-        Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
+        Tiles in progress of a software pipeline: 1 passes through registers; none: operands are released when read.
     slice_elements
-        Of what products add up, that comes at once where operands come slice by slice.
+        Length of a product's sum that is loaded at once, where operands are loaded slice by slice.
     held_depth
-        Tiles of operands that stay for a block in shared memory: the next block's come while this one's are read.
+        Tiles of lasting operands in shared memory: the next block's are loaded while this one's are read.
     loaded_tiles
-        Of a loop without products that are under way: rows of one tile cover the load of the next.
+        Tiles in progress of a loop without products: rows of one tile cover the load of the next.
     specialised
-        How warps of a block specialise; none: all do the same.
+        Specialisation of a block's warps; none: all have the same work.
     widths
-        Columns along each axis that a kernel computes, whatever a ragged tile has; none: as many as a tile has.
+        Columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
     charges
-        What the kernel pays beside its steps.
+        The kernel's costs besides its steps.
     code
-        What warps do for a block by their machine code, where rows were compiled; none: what steps say.
+        Work of warps for a block by their machine code, where rows were compiled; none: that of the steps.
     occupancy
-        How many blocks fit, and why, where registers are no tiles of a buffer.
+        The number of blocks that fit, and the limit, where registers are no tiles of a buffer.
     """
 
     groups: int = 1
@@ -150,13 +150,13 @@ class SmTiling:
         return has_several and self.residents == 1
 
     def due(self, *when: Due) -> tuple[Charge, ...]:
-        """Return what is paid ``when``."""
+        """Return the charges that are due ``when``."""
         return tuple([c for c in self.charges if c.due in when])
 
 
 @dataclass
 class Tally:
-    """What an operation takes so far: cycles of its warps, the share of them behind each constant, cycles of pipes."""
+    """The costs of an operation so far: cycles of its warps, the share of each constant, cycles of pipes."""
 
     cycles: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
@@ -181,9 +181,9 @@ class Tally:
 class SmCore:
     """Memories of one multiprocessor.
 
-    Where the device file describes warps, what a block needs is counted in registers of a thread
-    (:func:`occupancy`), and element-wise work passes through a few of them; where it does
-    not, every tile is held against the size of the register file.
+    Where the device file describes warps, a block's needs are counted in registers of a thread (:func:`occupancy`), and
+    element-wise work passes through a few of them; where it does not, every tile is compared with the size of the
+    register file.
     """
 
     def __init__(self, device: DeviceSpec, work_bytes: int = 0, *, has_groups: bool = False) -> None:
@@ -209,7 +209,7 @@ class SmCore:
         self.along = Along("warps", "blocks", of_float32(unit))
 
     def arithmetic(self, operand: str, kept: str) -> str:
-        """Return the registry name of products of ``operand``, in the accumulators ``kept`` asks for."""
+        """Return the registry name of the arithmetic for products of ``operand`` into the accumulators of ``kept``."""
         engine = self.device.matrix_engine(SM)
         if isinstance(engine, WarpMatrixEngine):
             return engine.steps_of(kept).arithmetic.value
@@ -217,7 +217,7 @@ class SmCore:
 
 
 def warp_issue(device: DeviceSpec) -> WarpIssue:
-    """Return what a device's file says of warps; raise `TilingError` where it says nothing."""
+    """Return a device file's entry on warps; raise `TilingError` where there is none."""
     issue = device.engine(SM, WARPS)
     if not isinstance(issue, WarpIssue):
         raise TilingError(f"{device.name}: {SM}.{WARPS} describes no warps")
@@ -244,22 +244,22 @@ def fill_passes(device: DeviceSpec) -> int:
 
 
 def counts_turnover(device: DeviceSpec) -> bool:
-    """Return whether a device's file says how fast blocks that end give place to others."""
+    """Return whether a device's file states the rate at which ended blocks are replaced."""
     return RETIRE in device.core(SM).engines
 
 
 def has_warps(device: DeviceSpec) -> bool:
-    """Return whether a device's file describes warps, and how groups of them work beside one another."""
+    """Return whether a device's file describes warps, and the concurrent speeds of their groups."""
     return SM in device.cores and isinstance(device.cores[SM].engines.get(WARPS), WarpIssue)
 
 
 def has_lanes(device: DeviceSpec) -> bool:
-    """Return whether tiles of attention lie in the lanes of a device's warps (Volta)."""
+    """Return whether tiles of attention are distributed over the lanes of a device's warps (Volta)."""
     return SM in device.cores and isinstance(device.cores[SM].engines.get(TENSOR), WarpMatrixEngine)
 
 
 def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
-    """Return whether attention is executed by warp groups that work beside one another, whatever the lanes."""
+    """Return whether concurrent warp groups execute attention, for any layout of lanes."""
     return has_warps(device) and not has_lanes(device)
 
 
@@ -271,9 +271,10 @@ def occupancy(
     shared: Mapping[str, int],
     spilled: int = 0,
 ) -> Occupancy:
-    """Return how many blocks of ``warps`` warps fit one multiprocessor with ``memory_bytes`` of shared memory.
+    """Return the number of blocks of ``warps`` warps that fit one multiprocessor with ``memory_bytes`` of shared
+    memory.
 
-    ``registers`` are those of a thread by what takes them, without the overhead, ``shared`` bytes of a block,
+    ``registers`` are those of a thread by tenant, without the overhead, ``shared`` bytes of a block by tenant,
     ``spilled`` a thread's registers in local memory.
 
     Raises
@@ -281,8 +282,8 @@ def occupancy(
     TilingError
         More warps than a block may have.
     BufferOverflowError
-        More registers than a thread can address or than there are, or too much shared memory: names
-        every tenant and the limit.
+        More registers than a thread can address or than exist, or too much shared memory: names every tenant and the
+        limit.
     """
     if warps > issue.block_warps_count.value:
         raise TilingError(f"warps: a block of {warps} warps, but a block has at most {issue.block_warps_count.value}")
@@ -338,7 +339,7 @@ GpuKernelName = Annotated[str, one_of(partial(kernels, GpuKernel))]
 
 
 class GroupFields(Tiling):
-    """Warps, stages and registers of a block: what a kernel and its compiler decide."""
+    """Warps, stages and registers of a block: decisions of a kernel and its compiler."""
 
     warps: Annotated[int, power_of_two()] = Field(
         default=4,
@@ -398,7 +399,7 @@ class BlockFields(Tiling):
 
 
 class SmFields(GroupFields, BlockFields):
-    """Tile, warps and layouts of attention; what describes lanes, on devices whose file has warps."""
+    """Tile, warps and layouts of attention; fields of lanes apply to devices whose file has warps."""
 
     warps: int = Field(
         default=4,
@@ -443,7 +444,9 @@ class SmFields(GroupFields, BlockFields):
         return self.block_kv
 
     def check_no_lanes(self, device: str, known: frozenset[str] = frozenset({"block_q", "block_kv"})) -> None:
-        """Raise `TilingError` for fields of lanes, but at defaults, where a device's file says nothing of them."""
+        """Raise `TilingError` for fields of lanes that differ from their defaults, where a device's file does not
+        describe lanes.
+        """
         usual = {n: field.default for n, field in SmFields.model_fields.items() if n not in known}
         chosen = sorted(n for n in self.model_fields_set & usual.keys() if getattr(self, n) != usual[n])
         if chosen:

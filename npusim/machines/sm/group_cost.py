@@ -1,4 +1,4 @@
-"""What operations cost where warp groups run concurrently: their time alone, and what they ask of the core.
+"""Costs of operations where warp groups run concurrently: their time alone, and their demand on the core.
 
 All pure functions of shapes, formats, warps and the device file.  Counts are of one warp's instructions;
 a sub-core has as many warps of a group as the group has over the core's sub-cores.
@@ -97,9 +97,9 @@ def _constant(device: DeviceSpec, key: str) -> Quantity:
 
 @dataclass
 class Count:
-    """Instructions of a warp, cycles of a sub-core's narrow pipes, and what waits for results.
+    """Instructions of a warp, cycles of a sub-core's narrow pipes, and waits for results.
 
-    ``multiply``: of multiply-adds, where their pipe is narrower than a warp.
+    ``multiply``: cycles of multiply-adds, where their pipe is narrower than a warp.
     """
 
     issued: float = 0.0
@@ -155,7 +155,7 @@ class GroupModel:
     # ---------------------------------------------------------------- what no step says
 
     def _besides(self, work: GroupWork, has_steps: bool) -> Tally:
-        """Return a tally of what is paid by the operation, but of what warps issue beside loads and copies alone."""
+        """Return a tally of the operation's charges, without instructions that only accompany loads and copies."""
         tally = Tally()
         for charge in work.charges:
             if charge.key in self.device.links or charge.due in BY_ELEMENT:
@@ -170,7 +170,7 @@ class GroupModel:
         return tally
 
     def _spilled(self, tally: Tally) -> Share:
-        """Account for registers stored and loaded again among instructions that wait for them: nothing goes beside."""
+        """Account for spilled registers among instructions that wait for them: nothing overlaps."""
         tally.cycles -= (cycles := tally.pipes[SPILL])
         return shared(ceil(cycles), issue=cycles)
 
@@ -453,7 +453,7 @@ class GroupModel:
             self._issue("cast", values / 2 if sizes[0] < sizes[1] else values, "", count)
 
     def _along(self, step: Step, values: float, count: Count) -> None:
-        """Count what goes along a tile in steps that wait for one another; every warp does all of an inverse."""
+        """Count operations along a tile whose steps wait for one another; every warp executes a whole inverse."""
         spec = self.tensor.mma
         for passes in along_passes(step, values, self.key):
             for name, each in passes.instructions.items():

@@ -1,9 +1,9 @@
-"""Warp groups of a block as a compiler lays them out, its registers and shared memory, and how many fit a core.
+"""Warp groups of a block in a compiler's layout, its registers and shared memory, and the number that fits a core.
 
-What Triton makes of attention (hopper.md section 2): 64 rows and more go to products of warp groups, fewer to
-products of single warps beside one another along the columns; eight warps on 64 rows compute S twice.
-Registers and spills are inputs where a compiler gave them, else estimated.  A library's kernels: matrix products with
-its tiles and splits of k, and a framework's operators between them.
+Triton's code for attention (hopper.md section 2): 64 rows and more use products of warp groups, fewer use products of
+single warps side by side along the columns; eight warps on 64 rows compute S twice. Registers and spills are inputs
+where a compiler reported them, else estimated.  A library's kernels: matrix products with its tiles and splits of k,
+and a framework's operators between them.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
 @dataclass(frozen=True, slots=True)
 class BlockTile:
-    """What decides the block of an attention: sizes, formats, and which kernel it is, with its warps and stages.
+    """Properties that determine the block of an attention: sizes, formats, and the kernel, with its warps and stages.
 
-    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: of an element of K and V
-    where products read another format; 0: as they read it.  ``is_viewed``: V is a part of K's tile.
+    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes of an element of K
+    and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's tile.
     """
 
     kernel: str
@@ -145,7 +145,7 @@ BlockShape = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, those spilled, shared memory of a block, who says so; an iteration's accesses to spills."""
+    """Registers of a lane, those spilled, shared memory of a block, their source; an iteration's accesses to spills."""
 
     count: int
     spilled: int
@@ -203,9 +203,9 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
 
 
 def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warp groups execute a loop with more products than an attention's, and a note.
+    """Return the execution by warp groups of a loop with more products than an attention's, and a note.
 
-    What is alive at a time decides registers, and with them whether ptxas waits for every product.
+    The values alive at a time determine registers, and with them whether ptxas waits for every product.
     """
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     is_staged, most = issue.copies.value == "staged", issue.thread_registers_count.value
@@ -235,9 +235,9 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
 
 
 def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
-    """Return how warps execute a compiled phase that is no attention, and a note: how many blocks a core holds.
+    """Return the execution by warps of a compiled phase other than attention, and a note: the blocks that a core holds.
 
-    ``down``: warps down the rows of its product; 0: as many as across, as nobody says.  Raises as `group_tiling`.
+    ``down``: warps down the rows of its product; 0: unknown, as many as across.  Raises like `group_tiling`.
     """
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
@@ -271,7 +271,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warps execute rows that no product is beside, and a note: how many blocks a core holds."""
+    """Return the execution by warps of rows without products, and a note: the blocks that a core holds."""
     size = prod(phase.sizes.values())
     warps = fields.warps or next((n for least, n in ROWS_WARPS if size >= least), GROUP_WARPS)
     return kernel_tiling(phase, GroupFields(warps=warps, stages=None), device)
@@ -318,7 +318,7 @@ def _resident(
 
 
 def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
-    """Return the bytes of what some blocks visit tile by tile, of each head once."""
+    """Return the bytes that some blocks visit tile by tile, of each head once."""
     visited = (t for n, t in phase.tensors.items() if n in phase.names and phase.loop_axis in phase.names[n].axes)
     found = [t for t in visited if isinstance(t, GlobalTensor)]
     most = max((t.heads for t in found), default=1)
@@ -341,7 +341,7 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, warp_rows: int) -> tup
 
 
 def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
-    """Return whether ptxas waits for every product: S and O do not fit beside each other (hopper.md section 2)."""
+    """Return whether ptxas waits for every product: S and O do not fit together (hopper.md section 2)."""
     scores, output = tile.elements(work)
     # Registers of 4 bytes, as hopper.md section 2 has the rule.
     most, large, eight, wide = SERIAL_REGISTERS, 128, 8, 32
@@ -424,7 +424,7 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
 
 
 def sliced_shared(tile: BlockTile, elements: int) -> int:
-    """Return the shared memory of a block: two slices of Q and K of so many elements, then P beside two of V."""
+    """Return the shared memory of a block: two slices of Q and K of so many elements, then P with two of V."""
     slices = 2 * elements
     return tile.size_bytes * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
 
@@ -486,7 +486,7 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
 
 
 class GpuRowsFields(Tiling):
-    """What a block of norms and activations works on, and its warps."""
+    """The work of a block of norms and activations, and its warps."""
 
     elements: int = Field(default=4096, ge=256, description="elements of a block; one row at least if rows are summed")
     warps: Annotated[int | None, power_of_two()] = Field(
@@ -498,7 +498,7 @@ class GpuRowsFields(Tiling):
 
 
 class GpuGemmFields(Tiling):
-    """Tile of C and the piece of k on a GPU; what is left open is what a library would choose."""
+    """Tile of C and the piece of k on a GPU; open fields have a library's choice."""
 
     block_m: int | None = Field(default=None, ge=64, le=256, multiple_of=64, description="rows of a tile of C")
     block_n: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="columns of a tile of C")

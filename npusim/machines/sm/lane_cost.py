@@ -1,14 +1,13 @@
-"""What the steps of a GPU's warps cost: cycles of every pipe they take, and of the warps themselves.
+"""Costs of the steps of a GPU's warps: cycles of every pipe that they use, and of the warps themselves.
 
 All pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
 by a group of warps in step, spread over the sub-cores; pipes are those of the whole multiprocessor,
 so that a pipe of which each sub-core has its own counts the cycles of one sub-core.
 
-The steps of an operation follow one another, each when the first results of the one before are
-there (``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory
-and matrix instructions overlap; the longer of the two is what the warps take.  That is their time alone;
-operations of other blocks slow it down as far as both ask for one pipe, or for issue slots: a scheduler issues
-one instruction a cycle.
+The steps of an operation follow one another, each when the first results of the one before exist (``latency_cycles``):
+a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions overlap; the longer of
+the two is the time of the warps.  This is their time alone; operations of other blocks slow it down where both need one
+pipe, or issue slots: a scheduler issues one instruction a cycle.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _SHARED = ("compare", FMA), ("special", MUFU), ("tensor", TENSOR), ("memory", LS
 
 
 class LaneModel:
-    """The costs of operations that lie in the lanes of warps."""
+    """The costs of operations whose tiles are in the lanes of warps."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.key = f"cores.{SM}.engines"
@@ -222,10 +221,10 @@ BYTES_OF_HALF = 2
 def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int) -> int:
     """Return the cycles from a warp's first matrix instruction to the last result.
 
-    ``chains`` accumulators are independent of one another, each goes through ``depth`` products one
-    after the other.  A product waits for the same accumulator's one before; those of different
-    accumulators follow at the pace of the pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``:
-    54 cycles with float32 accumulators, 64 with float16 (Raihan et al. 2019).
+    ``chains`` accumulators are independent of one another, each accumulates ``depth`` products one after the other.  A
+    product waits for the previous one of its accumulator; products of different accumulators follow at the rate of the
+    pipe.  One wmma of 16 x 16 x 16 is ``chains=1, depth=4``: 54 cycles with float32 accumulators, 64 with float16
+    (Raihan et al. 2019).
     """
     pace = max(chains * steps.pipe_cycles, steps.chained_latency_cycles.value)
     last = (chains - 1) * steps.pipe_cycles + sum(g.gap_cycles.value for g in steps.lone_gaps)
@@ -251,9 +250,9 @@ def tile_of(operand: Operand) -> Tile:
 
 
 def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
-    """Return where the elements of a tile lie in shared memory, and those of the slot beyond it.
+    """Return the addresses of a tile's elements in shared memory, and those of the slot beyond it.
 
-    A ragged tile is smaller than what a warp reads; the slot has room for whole fragments.
+    A ragged tile is smaller than the reads of a warp; the slot has room for whole fragments.
     """
     rows = round_up(tile.rows, WARP_LANES)
     if swizzle:

@@ -1,7 +1,7 @@
-"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and how much attention fits a multiprocessor.
+"""Tiles in the lanes of Volta's warps: fragments, open fields, and the blocks of attention that fit a multiprocessor.
 
-A tile of a chained attention lies in the accumulators of m8n8k4, Volta's only matrix instruction; what rows leave
-for a product goes from there to its A operand, where need be across lanes.
+A tile of a chained attention is in the accumulators of m8n8k4, Volta's only matrix instruction; rows' results for a
+product move from there to its A operand, across lanes where necessary.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def chained(plan: WarpPlan, *, allow_exchange: bool = True) -> Chain:
 
 @dataclass(frozen=True, slots=True)
 class ChainTile:
-    """What of a chained attention decides its lanes: formats, head sizes, rows of a KV head, live row vectors."""
+    """Properties of a chained attention that determine its lanes: formats, head sizes, rows of a KV head, live row
+    vectors.
+    """
 
     dtype: str
     head_dim: int
@@ -111,7 +113,7 @@ class ChainTile:
 
     @classmethod
     def of(cls, phase: Phase) -> ChainTile | None:
-        """Return that of a phase: two products, the second of what rows make of the first; None for any other."""
+        """Return the chain of a phase: two products, the second of rows' results of the first; None for any other."""
         products = attention_products(phase)
         if products is None or has_more(phase):
             return None
@@ -158,7 +160,7 @@ def fields_of(phase: Phase) -> SmFields:
 
 
 def plain_lanes(phase: Phase, groups: int = 1) -> SmTiling:
-    """Return how a phase that is no attention lies in the lanes of warps, in ``groups`` of warps down its rows."""
+    """Return the layout in lanes of a phase other than attention, in ``groups`` of warps down its rows."""
     fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
     plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
     axes = {what.axes[-1] for what in phase.names.values()}
@@ -166,10 +168,11 @@ def plain_lanes(phase: Phase, groups: int = 1) -> SmTiling:
 
 
 def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how a loop with more products than an attention's lies in lanes, and a note: how many blocks a core holds.
+    """Return the layout in lanes of a loop with more products than an attention's, and a note: the blocks that a core
+    holds.
 
-    Registers are those of what is alive, and of the tiles on their way to shared memory.  Raises `TilingError` (or its
-    ``BufferOverflowError``) where a block does not fit.
+    Registers are those of the values alive at a time, and of the tiles on their way to shared memory.  Raises
+    `TilingError` (or its ``BufferOverflowError``) where a block does not fit.
     """
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value
     if (fields.stages or 1) > 1 and "stages" in fields.model_fields_set:
@@ -195,7 +198,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
 
 
 def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFields, SmTiling, Occupancy]:
-    """Return the fields with those left open chosen, what the machine needs of them, and what a core holds.
+    """Return the fields with the open ones chosen, the machine's needs for them, and the number of blocks on a core.
 
     Raises `TilingError` where none fits.
     """
@@ -252,7 +255,7 @@ def quad_pairs(phase: Phase, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
 
 
 def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
-    """Return what the machine needs, with one resident block; raise `TilingError` where lanes do not fit."""
+    """Return the machine's needs, with one resident block; raise `TilingError` where lanes do not fit."""
     padding = tiling.padding if tiling.smem == "padded" else 0
     plan = WarpPlan(
         GROUP_WARPS,
@@ -308,7 +311,7 @@ def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> t
 
 
 def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the registers of a thread and the shared memory of a block, by what takes them."""
+    """Return the registers of a thread and the shared memory of a block, by tenant."""
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
     q, kv, d, dv = tiling.block_q, tiling.step_keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes

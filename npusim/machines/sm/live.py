@@ -1,4 +1,4 @@
-"""Registers of a block whose loop has more products than an attention's, counted by what is alive at a time."""
+"""Registers of a block whose loop has more products than an attention's, counted by the values alive at a time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def has_more(phase: Phase) -> bool:
 
 
 def live_registers(phase: Phase, warps: int, work: GroupWork) -> int:
-    """Return the registers of a lane that tiles, vectors and states take at a time, in a block of ``warps`` warps.
+    """Return the registers of a lane for tiles, vectors and states at a time, in a block of ``warps`` warps.
 
-    Operands that products read lie in shared memory; of one row of all columns each lane has those of its own.
+    Operands of products are in shared memory; of one row of all columns each lane has its own columns.
     """
     places, down = flow(phase), max(1, warps // (work.across * work.repeats))
     roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
@@ -53,9 +53,9 @@ def live_registers(phase: Phase, warps: int, work: GroupWork) -> int:
 
 
 def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
-    """Return the shared memory of a block: what products hold, ``tiles`` of what they walk, and what rows make whole.
+    """Return the shared memory of a block: lasting operands, ``tiles`` of visited ones, and whole results of rows.
 
-    ``leaves``: what rows make for products lies there in any case, as several warps share its rows.
+    ``leaves``: rows' results for products are there in any case, as several warps share its rows.
     """
     places, total = flow(phase), 0
     read = {n: r.srcs for s in phase.stages if s.is_product for r in s.rows for n in r.srcs}

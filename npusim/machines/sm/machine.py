@@ -187,9 +187,9 @@ class SmMachine(Machine):
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def declared(self, tiling: Any, problem: Any, _precision: Any) -> Any:
-        """Return the tiling with what a published kernel has, or the keys of a step that one of warp groups has.
+        """Return the tiling with a published kernel's fields, or the keys of a step of one with warp groups.
 
-        What such a kernel refuses is said where its program is built.
+        Faults of such a kernel are reported where its program is built.
         """
         if not isinstance(tiling, SmFields):
             is_copied = isinstance(tiling, GroupFields) and warp_issue(self.device).copies.value != "staged"
@@ -209,7 +209,7 @@ class SmMachine(Machine):
         return type(tiling).model_construct(_fields_set=named, **{**dict(tiling), **own}) if own else tiling
 
     def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
-        """Return the fields that the tiling's kernel decides; for a problem, those of which nobody names any value."""
+        """Return the fields that the tiling's kernel decides; for a problem, those without a named value."""
         kernel = kernel_of(tiling) if isinstance(tiling, SmFields) else None
         if kernel is None:
             return frozenset()
@@ -217,9 +217,9 @@ class SmMachine(Machine):
         return decided if problem is None or not decided else decided - kernel.own(problem, self.device).keys()
 
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``).
+        """Return the settings that an attention may try; none where a library's kernel was named (``stages=library``).
 
-        Nor where the tile is none of the machine's, but a kernel's own.
+        None either where the tile is not the machine's, but a kernel's own.
         """
         fields: type[Tiling] = type(tiling)
         if "block_q" not in tile_fields(fields):
@@ -267,7 +267,7 @@ class SmMachine(Machine):
         return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=is_masked, is_reverse=is_reverse)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
-        """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
+        """Return the warps of a phase, and a note; ``called``: the schedule's name."""
         kernel = kernel_of(tiling)
         if isinstance(tiling, GpuRowsFields):
             return rows_tiling(phase, tiling, self.device)
@@ -281,13 +281,15 @@ class SmMachine(Machine):
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
     def compiled(self, called: str, phase: Phase, tiling: Any, down: int = 0, _piece: int = 0) -> tuple[SmTiling, str]:
-        """Return how a compiled phase lies in warps, and a note on it."""
+        """Return the warps of a compiled phase, and a note."""
         if self.has_groups and attention_products(phase) is None:
             return kernel_tiling(phase, tiling, self.device, down)
         return self.fields_for(called, phase, tiling)
 
     def _in_lanes(self, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
-        """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""
+        """Return the layout of a phase in the lanes of warps; a phase that merges another's results has the layout of
+        that.
+        """
         tile = ChainTile.of(phase)
         if tile is None:
             if has_more(phase):

@@ -1,12 +1,13 @@
-"""Where the names of a phase lie in a resident block, and as what its stages see them.
+"""The places of a phase's names in a resident block, and their views for its stages.
 
 `BlockPlaces` decides
 
-- where an operand stays: in shared memory if products read it, else where the loader leaves it (``near``); whether it
-  is copied there or goes through registers (``loaded``); for how many tiles there is room;
-- what rows make for a product other than from a block's own rows (``prepared``): it has a place in shared memory;
-- which names share registers (``tiles``), group by group;
-- which product takes an operand's slot first, and which releases it (`ends`); rows do both at once (`bindings`).
+- the place of an operand: shared memory if products read it, else the loader's place (``near``); whether it
+  is copied there or passes through registers (``loaded``); the number of tiles;
+- values that rows compute for a product from other than a block's own rows (``prepared``): a place in shared memory;
+- names that share registers (``tiles``), group by group;
+- the product that reads an operand's slot first, and the one that releases it (`ends`); rows do both at once
+  (`bindings`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Handshake = tuple["RingTile", ...]
 class BlockPlaces:
     """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
 
-    ``how``: its products, with how the tensor cores multiply; ``readers``: queues that read what is loaded.
+    ``how``: its products, with their execution by the tensor cores; ``readers``: queues that read loaded tiles.
     """
 
     def __init__(
@@ -143,12 +144,14 @@ class BlockPlaces:
         )
 
     def is_copied(self, n: str) -> bool:
-        """Return whether an operand of the loop is copied to shared memory: what products need, or is made for them."""
+        """Return whether an operand of the loop is copied to shared memory: operands of products, or their sources."""
         makes = any(n in s.read for m in self.prepared for s in self.frame.stages if m in s.written)
         return n in self.shared or (makes and not (self.core.is_staged or self.tiling.stages == 1))
 
     def stored_for(self, s: Stage) -> list[str]:
-        """Return what warps store to shared memory for a product first, from registers that it is loaded to."""
+        """Return the operand that warps store to shared memory for a product first, from registers that it is loaded
+        to.
+        """
         by_warps = (n for n in s.rows[0].srcs if n in self.shared and self.loaded[n] is not self.near[n])
         return [n for n in by_warps if self.ends(n, s)[0]]
 
@@ -161,8 +164,8 @@ class BlockPlaces:
     def _place_tiles(self, who: str) -> dict[str, Tile]:
         """Return a warp group's tiles by name.
 
-        Where registers are counted, what rows leave for a product takes the place of what a product left
-        for rows, and a result that of a state, if that is read no longer and as large.
+        Where registers are counted, rows' results for a product use the place of a product's results for rows, and a
+        result that of a state, if the state is no longer read and as large.
         """
         frame, core = self.frame, self.core
         tiles: dict[str, Tile] = {}
@@ -208,13 +211,13 @@ class BlockPlaces:
     # ---------------------------------------------------------------- as stages see them
 
     def part(self, group: int, n: str, rows: int, cols: int) -> Tile:
-        """Return what a group has of a name in registers."""
+        """Return a group's part of a name in registers."""
         return self.tiles[group][self.frame.storage[n]].part(0, rows, 0, cols)
 
     def slot(
         self, ring: Ring, n: str, block: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
     ) -> RingTile:
-        """Return what a consumer sees of an operand's slot."""
+        """Return a consumer's view of an operand's slot."""
         shape, pitch = self.frame.shape(n, block, tile), self.pitch(n, ring.space)
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
@@ -223,11 +226,11 @@ class BlockPlaces:
         return tuple(self.slot(self.near[n], n, block, tile, first=False) for n in names)
 
     def operands_of(self, stages: tuple[Stage, ...]) -> tuple[str, ...]:
-        """Return what products among some stages read in shared memory."""
+        """Return the operands that products among some stages read in shared memory."""
         return tuple(dict.fromkeys(n for s in stages if s.is_product for n in s.rows[0].srcs if n in self.shared))
 
     def held_slots(self, rows: int, *, first: bool = False, last: bool = False) -> Handshake:
-        """Return a group's view of what stays in its place for the whole block."""
+        """Return a group's view of operands that stay in place for the whole block."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
 
@@ -284,7 +287,7 @@ class BlockPlaces:
         return [x for x in self._loop_of(s) if not x.is_product and any(root_of(n, n) == root for n in x.read)]
 
     def bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
-        """Return what a stage's rows read and write, by name, for a group's share of the rows."""
+        """Return the operands and results of a stage's rows, by name, for a group's share of the rows."""
         frame = self.frame
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
@@ -305,5 +308,5 @@ class BlockPlaces:
 
 
 def accumulator(s: Stage) -> str:
-    """Return the name of a product's accumulator, where its result is kept in another format."""
+    """Return the name of a product's accumulator, where its result is stored in another format."""
     return f"{s.name} accumulator"

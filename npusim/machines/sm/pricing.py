@@ -1,4 +1,4 @@
-"""What operations of warps cost on a multiprocessor, which one of its shared pipes executes."""
+"""Costs of warps' operations on a multiprocessor, each executed by one of its shared pipes."""
 
 from __future__ import annotations
 
@@ -68,8 +68,9 @@ class SmPricing(Transfers):
 def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
     """Return the share of each tensor's loads that wait for memory beyond L2, averaged over blocks.
 
-    Blocks that share a head's keys run in step until those of a place have had ``in_step`` tiles: if their head is read
-    for the first time, a miss of the first is everybody's.  Later ones find what another has loaded.
+    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if their head
+    is read for the first time, all of them wait for a miss of the first.  Later blocks hit data that another has
+    loaded.
     """
     shares: dict[str, float] = {}
     written: set[str] = set()

@@ -1,6 +1,6 @@
-"""How many warp groups of a published kernel that specialise (Hopper) share a block; `turns` has what they wait for.
+"""The specialised warp groups of a published kernel (Hopper) in a block; `turns` has their waits.
 
-A persistent block goes from tile of work to tile of work, its copies ahead of it.
+A persistent block processes one work tile after another, with its copies ahead.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def check_layout(called: str, rows: int, keys: int, dim: int) -> None:
 
 
 def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warps of a kernel execute attention, and a note: what a block takes of a core.
+    """Return the execution of attention by a kernel's warps, and a note: a block's use of a core.
 
-    Raises `TilingError` where a tensor is added to scores and the kernel has no room for its tiles beside a product
-    that runs on, ``BufferOverflowError`` where its buffers do not fit shared memory.
+    Raises `TilingError` where a tensor is added to scores and the kernel has no room for its tiles during a running
+    product, ``BufferOverflowError`` where its buffers do not fit shared memory.
     """
     warps, called, sizes, names = kernel.specialised, kernel.name, phase.sizes, phase.names
     assert warps is not None

@@ -1,15 +1,16 @@
-"""Order among warp groups that specialise (Hopper): whose turn it is, and what goes on beside what.
+"""Order among specialised warp groups (Hopper): their turns, and the operations that overlap.
 
-One group copies, the others take turns.  cuDNN's groups take turns around their exponentials, so that one multiplies
-while the other computes.  FlashAttention-3's take turns at issuing products, and Q K^T of a tile is issued before P V
-of the one before: its softmax runs beside that P V.  `WarpTurns` decides
+One group copies, the others alternate.  cuDNN's groups alternate around their exponentials, so that one multiplies
+while the other computes.  FlashAttention-3's alternate in issuing products, and Q K^T of a tile is issued before P V
+of the previous tile: its softmax overlaps with that P V.  `WarpTurns` decides
 
-- which stages follow one another in a group before the next group's (`runs`), and the tiles by which some lag (`cuts`);
-- for what a group waits beside its operands: its turn, the others at a block's start, products that run on.
+- the stages that follow one another in a group before the next group's (`runs`), and the lags of some in tiles
+  (`cuts`);
+- the waits of a group besides its operands: its turn, the others at a block's start, products in progress.
 
 It adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products that
-warps go on beside are rings without bytes, so that time and the check of races see the same order.
-Sources: as `specialised`.  Left out: lanes keep their parts of row sums till the block ends, where a sum here is one
+overlap with warps are rings without bytes, so that time and the check of races see the same order.
+Sources: as `specialised`.  Left out: lanes store their parts of row sums until the block ends, where a sum here is one
 number a row.
 """
 
@@ -40,7 +41,7 @@ SIGNAL = 1, 1, "int8"
 
 
 class WarpTurns:
-    """Signals among the warp groups of one block of a tiling that says how they specialise (``way``)."""
+    """Signals among the warp groups of one block of a tiling with specialised warps (``way``)."""
 
     def __init__(
         self, number: int, frame: Frame, core: SmCore, tiling: SmTiling, way: Specialised, warps: tuple[str, ...]
@@ -101,7 +102,7 @@ class WarpTurns:
             yield self._wait("meet", group, others, *barriers(self.usual))
 
     def finished(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
-        """Yield a block's end, which waits for its last product; that one's queue hands on what the block held."""
+        """Yield a block's end, which waits for its last product, whose queue releases the block's operands."""
         begun: set[int] = set()
         for op in ops:
             group, slots, work = self.warps.index(op.queue), op.handshake, op.group
@@ -115,7 +116,7 @@ class WarpTurns:
             yield replace(op, handshake=slots, group=work)
 
     def product(self, s: Stage, group: int, ops: Iterable[TileOp]) -> Iterator[TileOp]:
-        """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
+        """Yield a product: awaited, or overlapped with later stages; its turn covers issuing the first and the next."""
         if not self.way.ahead:
             yield from ops
             if s is self.last:
@@ -131,7 +132,9 @@ class WarpTurns:
         yield replace(op, queue=self.mma[group], handshake=slots)
 
     def rows(self, s: Stage, group: int, operations: Iterable[TileOp], tiles: Mapping[str, Tile]) -> Iterator[TileOp]:
-        """Yield rows of a tile: exponentials in the group's turn, or what a running product uses once it is done."""
+        """Yield rows of a tile: exponentials in the group's turn, or work on a running product's operands after its
+        end.
+        """
         ops, (begin, end) = list(operations) or [self._wait(s.name, group, ())], self.section
         is_ahead, has_turn = bool(self.way.ahead), self.way.turns == "exponentials"
         if s is begin:
@@ -163,7 +166,7 @@ class WarpTurns:
         return TileOp(label, self.warps[group], WARPS, (), slots, group=self.usual.charged(*charges))
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
-        """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
+        """Return the step with which exponentials begin, or the first one on operands of a running product."""
         if self.way.ahead:
             (row,) = self.last.rows
             places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}

@@ -1,7 +1,8 @@
-"""What warp groups do in an operation beside its steps, where they run concurrently.
+"""Work of warp groups in an operation besides its steps, where they run concurrently.
 
-`Works` decides nothing about order or places: it says of each kind of operation (a product, rows, a store to shared
-memory, a block's start, an iteration's end) how the warps execute it, as a `GroupWork`, and `group_cost` prices that.
+`Works` decides nothing about order or places: for each kind of operation (a product, rows, a store to shared
+memory, a block's start, an iteration's end) it gives the execution by warps, as a `GroupWork`, which `group_cost`
+prices.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class Works:
         return count
 
     def product(self, s: Stage) -> GroupWork:
-        """Return the work of a product; repeated ones whose left operand is in registers lie across the columns."""
+        """Return the work of a product; repeated ones whose left operand is in registers are spread over the
+        columns.
+        """
         left, work, tiling = s.rows[0].srcs[0], self.usual, self.tiling
         if work.repeats > 1 and left not in self.places.near:
             work = replace(work, repeats=1, across=work.repeats)
@@ -90,7 +93,7 @@ class Works:
         return work.charged(*met, *tiling.due("multiply_add"))
 
     def beside(self, s: Stage, work: GroupWork) -> GroupWork:
-        """Return work beside which a product goes on, if the warps waited for its start alone."""
+        """Return work that overlaps with a product, if the warps waited for its start alone."""
         product, (left, _), frame = self.product(s), s.rows[0].srcs, self.frame
         if product.generation != "wgmma" or product.is_awaited or product.is_serial:
             return work
@@ -112,7 +115,7 @@ class Works:
         return replace(self.usual, loads=loads, passes=PAIR_PASSES if is_made else 1 + come)
 
     def _rows(self, s: Stage) -> GroupWork:
-        """Return the work of rows: what has no axis of the loop is repeated by nobody."""
+        """Return the work of rows: without an axis of the loop, no warp repeats it."""
         frame, usual = self.frame, self.usual
         if self.tiling.code is not None:  # the whole block's is that of its first stage
             is_begin = s is next(iter((*frame.stages, *frame.phase.finish)))
@@ -137,9 +140,9 @@ class Works:
         return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
 
     def _store(self, steps: tuple[Step, ...]) -> GroupWork:
-        """Return what a warp group does where an operand goes to shared memory through its registers.
+        """Return a warp group's work for an operand that moves to shared memory through its registers.
 
-        What rows make of it is there for single warps' products as it is: fragments are loaded as they would be of B.
+        Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.
         """
         if self.usual.generation == "mma" and any(isinstance(step.srcs[0], Tile) for step in steps):
             return self.usual
