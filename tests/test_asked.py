@@ -134,6 +134,13 @@ def test_what_is_no_index_and_what_is_empty_is_refused(given: dict[str, Any], sa
         run("flash", seq=256, **given)
 
 
+def test_a_single_number_is_an_index() -> None:
+    computed = run("flash", seq=256, rows=255, heads=3).numerics
+    assert computed is not None
+    assert {head for _, head, _ in computed.rows} == {3}
+    assert all(row <= 255 < row + len(block) for (_, _, row), block in computed.rows.items())
+
+
 def npusim(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, words)
     message = "" if result.exception is None else str(result.exception)

@@ -89,7 +89,7 @@ Programs = Mapping[str, "TileProgram"]
 #: Blocks to execute, by phase.
 Blocks = Mapping[str, Sequence[Any]]
 #: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
-Choice = str | Sequence[int]
+Choice = str | int | Sequence[int]
 #: A number or a range of a text of indices; what has more digits is none of ours.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
@@ -344,7 +344,7 @@ def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
         ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
     else:
         try:
-            ends = [(index(i), index(i)) for i in choice]
+            ends = [(index(i), index(i)) for i in ([choice] if isinstance(choice, int) else choice)]
         except TypeError:
             raise SpecError(f"{what}: {choice!r}: {wanted}") from None
     for first, last in ends:
