@@ -391,7 +391,7 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
         # A few rows say little of an error: where the last block has no more, blocks before it are of the sample too.
         wide = {n: 1 if count >= LEAST_ROWS else sample_rows(output) for n, count in last.items()}
         return list({id(b): b for b, _, end in ends if end > each[b.batch] - wide[b.batch]}.values())
-    wanted = np.asarray(sorted(rows))
+    wanted = np.atleast_1d(rows)
     return [
         b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
     ]
