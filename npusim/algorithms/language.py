@@ -8,6 +8,7 @@ that machines read.
 from __future__ import annotations
 
 import dis
+import math
 import operator
 import sys
 from contextlib import contextmanager
@@ -576,8 +577,12 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
             fail(f"where({one}, ...): {why}")
         if one.axes != tile.axes:
             fail(f"where({one.name}, ...) of {tile}: a mask is of tiles, {' x '.join(one.axes)}")
+        number = kept if tile is other else other
+        if isinstance(number, float) and math.isinf(number) and not stored_format(tile.fmt).has_infinity:
+            fail(
+                f"where({one.name}, {kept}, {other}): {tile.fmt} has no infinity; give a finite number or widen {tile}"
+            )
         if tile is other:
-            number = kept
             kept = _rows(Opcode.FILL, tile.axes, tile.fmt, (number,), only=one.name)
             return _rows(Opcode.SELECT, tile.axes, tile.fmt, (one, kept, tile), only=one.name)
         tile = _rows(Opcode.SELECT, tile.axes, tile.fmt, (one, tile, other), only=one.name)

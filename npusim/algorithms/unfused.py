@@ -211,6 +211,11 @@ def unfused(
     is_cut, middle = problem.causal and problem.seen.is_plain, list[Phase]()
     mask = TilingMask(max(sizes[0], problem.seq_kv)) if is_cut else mask_of(problem, sizes, "loaded")
     masked_share = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
+    fill = hidden(problem.unseen, p.scores)
+    if mask is not None and math.isinf(fill) and not get_format(p.scores).has_infinity:
+        raise TilingError(
+            f"precision: scores of {p.scores} have no -Inf for hidden keys; give --precision framework,scores=float16"
+        )
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
             continue  # it masks, or prepares for that
@@ -220,7 +225,7 @@ def unfused(
             phase = softmax(source, out, sizes, p, start, problem.unseen)
         else:
             more: dict[str, Any] = {"scale": scale} if one.kernel is scaled else {}
-            more |= {"fill": hidden(problem.unseen, p.scores)} if one.is_masked else {}
+            more |= {"fill": fill} if one.is_masked else {}
             seen, offset = mask if one.is_masked else None, problem.causal_offset
             phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
         kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")

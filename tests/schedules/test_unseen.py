@@ -10,7 +10,7 @@ import pytest
 
 import npusim
 from npusim.config.problem import Problem
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, ProgramError, TilingError
 from npusim.kernel import FlashPrecision, attention
 from npusim.numerics.inputs import recipe_source
 from npusim.numerics.reference import summarise_errors
@@ -115,3 +115,15 @@ def test_a_command_says_it() -> None:
     result = npusim.run("flash", unseen="zero", **how)
     assert not result.output[0, 0, :64].any()
     assert result.problem.unseen == "zero"
+
+
+def test_a_format_without_infinity_cannot_hold_hidden_scores() -> None:
+    options: dict[str, Any] = {"workload": "opt_30b", "seq": 64, "hw": "l40s", "dtype": "float8_e4m3fn", "rows": "all"}
+    with pytest.raises(TilingError, match=r"scores of float8_e4m3fn have no -Inf .* framework,scores=float16"):
+        run("standard", causal=True, heads=0, **options)
+    for precision, causal in (("framework,scores=float16", True), ("framework", False)):
+        computed = run("standard", causal=causal, heads=0, precision=precision, **options).numerics
+        assert computed is not None
+        assert computed.error.nan_count == 0
+    with pytest.raises(ProgramError, match=r"float8_e4m3fn has no infinity; give a finite number"):
+        run("flash", seq=64, hw="h100", causal=True, precision="fa2_fp32,softmax=float8_e4m3fn")
