@@ -579,7 +579,8 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
             fail(f"where({one.name}, ...) of {tile}: a mask is of tiles, {' x '.join(one.axes)}")
         number = kept if tile is other else other
         if isinstance(number, float) and math.isinf(number) and not stored_format(tile.fmt).has_infinity:
-            fail(
+            why = f"{tile.fmt} has no infinity; give a finite number or widen {tile}"
+            fail(f"where({one.name}, {kept}, {other}): {why}")
                 f"where({one.name}, {kept}, {other}): {tile.fmt} has no infinity; give a finite number or widen {tile}"
             )
         if tile is other:
