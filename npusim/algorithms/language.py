@@ -581,8 +581,6 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
         if isinstance(number, float) and math.isinf(number) and not stored_format(tile.fmt).has_infinity:
             why = f"{tile.fmt} has no infinity; give a finite number or widen {tile}"
             fail(f"where({one.name}, {kept}, {other}): {why}")
-                f"where({one.name}, {kept}, {other}): {tile.fmt} has no infinity; give a finite number or widen {tile}"
-            )
         if tile is other:
             kept = _rows(Opcode.FILL, tile.axes, tile.fmt, (number,), only=one.name)
             return _rows(Opcode.SELECT, tile.axes, tile.fmt, (one, kept, tile), only=one.name)
