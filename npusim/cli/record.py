@@ -52,7 +52,11 @@ def record(
 
     path, _, function = program.partition("::")
     if path.endswith(SUFFIX):
-        named = {"--out": None if out == Path(FILE) else out, "--seq": seq, "--hw": None if hw == GPU else hw}
+        named: dict[str, Any] = {
+            "--out": None if out == Path(FILE) else out,
+            "--seq": seq,
+            "--hw": None if hw == GPU else hw,
+        }
         named |= {"--floats": floats or None, f"::{function}": function or None, "arguments": arguments or None}
         refuse(named, f"{path} is a file of recorded calls, which is only listed: npusim record {path}")
         listed = path, read_calls(Path(path))
