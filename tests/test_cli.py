@@ -311,7 +311,7 @@ def test_what_differs_is_written_beside_and_the_last_runs_have_short_names(elsew
     }
     document = _document("compare", "flash@2", "flash@1", "--json")
     assert document["runs"][1].startswith("flash-pangu_38b-256-ascend_910b2-")
-    assert "runs of flash" in _npusim("compare", "flash@7", "@1").stderr
+    assert "has flash@1 to flash@6" in _npusim("compare", "flash@7", "@1").stderr
     other = ("run", "pasa", *QUICK, "-o", f"runs/{folders[0]}")
     assert "holds another run, which is not replaced" in _npusim(*other).stderr
     _ok(*other, "--force")

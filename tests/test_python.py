@@ -36,7 +36,7 @@ def records(frame: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("pandas")
-def test_results_comparisons_searches_and_validations_are_frames(repository: Path) -> None:
+def test_results_comparisons_searches_and_validations_are_frames(tmp_path: Path) -> None:
     first = npusim.run("flash", seq="512", numerics=False)
     other = npusim.run("flash", seq=512, tiling={"block_kv": 128}, numerics=False)
     cores = records(first.to_pandas())
@@ -49,7 +49,12 @@ def test_results_comparisons_searches_and_validations_are_frames(repository: Pat
     points = records(found.to_pandas())
     assert [p["block_kv"] for p in points] == [128, 256]
     assert min(p["latency_us"] for p in points if p["status"] == "ok") == found.best.latency_us  # type: ignore[union-attr]
-    report = validate_times(repository / "reports" / "validation" / "measured_v100.yaml")
+    case = (
+        "  - {{name: m{0}, hw: v100, schedule: gemm, workload: {{m: {0}, n: 64, k: 64}}, measured: {{latency_us: 9}}}}"
+    )
+    file, cases_text = tmp_path / "measured.yaml", "\n".join(map(case.format, (64, 128)))
+    file.write_text(f"schema: npusim.measurements/1\nsource: s\nband: 0.1\ncases:\n{cases_text}\n", encoding="utf-8")
+    report = validate_times(file)
     cases = records(report.to_pandas())
     assert [(c["name"], c["measured_low"], c["relative_error"]) for c in cases] == [
         (r.name, r.measured.low, r.relative_error) for r in report.residuals

@@ -52,7 +52,7 @@ def record(
 
     path, _, function = program.partition("::")
     if path.endswith(SUFFIX):
-        named: dict[str, object] = {
+        named: dict[str, Any] = {
             "--out": None if out == Path(FILE) else out,
             "--seq": seq,
             "--hw": None if hw == GPU else hw,

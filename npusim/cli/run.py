@@ -129,8 +129,6 @@ def run(
     from npusim.simulation.simulate import run_plan
 
     plan = plan_of(request)
-    if plan.schedule.origin and request.schedule.endswith(".py"):
-        say(f"npusim: {request.schedule} has one schedule, {plan.schedule.name}")
     if "time" not in plan.features:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None, "--like": like}, NEEDS["time"])
     if not {"attention", "bits"} <= plan.features:
@@ -218,6 +216,8 @@ def _print(
     from npusim.report.tables import run_table
 
     record, added, tables = record_of(result), {}, []
+    if result.schedule.endswith(".py"):
+        say(f"npusim: {result.schedule} has one schedule, {result.program.name}")
     if sensitive:
         from npusim.report.findings import SENSITIVITY, sensitivity_document
         from npusim.simulation.sensitivity import sensitivity

@@ -435,7 +435,10 @@ def _figures_grid(c: Comparison) -> Iterator[Block]:
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
     alone = [f for f in rows if f.kind == "share" and _only(f.values) is not None]
     yield Columns(Column("", "name", style="label"), *columns).grid(f for f in rows if f not in alone)
-    shares = {f.name.removesuffix("busy"): [v and _written(f, run) for run, v in enumerate(f.values)] for f in alone}
+    shares = {
+        f.name.removesuffix("busy"): [None if v is None else _written(f, run) for run, v in enumerate(f.values)]
+        for f in alone
+    }
     if facts := tuple(_alone(c, "busy", shares, ", ")):
         yield Facts(facts)
 
