@@ -46,7 +46,7 @@ def steps(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]
 
 
 def rates(heads: int) -> NDArray[np.float64]:
-    """Return A by head: -1 to -16, spread by multiples of the golden ratio, so that a head's is the same among more.
+    """Return A by head: -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2: a head has the same A among more heads.
 
     source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
     """
