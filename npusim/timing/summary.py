@@ -111,13 +111,13 @@ def _of_links(streams: Streams, link_bytes: dict[str, int]) -> dict[str, int]:
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
     """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
-    launches = [1] * program.clears
+    launches: list[int] = []
     for phase in program.phases:
         if phase.is_joined:
             launches[-1] = max(launches[-1], len(phase.blocks))
         else:
             launches.append(len(phase.blocks))
-    return device.launched(seconds, launches, is_masked="mask" in program.tensors)
+    return device.launched(seconds, launches, is_masked="mask" in program.tensors, clears=program.clears)
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:
