@@ -214,24 +214,21 @@ class LaunchSpec(SpecModel):
         return self
 
     def times(
-<<<<<<< HEAD
-        self, core_s: float, shares: Sequence[float], *, is_masked: bool = False, is_attention: bool = False
-=======
-        self, core_s: float, shares: Sequence[float], *, is_masked: bool = False, clears: int = 0
->>>>>>> tgpu
+        self,
+        core_s: float,
+        shares: Sequence[float],
+        *,
+        is_masked: bool = False,
+        is_attention: bool = False,
+        clears: int = 0,
     ) -> tuple[dict[str, float], float]:
-        """Return a call's times (s) by what would measure them, and what launches take of a stream.
+        """Return a call's times (s) by observer, and the part of a stream's time that launches take.
 
-        ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
-<<<<<<< HEAD
-        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether the first is
-        the vendor's fused attention.  The host issues kernels one behind the other and waits once, so that a call of
-=======
-        first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``clears`` of memory before them have no
-        dispatch and end of a kernel.  The host issues kernels one behind the other and waits once, so that a call of
->>>>>>> tgpu
-        several is held up by the slower of host and device.  Where a file states one cost of a launch only, each kernel
-        pays it.
+        ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction of the core groups that work
+        beside the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether the
+        first is the vendor's fused attention; ``clears`` of memory before them have no dispatch and end of a kernel.
+        The host issues kernels one after the other and waits once, so that the slower of host and device limits a call
+        of several.  Where a file states a single cost of a launch, each kernel pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked
@@ -461,20 +458,19 @@ class DeviceSpec(HardwareModel):
         return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
     def launched(
-<<<<<<< HEAD
-        self, core_s: float, blocks: Iterable[int], *, is_masked: bool = False, is_attention: bool = False
-=======
-        self, core_s: float, blocks: Iterable[int], *, is_masked: bool = False, clears: int = 0
->>>>>>> tgpu
+        self,
+        core_s: float,
+        blocks: Iterable[int],
+        *,
+        is_masked: bool = False,
+        is_attention: bool = False,
+        clears: int = 0,
     ) -> tuple[dict[str, float], float]:
         """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
         most = self.group_count.value
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
-<<<<<<< HEAD
-        return self.timed_launch().times(core_s, shares, is_masked=is_masked, is_attention=is_attention)
-=======
-        return self.timed_launch().times(core_s, shares, is_masked=is_masked, clears=clears)
->>>>>>> tgpu
+        how = {"is_masked": is_masked, "is_attention": is_attention}
+        return self.timed_launch().times(core_s, shares, **how, clears=clears)
 
     def peak_flops_per_s(self, input_format: str) -> float | None:
         """Return the matrix units' rate for a format (their fastest for one they do not multiply).

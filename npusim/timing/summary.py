@@ -110,24 +110,15 @@ def _of_links(streams: Streams, link_bytes: dict[str, int]) -> dict[str, int]:
 
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
-<<<<<<< HEAD
     """Return the result of `DeviceSpec.launched` for a program whose cores need ``seconds``."""
-    launches = [1] * program.clears
-=======
-    """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
     launches: list[int] = []
->>>>>>> tgpu
     for phase in program.phases:
         if phase.is_joined:
             launches[-1] = max(launches[-1], len(phase.blocks))
         else:
             launches.append(len(phase.blocks))
-<<<<<<< HEAD
-    is_masked = "mask" in program.tensors
-    return device.launched(seconds, launches, is_masked=is_masked, is_attention=program.is_attention)
-=======
-    return device.launched(seconds, launches, is_masked="mask" in program.tensors, clears=program.clears)
->>>>>>> tgpu
+    is_masked, is_attention = "mask" in program.tensors, program.is_attention
+    return device.launched(seconds, launches, is_masked=is_masked, is_attention=is_attention, clears=program.clears)
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:
