@@ -198,8 +198,11 @@ def validate(
         refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
         typer.echo((files("npusim.cli") / "new_measurements.yaml").read_text(encoding="utf-8"), nl=False)
         return
-    if file is None:
-        raise SpecError("which file? For example: npusim validate --template > measured.yaml")
+    if file is None or not file.exists():
+        asked = "" if file is None else f"{file}: no such file; "
+        raise SpecError(
+            f"{asked}name a file of measured times (npusim validate --template > measured.yaml) or of recorded bits (.npz)"
+        )
     if file.suffix == ".npz":
         others = {"--method": None if method == "auto" else method, "--jobs": None if jobs == 1 else jobs}
         refuse({"--band": band, **others}, "read with timings (.yaml); bits are equal or not: leave these out")

@@ -353,7 +353,8 @@ def _size(name: str, text: str, is_launch: bool) -> int | float:
     try:
         return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)
     except ValueError:
-        raise SpecError(f"--problem {name}={text}: write a number above 0, such as 4096, 4k or 1e-5") from None
+        none = "" if is_launch else "0 for none, or "
+        raise SpecError(f"--problem {name}={text}: write {none}a number above 0, such as 4096, 4k or 1e-5") from None
 
 
 def numbers(

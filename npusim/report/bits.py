@@ -143,7 +143,8 @@ def _error(bits: NumericRecord) -> str:
             f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
         )
     ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
-    return f"relative RMSE {scientific(bits.rmse)}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"
+    exact = "" if bits.rmse is None or bits.rmse < math.inf else " (the exact result is 0)"
+    return f"relative RMSE {scientific(bits.rmse)}{exact}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"
 
 
 def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:

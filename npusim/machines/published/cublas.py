@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from types import MappingProxyType
 
 from npusim.ir.op import Charge
 from npusim.units import ceil_div
@@ -18,8 +17,9 @@ MOST_STAGES = 16
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
-#: Of kernels before sm_80: pieces of k, and how many are in shared memory (CUTLASS, default_gemm_configuration.h).
-STAGED = MappingProxyType({"block_k": 32, "stages": 2})
+#: Pieces of k, and how many are in shared memory, of kernels before sm_80 and since (CUTLASS,
+#: default_gemm_configuration.h).
+STAGED, COPIED = (32, 2), (64, 3)
 #: From a tile's end to the next one's first operand; and what a tile pays of which rows are off `ALIGNED_BYTES`.
 TILE, UNALIGNED = (
     Charge("WARPS.library.tile_cycles", 1, "block"),

@@ -368,6 +368,13 @@ class ResidentBlock:
         A mask follows from row and column: lanes compare and select, no mask is loaded.
         """
         if not share[1]:
+            if slots := self.places.slots_of_rows(s, block, tile):
+                yield self._op(s.name, s, group, FMA, (), slots)
+            for n in s.written:
+                if n in self.places.prepared:
+                    yield self._put(
+                        n, block, tile, group, share, self.places.part(group, n, 0, self.frame.cols(n, block, tile))
+                    )
             return
         run: list[Step] = []
         steps = bind(self.tables[s], self.places.bindings(s, block, tile, group, share), s.name)

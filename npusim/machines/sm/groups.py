@@ -502,9 +502,9 @@ class GpuGemmFields(Tiling):
 
     block_m: int | None = Field(default=None, ge=64, le=256, multiple_of=64, description="rows of a tile of C")
     block_n: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="columns of a tile of C")
-    block_k: int = Field(default=64, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
+    block_k: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
     splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
-    stages: int = Field(default=3, ge=1, le=8, description="pieces of k in shared memory")
+    stages: int | None = Field(default=None, ge=1, le=8, description="pieces of k in shared memory")
 
 
 def library_tiling(
@@ -516,18 +516,16 @@ def library_tiling(
     """
     size, issue = get_format(a.fmt).size_bytes, warp_issue(device)
     is_staged = issue.copies.value == "staged"
-    if is_staged:  # through registers
-        fields = fields.model_copy(update={n: v for n, v in cublas.STAGED.items() if n not in fields.model_fields_set})
-    stages = fields.stages
-    edges = issue.block_memory_bytes.value // (stages * fields.block_k * size)
+    of_library = cublas.STAGED if is_staged else cublas.COPIED
+    k, stages = (given or own for given, own in zip((fields.block_k, fields.stages), of_library, strict=True))
+    edges = issue.block_memory_bytes.value // (stages * k * size)
     heads, cores = c.batch * c.heads, device.group_count.value
     # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
     area = issue.registers_count.value // 4 if is_staged else None
     given = fields.block_m, fields.block_n, fields.splits
     m, n, splits = cublas.library_tile(c.rows, c.cols, a.cols, cores, given, heads, edges, area)
-    k = fields.block_k
     is_one_wave = heads * ceil_div(c.rows, m) * ceil_div(c.cols, n) * splits <= cores
-    if is_one_wave and not is_staged and "stages" not in fields.model_fields_set:
+    if is_one_wave and not is_staged and fields.stages is None:
         stages = max(stages, min(cublas.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)

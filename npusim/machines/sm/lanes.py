@@ -37,6 +37,8 @@ MMA = "m8n8k4"
 GROUP_WARPS = 4
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.
 _KEYS = (64, 32, 16)
+#: Fields of schedules that set the rows of a block along an axis.
+_ROWS = {"row": ("block_q", "tile_q", "chunk"), "key": ("tile_kv", "block_key", "block_kv")}
 
 
 # ---------------------------------------------------------------- fragments
@@ -153,16 +155,18 @@ def live_vectors(phase: Phase) -> int:
     return most
 
 
-def fields_of(phase: Phase) -> SmFields:
-    """Return the fields that describe an attention's phase whose blocks are there."""
+def fields_of(phase: Phase, tiling: Any) -> SmFields:
+    """Return the fields that describe an attention's phase whose blocks are there, by a schedule's ``tiling``."""
     rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
-    return SmFields(block_q=rows, block_kv=keys, arrangement=quad_pairs(phase))
+    return SmFields(block_q=rows, block_kv=keys, arrangement=quad_pairs(phase, tiling))
 
 
-def plain_lanes(phase: Phase, groups: int = 1) -> SmTiling:
-    """Return the layout in lanes of a phase other than attention, in ``groups`` of warps down its rows."""
+def plain_lanes(phase: Phase, asked: Any, groups: int = 1) -> SmTiling:
+    """Return the layout in lanes of a phase other than attention, in ``groups`` of warps down its rows; ``asked``: the
+    schedule's tiling.
+    """
     fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
-    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
+    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, asked, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
     axes = {what.axes[-1] for what in phase.names.values()}
     return SmTiling(groups, lanes=dict.fromkeys(axes, plan), padding=fields.padding)
 
@@ -184,7 +188,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
             f"{', '.join(wrong)}: without effect on {device.name}, whose lanes are simulated; leave it out"
         )
     groups = max(1, fields.warps // GROUP_WARPS)
-    tiling, shared = plain_lanes(phase, groups), staged_bytes(phase, 1, leaves=False)
+    tiling, shared = plain_lanes(phase, fields, groups), staged_bytes(phase, 1, leaves=False)
     moved = shared - staged_bytes(phase, 0, leaves=False)
     registers = {
         "alive": live_registers(phase, fields.warps, GroupWork(fields.warps, generation="mma")),
@@ -239,10 +243,11 @@ def _for_rows(tiling: SmFields, tile: ChainTile) -> SmFields:
     return tiling
 
 
-def quad_pairs(phase: Phase, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
+def quad_pairs(phase: Phase, tiling: Any, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
     """Return how the quad pairs of warps cover a phase's rows: as many below one another as can, fewest copies of A.
 
-    Raises `TilingError` for rows that no arrangement covers evenly.
+    Raises `TilingError` for rows that no arrangement covers evenly: names the field of the tiling, or the size of the
+    problem, that they are.
     """
     rows, axis, warps = phase.sizes[phase.row_axis], phase.row_axis, SmFields().warps * groups
     least = instruction(MMA).c.rows * warps
@@ -250,7 +255,8 @@ def quad_pairs(phase: Phase, groups: int = 1) -> Literal["4x1", "2x2", "1x4"]:
     for pairs in ("4x1", "2x2", "1x4"):
         if rows % (least * arrangement(pairs).m) == 0:
             return pairs
-    field = {"row": "block_q", "key": "block_kv"}.get(axis, axis)
+    fields = (n for n in _ROWS.get(axis, ()) if getattr(tiling, n, None) == rows)
+    field = next(fields, axis)
     raise TilingError(f"{field}: {rows} rows cannot be dealt to {warps} warps; take a multiple of {least}")
 
 

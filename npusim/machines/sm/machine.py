@@ -192,8 +192,8 @@ class SmMachine(Machine):
         Faults of such a kernel are reported where its program is built.
         """
         if not isinstance(tiling, SmFields):
-            is_copied = isinstance(tiling, GroupFields) and warp_issue(self.device).copies.value != "staged"
-            if is_copied or "stages" not in type(tiling).model_fields or "stages" in tiling.model_fields_set:
+            is_open = isinstance(tiling, GroupFields) and "stages" not in tiling.model_fields_set
+            if not is_open or warp_issue(self.device).copies.value != "staged":
                 return tiling
             # Without asynchronous copies tiles go through registers, one at a time.
             return type(tiling).model_construct(
@@ -297,12 +297,12 @@ class SmMachine(Machine):
                     phase, tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None), self.device
                 )
             if any(s.is_product for s in phase.stages):
-                return plain_lanes(phase), ""
+                return plain_lanes(phase, tiling), ""
             columns = {what.axes[1] for what in phase.names.values() if len(what.axes) > 1}
             is_alike = self._lanes is not None and columns <= self._lanes.lanes.keys()  # what it merges came before it
             return (self._lanes if is_alike and self._lanes else plain_tiling(self.device)), ""
         chosen, self._lanes, room = fitted(
-            tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
+            tile, tiling if isinstance(tiling, SmFields) else fields_of(phase, tiling), self.device
         )
         note = f"{room}; tiles of {chosen.block_q} x {chosen.step_keys}"
         if isinstance(tiling, SmFields):

@@ -286,6 +286,21 @@ class BlockPlaces:
         root_of = self.frame.storage.get
         return [x for x in self._loop_of(s) if not x.is_product and any(root_of(n, n) == root for n in x.read)]
 
+    def _read_by_rows(self, root: str, n: str, s: Stage, block: WorkTile, tile: Visit) -> RingTile:
+        """Return the slot of an operand that rows read; a held one is taken and released at the block's ends."""
+        once, readers = root not in self.held, self._readers(root, s)
+        first, last = once and s is readers[0], once and s is readers[-1]
+        return self.slot(self.near[root], n, block, tile, first=first, last=last)
+
+    def slots_of_rows(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
+        """Return the slots that a stage of rows reads and a block does not hold: a group without rows waits for them too."""
+        roots = {n: self.frame.storage.get(n, n) for n in s.read}
+        return tuple(
+            self._read_by_rows(root, n, s, block, tile)
+            for n, root in roots.items()
+            if root in self.near and root not in self.held and root not in s.written
+        )
+
     def bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         """Return the operands and results of a stage's rows, by name, for a group's share of the rows."""
         frame = self.frame
@@ -293,11 +308,7 @@ class BlockPlaces:
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
-                once = root not in self.held  # what is held is taken and released at the block's ends
-                readers = self._readers(root, s)
-                first, last = once and s is readers[0], once and s is readers[-1]
-                slot = self.slot(self.near[root], n, block, tile, first=first, last=last)
-                bound[n] = slot.part(*frame.rows_of(n, share))
+                bound[n] = self._read_by_rows(root, n, s, block, tile).part(*frame.rows_of(n, share))
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
