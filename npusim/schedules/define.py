@@ -256,8 +256,8 @@ def attention(
 ) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
-    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and those of the following that are
-    among its parameters.
+    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and each of the following that is among
+    its parameters.
 
     score
         ``score(s)`` transforms scaled scores before the mask: a soft-cap; it may have ``operands`` as parameters.
@@ -270,7 +270,7 @@ def attention(
     given
         ``given(problem, tiling, p)`` returns further arguments of the kernel, by name.
     fields
-        The schedule's own tiling fields, in addition to the machine's.  They belong to the model: no run chooses them
+        The schedule's own tiling fields, in addition to the machine's.  They belong to the model: no run chooses them,
         and a search varies them only by name; ``Field(..., json_schema_extra=part_of("tile"))`` declares a tile field.
     by_rule
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.

@@ -155,7 +155,7 @@ class Schedule:
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
-        """Return the problem with the usual sizes of those that it leaves out."""
+        """Return the problem with the usual sizes in place of missing ones."""
         if not self.sizes or not isinstance(problem, KernelProblem):
             return problem
         return KernelProblem(**{n: int(size) for n, size in self.sizes.items()} | problem.model_dump())

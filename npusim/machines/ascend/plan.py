@@ -111,7 +111,7 @@ class AscendTiling:
         Whether a row or a column becomes a whole tile first, by an instruction a row.
     one_slot, handed, until_left
         Whether each operand of a phase with products has one slot, in L1 and in UB; slots of a hand-over at least;
-        whether one that rows fill is given back when the product of what is in it has left L0C.
+        whether rows' slot is released once its product has left L0C.
     is_continuous
         Whether stages continue with the next block's tiles while the last tiles of a block are still in flight.
     """
