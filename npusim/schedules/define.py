@@ -205,12 +205,14 @@ def _build(
                 "leave it out"
             )
         planned = [*dequantised_inputs(problem, [p[0] if isinstance(p, tuple) else p for p in planned]), *planned]
-    tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
+    tiled_phases, tile_notes = list[tuple[Phase, Any]](), list[tuple[str, str]]()
     for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
         fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
         tiled_phases.append((phase, fields))
-        all_notes += [note] if note else []
+        tile_notes += [(phase.name, note)] if note else []
+    is_labelled = len({note for _, note in tile_notes}) > 1
+    all_notes = [*notes, *(f"{name}: {note}" if is_labelled else note for name, note in tile_notes)]
     all_notes += [n for phase, _ in tiled_phases for n in phase.notes]
     counted = [phase.flops for phase, _ in tiled_phases if phase.flops is not None]
     flops = sum(counted) if counted else problem.flops()
