@@ -124,7 +124,7 @@ def _content(file: Path) -> bytes | None:
 
 
 def _write(file: Path, rest: bytes) -> None:
-    """Write a file beside its place, then move it there: no reader sees half of it."""
+    """Write a temporary file in the same folder, then rename it: no reader sees a partial file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:

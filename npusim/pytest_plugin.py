@@ -1,4 +1,4 @@
-"""Pytest fixture: cycles of a run against those stored beside the test.
+"""Pytest fixture: cycles of a run, compared with the cycles stored next to the test.
 
 It needs pytest-regressions (``npusim[pytest]``), whose ``data_regression`` stores the file (``--force-regen`` rewrites
 it).  Every pytest run with npusim installed loads this module, so it imports nothing slow.
@@ -87,7 +87,7 @@ def _snapped(obtained: dict[str, object], stored: dict[str, object], rtol: float
 
 @pytest.fixture
 def cycles_regression(request: pytest.FixtureRequest) -> CyclesRegression:
-    """Return an object whose ``check(result)`` compares cycles with those stored for the test."""
+    """Return an object whose ``check(result)`` compares cycles with the test's stored cycles."""
     try:
         return CyclesRegression(request, request.getfixturevalue("data_regression"))
     except pytest.FixtureLookupError:

@@ -2,8 +2,8 @@
 
 With P = exp(scale Q K^T - LSE) and dS = P (dO V^T - delta), delta = rowsum(dO O), the gradients are dQ = scale dS K,
 dK = scale dS^T Q and dV = P^T dO.  Blocks of queries walk keys for dQ; blocks of keys walk queries for dK and dV, with
-scores that are made transposed.  With a soft-cap c of scores s, P has t = c tanh(s / c) in their place, and dS a factor
-1 - (t / c)^2.  Query heads that share keys lie below one another: dK and dV are sums over all of them.
+scores computed transposed.  With a soft-cap c of scores s, P has t = c tanh(s / c) in their place, and dS a factor
+1 - (t / c)^2.  The rows of query heads that share keys follow one another: dK and dV are sums over these heads.
 """
 
 from __future__ import annotations
@@ -70,26 +70,26 @@ def row_sums(do: Any, forward: Any, p: BackwardPrecision) -> Any:
 
 @kernel(results="delta clear", do="row value", forward="row value")
 def row_sums_and_zeros(do: Any, forward: Any, p: BackwardPrecision) -> Any:
-    """Return delta, and the 0 to which parts of dQ are added."""
+    """Return delta, and the zeros to which parts of dQ are added."""
     return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32), filled("row key_dim", 0.0, F32)
 
 
 @kernel(results="clear", parts="row key_dim")
 def zeros(parts: Any = None) -> Any:
-    """Return the 0 to which parts are added; nothing is read."""
+    """Return the zeros to which parts are added; reads nothing."""
     return filled("row key_dim", 0.0, F32)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scale and soft-cap (0: none) of scores, and the factor of what is raised to a power."""
+    """Scale and soft-cap (0: none) of scores, and the factor of exponents."""
 
     scale: float
     cap: float
     base: float
 
     def capped(self, s: Any) -> Any:
-        """Return scores in units of the soft-cap, or as they are without one."""
+        """Return scores in units of the soft-cap, or unchanged without one."""
         return tanh(s * (self.scale / self.cap)) if self.cap else s
 
     def weights(self, s: Any, lse: Any, mask: Any) -> Any:
@@ -166,7 +166,7 @@ def keys_values(
 def all_parts(
     k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
 ) -> Any:
-    """Return the same, and for each tile of queries the block's part of dQ without its factor."""
+    """Return dK and dV of a block of keys, and for each tile of queries the block's part of dQ without its factor."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
     for tile in tiles(q, do, lse, delta):
         dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), of, p)
@@ -182,7 +182,7 @@ def scaled(parts: Any, scale: float, p: BackwardPrecision) -> Any:
 
 @kernel(results="total", parts="row column")
 def summed(parts: Any, scale: float, p: BackwardPrecision) -> Any:
-    """Return a gradient of parts in several places, one after the other: of series of blocks, or of query heads."""
+    """Return a gradient as the sum of stored parts, in order: of series of blocks, or of query heads."""
     total = full("row column", 0.0, F32)
     for part in tiles(parts, axis="place"):
         total = total + part.to(F32)
@@ -206,7 +206,7 @@ class BackwardTensors:
 
 
 def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTensors:
-    """Return the tensors of a call; the gradient that a run's errors are of is called o."""
+    """Return the tensors of a call; the gradient whose errors a run reports is called o."""
     group, sizes = problem.group_size, (problem.head_dim, problem.dtype, "input")
     q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
     k = replace(q, name="k", rows=problem.seq_kv, packed=1)
@@ -220,7 +220,7 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile where blocks are of queries, then where they are of keys; rows of blocks of delta."""
+    """Queries and keys of a tile for blocks of queries, then for blocks of keys; rows of blocks of delta."""
 
     block_q: int
     block_kv: int
@@ -285,10 +285,10 @@ def _in_memory(
     *,
     is_series: bool,
 ) -> Iterator[Phase]:
-    """Yield the kernels of delta, of all three gradients, and those that bring together what several blocks leave.
+    """Yield the kernels of delta, of all three gradients, and of the sums of several blocks' parts.
 
-    Parts are added to 0: the kernel of delta writes it to one sum, one of its own to several.  A block of keys has one
-    query head: dK and dV of each are stored, and added up for a group.
+    Parts are added to zeros, which the kernel of delta writes for one sum, a separate kernel for several. A block of
+    keys has one query head; dK and dV of each head are stored, and a kernel adds those of a group.
     """
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)

@@ -135,7 +135,7 @@ def attention_cells(
 
 
 def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) -> tuple[WorkTile, ...]:
-    """Return blocks of query heads as those of KV heads, whose ``group`` query heads of so many rows are one matrix."""
+    """Return blocks of query heads as blocks of KV heads, each with the rows of ``group`` query heads in order."""
     if group == 1:
         return blocks
     rows = ((b, b.row + b.head % group * queries) for b in blocks)
@@ -160,7 +160,7 @@ def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
 
 
 def _add(runs: list[TileRun], run: TileRun) -> None:
-    """Add a run, to the last one where it goes on with the same tiles."""
+    """Append a run, or extend the last one where its tiles are the same."""
     last = runs[-1] if runs else None
     following = last and (last.cols, last.only, last.step, last.col + last.count * last.step)
     if last and following == (run.cols, run.only, run.step, run.col):
@@ -190,7 +190,7 @@ BlockOrder = Literal["round_robin", "balanced", "work_list"]
 def dealt(
     blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder, heads: int | None = None
 ) -> tuple[WorkTile, ...]:
-    """Return the blocks in the order in which they are dealt to ``group_count`` core groups.
+    """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
@@ -222,9 +222,9 @@ def as_free(
 ) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
     """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
-    Blocks start in the order given, each at the slot that is free first (the first slot of every
-    core before any second one), as a GPU's dispatcher or a work list does it; those of a series (`SERIES`) follow one
-    another there.  How long a block takes is estimated: one unit a tile, and one for its start and end.
+    Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
+    one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
+    estimated time of a block is one unit a tile, and one for its start and end.
     """
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
@@ -277,12 +277,12 @@ def kv_runs(
 def query_cells(
     problem: Problem, block_kv: int, block_q: int, *, part: str = "", sums: int = 1, is_series: bool = False
 ) -> tuple[WorkTile, ...]:
-    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see some of it.
+    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see any of it.
 
-    A tile of which a query does not see all of the block's keys is masked.  Query heads that share keys lie below one
-    another: a block walks all of them, or with ``part`` one, its number along ``member``.  ``part``: an axis along
-    which the blocks of a head are numbered, those that add to the same of ``sums`` in turn; ``is_series``: such blocks
-    follow one another in one place.
+    A tile is masked if one of its queries does not see all keys of the block. A block walks all query heads that share
+    its keys, or with ``part`` one, whose number is the coordinate ``member``. ``part``: the axis along which parts of a
+    head are numbered, block n adds to sum n modulo ``sums``; ``is_series``: blocks that add to one sum run in order at
+    one slot.
     """
     seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
     each = [
@@ -312,7 +312,7 @@ def query_cells(
 
 
 def _of_members(runs: tuple[TileRun, ...], members: Sequence[int], rows: int) -> tuple[TileRun, ...]:
-    """Return the tiles of heads of ``rows`` rows below one another that have the same each."""
+    """Return the tiles of several heads of ``rows`` rows, head after head, each with the same tiles."""
     listed = list[TileRun]()
     for member in members:
         for run in runs:

@@ -326,7 +326,7 @@ def attend(
 def with_sink(
     l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float, unit: float = 1.0
 ) -> Value:
-    """Return the row sum, which has a factor, with a score besides those of the keys, unless it began with that."""
+    """Return the row sum, which has a factor, plus the additional score (a sink), unless the sum began with it."""
     if sink is None or p.sink == "start":
         return l
     return l + exp((sink - below(m, factor, p, unit)).to(p.exponential)).to(p.running)

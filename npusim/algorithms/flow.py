@@ -75,7 +75,7 @@ def _check_views(phase: Phase, places: Mapping[str, Place]) -> None:
 
 
 def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
-    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and those sums.
+    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and these sums.
 
     A state that starts at 0, and that only one product of the loop writes, is this product's result at the end of the
     block; a result that is a cast of such a sum is the sum itself, converted when it is stored.
@@ -199,7 +199,7 @@ def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, i
 
 
 def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[_Access, int]]]:
-    """Return the names alive before a tile's accesses, from those after them, and behind each access that writes."""
+    """Return the names alive before a tile's accesses, from the names alive after them, and those after each write."""
     met: list[tuple[_Access, int]] = []
     for access in reversed(accesses):
         if access.dst:

@@ -210,7 +210,8 @@ WHOLE_ROWS = ("norm", "route")
 
 
 def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int], parts: int = 1) -> Phase:
-    """Return the operation ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block.
+    """Return the elementwise operation ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a
+    block.
 
     A norm's block has whole rows; with a narrower ``tile`` it processes them column by column.
     """

@@ -203,7 +203,7 @@ class Kernel:
         return values[0] if len(values) == 1 else values or None
 
     def fail(self, why: str, at: Event | None = None) -> NoReturn:
-        """Raise `ProgramError` with the file and line of an event, those of the kernel where there is none."""
+        """Raise `ProgramError` with the file and line of an event, or of the kernel if the event has none."""
         code = self.function.__code__
         where = f"{at.file}:{at.line}" if at and at.line else f"{code.co_filename}:{code.co_firstlineno}"
         raise ProgramError(f"{where}: {self.__name__}: {why}")

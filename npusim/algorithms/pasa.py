@@ -92,7 +92,7 @@ class ShiftingMatrix:
 
     @property
     def off_diagonal(self) -> float:
-        """Entry beside the diagonal, rounded once."""
+        """Entry off the diagonal, rounded once."""
         return -float(cast(np.float64(self.beta / self.keys / self.alpha), self.fmt))
 
     @property
@@ -248,7 +248,7 @@ def pasa_attention(
     mask: Mask | None,
     shift: Shift,
 ) -> Phase:
-    """Return PASA's loop over shifted keys; ``problem`` and ``tensors`` are those of prepared inputs."""
+    """Return PASA's loop over shifted keys; ``problem`` and ``tensors`` describe the prepared inputs."""
     is_hidden = not problem.seen.is_plain
     return attention_phase(
         pasa_fixed if p.is_fixed_reference else pasa,

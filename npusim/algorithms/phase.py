@@ -467,7 +467,7 @@ def with_finite_starts(phase: Phase) -> Phase:
     changed = {n: what for n, what in phase.names.items() if what.start == -math.inf}
     names = {n: replace(what, start=-float(get_format(what.fmt).max_finite)) for n, what in changed.items()}
     start = "starts at the lowest finite number, not at -Inf (finite_starts)"
-    why = "a tile of which a row sees no key then has no weight"
+    why = "a tile whose keys a row does not see then has weight 0"
     notes = [f"{', '.join(map(phase.label, names))}: {start}; {why}"] if names else []
     return replace(phase, names={**phase.names, **names}, notes=(*phase.notes, *notes))
 

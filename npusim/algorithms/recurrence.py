@@ -1,9 +1,9 @@
 """Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then the chunks' results.
 
 S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t: within a chunk as scores with a decay, between chunks as a state.
-Two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al.
-2023), where the decay is a head's, and gated linear attention (Yang et al. 2024), where a token and a channel of keys
-has one of its own, which an earlier kernel multiplies into Q and K.
+Two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et al. 2023),
+with a decay a head, and gated linear attention (Yang et al. 2024), with a decay for each token and channel of keys,
+which an earlier kernel multiplies into Q and K.
 
 Where a head's token has a decay, kernels read g, the sums of log decays up to each token of a chunk: a tensor of one
 row a head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) computes its WY form before
@@ -36,14 +36,14 @@ LEAST_LENGTH = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StatePrecision(NamedFormats):
-    """What lies between products; ``input`` stands for the format of Q, K and V.
+    """Formats of a recurrence's values; ``input`` stands for the format of Q, K and V.
 
     state
-        S from chunk to chunk, and what is added to it.
+        S from chunk to chunk, and its addends.
     factor
-        What rows make for products, S among them as the next kernel reads it.
+        Operands of products that rows compute, and S as the next kernel reads it.
     product
-        What products leave for rows.
+        Results of products.
     output
         The result.
     exp_variant, arithmetic
@@ -60,11 +60,11 @@ class StatePrecision(NamedFormats):
     intermediates = ("state", "factor", "product", "output")
 
     def left(self, product: Any, fmt: str = F32) -> Any:
-        """Return a product in ``fmt``, as rows read it where it was left."""
+        """Return a product in ``fmt``, after rounding to the format in which rows read it."""
         return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
 
     def wide(self, product: Any, fmt: str = F32) -> Any:
-        """Return in ``fmt`` what a product has left."""
+        """Return a stored product in ``fmt``."""
         return product if self.product == fmt else product.to(fmt)
 
 
@@ -156,7 +156,7 @@ def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: Sta
 
 @_of_a_chunk
 def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision, as_pto: bool = False) -> Any:
-    """Return A of a chunk, for a kernel of its own to invert I + A; ``as_pto``: beta by its logarithm, beside g."""
+    """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: the logarithm of beta is added to g."""
     if as_pto:
         return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
     return _kkt(ki, kj, beta, g, gt, below, p).to(p.factor)
@@ -240,10 +240,10 @@ def gated_outputs(
     p: StatePrecision,
     as_pto: bool = False,
 ) -> Any:
-    """Return a chunk's results as `outputs`, decays by their sums, ``gt`` those of the tokens that are met.
+    """Return a chunk's results as `outputs`, with decays from their sums: ``g`` of queries, ``gt`` of keys.
 
-    ``skip``: how much of its own input ``x`` a result has, a number by head, if any; ``as_pto``: rows come before
-    products that they do not need.
+    ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows precede products that they
+    do not need.
     """
     if as_pto:
         decay = exp(below + (g - gt))
@@ -295,7 +295,7 @@ class Chunks:
         return (TileRun(0, self.chunk, whole, self.chunk),) * (whole > 0) + (ragged,) * (rest > 0)
 
     def spans(self, each: int = 0) -> dict[str, int]:
-        """Return the largest spans, ``each`` columns of values a block, else those of a panel."""
+        """Return the largest spans, ``each`` columns of values a block, else a panel's."""
         width = min(each or self.each, self.value)
         return {"row": self.chunk, "token": self.chunk, "key": self.key, "value": width, "chunk": 1}
 
@@ -356,8 +356,8 @@ def chunked(
 ) -> list[Phase]:
     """Return both kernels.
 
-    ``tensors``: q, k, v, o; k_h, which is added to S, where it differs from k; keep, a vector for each chunk; decay;
-    into and out where the decay is a head's.  ``values``: functions of those that are constants, by name.
+    ``tensors``: q, k, v, o; k_h, the keys that update S, if not k; keep, a vector for each chunk; decay; into and out
+    for a decay a head. ``values``: functions that return the constant ones, by name.
     """
     t, h = tensors, of.stack("h", of.key, of.value, p.factor)
     more: dict[str, Any] = {"p": p, "arithmetic": p.arithmetic}

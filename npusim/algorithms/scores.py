@@ -162,9 +162,7 @@ def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: st
 
 
 def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:
-    """Return the scores besides those of the keys, one a query head, in the form of ``p``'s exponentials; None:
-    none.
-    """
+    """Return the additional scores (sinks), one a query head, in the form of ``p``'s exponentials; None: no sinks."""
     if not problem.sink_logits:
         return None
     factor = exponent_factor(p.exp_variant)

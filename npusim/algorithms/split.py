@@ -88,7 +88,7 @@ def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -
 def merge_last(
     parts: Value, lses: Value, fmt: str, exp_variant: str, sink: Value | None = None, where: Sink = "end"
 ) -> Value:
-    """The last level of a merge; ``sink``: a score besides those of the keys."""
+    """The last level of a merge; ``sink``: the additional score of a row."""
     o, total, top = merged(parts, lses, exp_variant, sink if where == "start" else None)
     total = total if sink is None or where == "start" else total + exp(sink - top, exp_variant)
     return (o / total).role("partial").to(fmt)

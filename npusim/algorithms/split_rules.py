@@ -99,8 +99,8 @@ def _chunked(call: SplitCall, keys: int) -> Parts:
 def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: bool) -> int:
     """Return FlashAttention's splits of ``blocks`` on ``places``: the fewest within 85 % of the best efficiency.
 
-    Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): counts whose parts
-    are no shorter than those of one less are not considered.
+    Efficiency is the filled share of waves, in float32.  ``skips_equal`` (FlashAttention-2): a count is not considered
+    if its parts are no shorter than with one split less.
     """
     # csrc/flash_attn/flash_api.cpp, num_splits_heuristic
     if blocks >= 0.8 * places:
@@ -230,7 +230,7 @@ def xqa(call: SplitCall) -> Parts:
 
 
 def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple[int, ...]:
-    """Return the tiles of each part of a block that visits those ``tiles`` of its sequence, under a window.
+    """Return the tiles of each part of a block that visits ``tiles`` of its sequence, under a window.
 
     FlashAttention-3 and -4 cut the visited tiles into as many parts, FlashInfer into parts of the same length; the
     others cut the sequence, and a block visits the visible tiles of its part.

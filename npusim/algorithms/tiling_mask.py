@@ -155,7 +155,7 @@ class ByIndices:
 
     A block whose first query is at position ``offset`` of its sequence reads rows ``offset * rows`` to ``(offset + 1) *
     rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, for each
-    sequence or for all: those of stacked heads.
+    sequence or for all: rows of stacked heads.
     """
 
     name: str
@@ -214,7 +214,7 @@ class SeenMask(ByIndices):
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Another mask, of ``each`` queries, for heads below one another: a tile lies within one of them."""
+    """Another mask, of ``each`` queries, repeated for stacked heads; a tile belongs to one head."""
 
     mask: Mask
     each: int

@@ -52,7 +52,7 @@ class CheckOutcome:
     ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it no longer runs, see
     ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` have old and new results: the cores' cycles, or a
     decision's winner and each candidate's changed best point.  ``moved`` are the parts of units that changed (unit,
-    kind and name, old, new cycles), the largest first; ``method`` and ``band`` are those of the new cycles.
+    kind and name, old, new cycles), the largest first; ``method`` and ``band`` describe the new cycles.
     """
 
     kind: Literal["cycles", "decision"]

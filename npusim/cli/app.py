@@ -44,7 +44,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Predict": {
             "run": "bits and cycles of one schedule on one device",
             "stress": "inputs on which a schedule is furthest from float64",
-            "warm": "compile ahead, so that no first run takes longer",
+            "warm": "compile ahead, so that no first run is slower",
         },
         "Compare and explain": {
             "compare": "two runs or more: the difference of latency, split into causes",
@@ -55,12 +55,12 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",
-            "tune": "a kernel's configurations, ranked without a stopwatch",
+            "tune": "a kernel's configurations, ranked by predicted time",
         },
         "Your own kernel": {
             "new": "a schedule to start from",
             "record": "the Triton launches of an unedited program",
-            "program": "the tile program: queues, rings, who waits for whom",
+            "program": "the tile program: queues, rings and waits",
             "layout": "lanes and registers of a matrix instruction's operand",
             "format": "a number format: codes, scale rules, a block quantised",
         },

@@ -346,7 +346,7 @@ def invariant(
     ] = "",
     json: o.Json = False,
 ) -> None:
-    """Say what changes a call's bits, what cannot, and what ruling it out costs.
+    """State which choices change a call's bits, which cannot, and the cost of fixing each.
 
     A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
     and the first element that differs is named, with the operation and tile where the computations part. Of plain

@@ -74,7 +74,7 @@ class Command(TyperCommand):
 
 
 class Verbs(typer.Typer):
-    """Verbs of the command line: those of one file, or below a name of their own."""
+    """Verbs of the command line: the verbs of one file, or of a group with its own name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": Group, **options})

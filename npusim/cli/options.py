@@ -220,7 +220,7 @@ def _itself(request: Read) -> Read:
 
 
 def _parsed(options: Sequence[str]) -> Request:
-    """Return the request of options alone; its errors read like those of any command."""
+    """Return the request of options alone; its errors have the form of any command's."""
     reader = typer.Typer(add_completion=False)
     reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)

@@ -64,7 +64,7 @@ Like = Annotated[
 ]
 Full = Annotated[
     bool,
-    o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
+    o.option("--full", "Print all: time by kind of measurement, links, other arithmetics, evidence.", panel=_OUTPUT),
 ]
 Force = Annotated[
     bool,

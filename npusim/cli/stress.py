@@ -56,7 +56,7 @@ def stress(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Search inputs for those on which a schedule is furthest from float64, and name the step where the error begins.
+    """Search for the inputs on which a schedule is furthest from float64, and name the step where the error begins.
 
     Accuracy counts as lost above twice the error on calm inputs: few keys, none hidden, scores close together. The same
     seed tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.

@@ -251,12 +251,12 @@ def band(
 def errors_of(
     cases: Iterable[MeasuredCase], schedule: str, classes: Iterable[tuple[str, ...]], *, is_estimated: bool = False
 ) -> tuple[list[float], tuple[str, ...]]:
-    """Return the absolute errors that a schedule's band is made of, the least first, and the class that they are of.
+    """Return the absolute errors that form a schedule's band, the least first, and the class of their cases.
 
-    Of the narrowest of the ``classes`` with cases enough for nine in ten, those that no constant was fitted on where
-    they are enough; else `FEW` or more of the published kernel in any schedule, which are a class too; else all of the
-    schedule (an empty class), or `FEW` of it, else those of published kernels, else those of all kernels of the device.
-    A class that all of the schedule's cases are in is none.
+    The first of these sets is used: the narrowest of the ``classes`` with enough cases for nine in ten (without the
+    cases that a constant was fitted on, if the others are enough); all cases of the schedule, if enough; `FEW` or more
+    of the published kernel in any schedule; `FEW` or more of the schedule; published kernels; all kernels of the
+    device.  The class is empty unless the set is one of the first or third, and lacks a case of the schedule.
     """
     kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
     same = [case for case in kernels if case.schedule == schedule]

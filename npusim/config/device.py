@@ -222,13 +222,13 @@ class LaunchSpec(SpecModel):
         is_attention: bool = False,
         clears: int = 0,
     ) -> tuple[dict[str, float], float]:
-        """Return a call's times (s) by observer, and the part of a stream's time that launches take.
+        """Return a call's times (s) by observer, and the part of a stream's time that is launches.
 
-        ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction of the core groups that work
-        beside the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether the
-        first is the vendor's fused attention; ``clears`` of memory before them have no dispatch and end of a kernel.
-        The host issues kernels one after the other and waits once, so that the slower of host and device limits a call
-        of several.  Where a file states a single cost of a launch, each kernel pays it.
+        ``core_s`` is the time of the cores; ``shares``: for each kernel, the fraction of the core groups that work in
+        addition to the first, 0 to 1; ``is_masked``: whether one of the kernels loads a mask; ``is_attention``: whether
+        the first is the vendor's fused attention; ``clears`` of memory before them have no dispatch and end of a
+        kernel. The host issues kernels one after the other and waits once, so that the slower of host and device limits
+        a call of several.  Where a file states a single cost of a launch, each kernel pays it.
         """
         masked = float(self.masked_s.value) if is_masked and self.masked_s is not None else 0.0
         overhead, kernels, busy_s = float(self.kernel_overhead_s.value), len(shares) + clears, core_s + masked

@@ -1,4 +1,4 @@
-"""Tables beside the device files, written by scripts: registers of compiled kernels."""
+"""Tables in the folder of the device files, written by scripts: registers of compiled kernels."""
 
 from __future__ import annotations
 

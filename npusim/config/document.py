@@ -6,9 +6,9 @@ A file is parsed once; its data stay in the cache folder as long as its text is 
 choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
 A key of the file may be dotted; ``null`` removes a key of the other file.
 
-``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as taken
-over, and loses the basis that it has for its own chip.  ``facts`` are not taken over then.  ``keys``: patterns
-of the keys that are taken over (``flags.*``), which exclude costs of mechanisms that this chip lacks.
+``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as an
+assumption, and loses its basis for that chip.  ``facts`` are then not inherited. ``keys``: patterns of the inherited
+keys (``flags.*``), which exclude costs of mechanisms that this chip lacks.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _matching(data: dict[str, object], patterns: list[str], matched: set[str], p
 
 
 def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
-    """Return mappings with every number or choice as an assumption taken over from ``name``."""
+    """Return mappings with every number or choice marked as an assumption from ``name``."""
     if "value" in data:
         known = {key: value for key, value in data.items() if key != "fitted_on"}
         return {**known, "basis": "assumed", "source": f"as on the {name}: {data.get('source')}"}

@@ -518,7 +518,7 @@ class GroupMatrixEngine(MatrixEngine):
 
 
 class WarpMatrixEngine(GroupMatrixEngine):
-    """Volta's tensor cores, simulated by lane: ``fractals`` are those of one quad pair, ``mma`` those of a warp.
+    """Volta's tensor cores, simulated by lane: ``fractals`` belong to one quad pair, ``mma`` to a warp.
 
     The machine instructions of a product depend on the accumulators' format.
     """

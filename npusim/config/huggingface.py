@@ -259,7 +259,7 @@ def import_config(
 
 
 def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapping[str, Any]) -> Workload:
-    """Return the workload of a config; ``options`` are those of `import_config`, None where the file decides."""
+    """Return the workload of a config; ``options``: as for `import_config`, None where the file decides."""
     head_dim, value_head_dim, latent = _head_sizes(config)
     heads = config.heads
     kv_heads = heads if latent else _kv_heads(config)

@@ -85,10 +85,10 @@ class ModelProblem(LayerProblem):
 
     With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for both
     ends.  ``model_kv_heads``: KV heads of the whole model, fewer than the devices store where these store copies; 0: as
-    many as the devices store.  ``parameters`` are those stated for the whole model, 0: those of its shapes. ``latent``:
-    Q, K and V come from products of low rank, and a cache stores latents, which queries of a decoding step meet
-    themselves.  ``stored``: weights in other than 16 bits.  ``local``: the attention of ``local_layers`` of the layers,
-    of the same sizes but with a window or chunk; they are assumed to be spread evenly.
+    many as the devices store.  ``parameters``: the number stated for the whole model, 0: the sum of its shapes.
+    ``latent``: Q, K and V come from products of low rank, and a cache stores latents, which a decoding step multiplies
+    with its queries directly.  ``stored``: weights in other than 16 bits.  ``local``: the attention of ``local_layers``
+    of the layers, of the same sizes but with a window or chunk; they are assumed to be spread evenly.
     """
 
     layers: PositiveInt

@@ -81,7 +81,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A document's data, equal to those of any document with the same text."""
+    """A document's data, equal to any document's with the same text."""
 
     text: str
     path: tuple[str, ...]
@@ -97,7 +97,7 @@ def _model_of(model: type[BaseModel], content: _Content) -> BaseModel:
 def read_spec(what: str, name_or_path: str | Path) -> Document:
     """Return the content of a packaged file by name, or of a file by path, with the files that it extends.
 
-    ``what`` is its kind: a device, a node or a workload.
+    ``what``: the kind of file, a device, a node or a workload.
     """
     path = resolve(what, name_or_path)
     is_packaged = path.parent in (packaged_folder("hwconfigs"), packaged_folder("workloads"))

@@ -1,4 +1,4 @@
-"""Faults found by pydantic, in the words of the person who wrote the value."""
+"""Faults found by pydantic, in the terms of the file's author."""
 
 from __future__ import annotations
 

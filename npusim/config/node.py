@@ -84,7 +84,7 @@ class DriverMode(SpecModel):
 
 
 class DriverSpec(SpecModel):
-    """The driver that moves a collective's bytes: copy engines, or cores that are taken away from compute."""
+    """The driver that transfers a collective's bytes: copy engines, or cores, which then do not compute."""
 
     engine_count: PositiveWhole = Field(description="engines or cores that take part")
     engines_per_transfer_count: PositiveWhole | None = Field(
@@ -101,7 +101,7 @@ class DriverSpec(SpecModel):
 
     @model_validator(mode="after")
     def _is_comparable(self) -> Self:
-        """Refuse a library's estimate of some modes beside none of others, with which no mode can be chosen."""
+        """Refuse estimates of a library for some modes only: no mode could be chosen with these."""
         without = [name for name, mode in self.modes.items() if mode.tuner is None]
         if 0 < len(without) < len(self.modes):
             raise ValueError(f"modes: {', '.join(without)} without tuner beside modes with one; all or none have it")

@@ -38,8 +38,8 @@ def is_outside(name: str) -> bool:
 def load(name: str, what: str) -> tuple[ModuleType, str]:
     """Return the module of ``file.py:name`` or ``module:name``, and the name, empty if there is none.
 
-    Raises `SpecError` for a missing file or module, or one that fails to import; ``what`` is its purpose, such as a
-    schedule.
+    Raises `SpecError` for a missing file or module, or one that fails to import; ``what``: the purpose in errors, such
+    as a schedule.
     """
     called, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
     if not called.endswith(".py"):

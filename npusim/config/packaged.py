@@ -1,6 +1,6 @@
 """Files of npusim (hardware files, workloads, tensors) and of other installed packages (by entry points).
 
-In a checkout the folders are beside the package, in an installed wheel inside it.
+In a checkout the folders are next to the package, in an installed wheel inside the package.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def packaged_folder(kind: str) -> Path:
 
 
 def list_packaged(kind: str) -> list[str]:
-    """Return the sorted names of the packaged files of a kind, with those of installed packages."""
+    """Return the sorted names of the packaged files of a kind, and of installed packages' files."""
     return sorted(_files(kind))
 
 
@@ -82,9 +82,7 @@ def yaml_files(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV table beside the packaged hardware files, without comments; no rows if there is no
-    table.
-    """
+    """Return the rows of a CSV table in the folder of the packaged hardware files, without comments, if any."""
     path = packaged_folder("hwconfigs") / name
     if not path.is_file():
         return []

@@ -588,7 +588,7 @@ class KernelProblem(Sizes):
 
     @classmethod
     def of(cls, problem: Mapping[str, Any] | SpecModel | None) -> KernelProblem:
-        """Return the sizes given by name, or those of another problem."""
+        """Return the sizes given by name, or the sizes of another problem."""
         if isinstance(problem, cls):
             return problem
         sizes = problem.model_dump(exclude_defaults=True) if isinstance(problem, SpecModel) else problem

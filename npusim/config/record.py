@@ -27,7 +27,7 @@ def written_as(document: Any, kind: Any) -> Any:
 
 
 def record_document(kind: type[RecordType], record: RecordType) -> dict[str, Any]:
-    """Return the fields of ``kind`` as JSON data, without those that a subclass adds."""
+    """Return the fields of ``kind`` as JSON data, without fields that a subclass adds."""
     document: dict[str, Any] = TypeAdapter(kind).dump_python(record, mode="json", by_alias=True)
     return document
 

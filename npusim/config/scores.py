@@ -1,4 +1,4 @@
-"""Numbers of a problem for each query head: slopes of ALiBi, a bias, learned scores besides those of the keys."""
+"""Numbers of a problem for each query head: slopes of ALiBi, a bias, learned additional scores (sinks)."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def with_fields(
 ) -> type[Tiling]:
     """Return a class of tilings with further fields, (default, description) by name, and changed defaults.
 
-    The further fields are those of a kernel's source.
+    The further fields belong to a kernel's source.
     """
     made: dict[str, Any] = {
         n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))

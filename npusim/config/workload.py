@@ -136,11 +136,11 @@ class Workload(CallFields):
         """Return the problem of one device; every argument replaces a value of the workload.
 
         Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is no argument.  ``seq`` stands
-        for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths``
-        are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has as
-        many queries.  ``heads``, ``kv_heads`` and the head sizes are those of given tensors, which are one device's
-        share already: a given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step meet latents
-        themselves (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by
+        for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths``:
+        keys of sequences of different length, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has
+        as many queries.  ``heads``, ``kv_heads`` and the head sizes describe one device's share, as given tensors do: a
+        given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step are multiplied with latents
+        directly (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: the kind of layer, by
         default the one that sees most keys; ``ignore``: the fields of `OPTIONAL` that are left out.
 
         Raises `SpecError` if lengths contradict other arguments, heads cannot be shared among ``tensor_parallel``

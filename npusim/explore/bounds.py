@@ -1,7 +1,7 @@
 """Lower bounds of a program's time, from its own operations: without a simulation, and of one core group alone.
 
 Both are proofs for a search: a program whose bound is no better than the best time known need not be
-simulated.  Neither is a second model: costs, bodies and the order of a queue are those of the program.
+simulated.  Neither is a second model: both read costs, bodies and the order of a queue from the program.
 """
 
 from __future__ import annotations

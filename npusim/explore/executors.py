@@ -1,4 +1,5 @@
-"""Executors of a search's tasks: this process, or a pool of processes (those of a cluster: `npusim.explore.cluster`).
+"""Executors of a search's tasks: this process, or a pool of processes (processes of a cluster:
+`npusim.explore.cluster`).
 
 Each yields ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
 where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart), so that they share its

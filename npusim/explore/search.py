@@ -262,7 +262,7 @@ class Search:
         parts: Sequence[Sequence[int]],
         families: Mapping[int, PointFamily] | None = None,
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
-        """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
+        """Yield the results of jobs; a job that loses its worker is repeated point by point, without failing points."""
         jobs, lost = [self.job(part, families) for part in parts], []
         homes = [self._homes.get(part[0], ()) for part in parts]
         for number, results in workers.run(function, jobs, homes):
@@ -379,7 +379,7 @@ class Search:
         return dict(sorted(bounds.items()))
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
-        """Bound families; those that do not fit, or cannot win, get their verdict."""
+        """Bound families; decide the points that do not fit or cannot win."""
         self._tell(BOUNDS)
         fastest: dict[object, PointOutcome] = {}
         for o in sorted((o for o in self.outcomes.values() if o.status == "ok"), key=_speed):
@@ -454,7 +454,7 @@ class Search:
             self._take_bits(of_first[first][1], bits)
 
     def _take_bits(self, indices: Sequence[int], bits: Bits) -> None:
-        """Record the bits of points, and reject those whose error is too large."""
+        """Record the bits of points, and reject points whose error is too large."""
         self.bits |= dict.fromkeys(indices, bits)
         if why := self._rejected(bits):
             self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i in indices)

@@ -246,7 +246,7 @@ class SearchRequest:
         return replace(setting, notes=(*notes, *differing))
 
     def _ranked(self, *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the schedules to search, and notes on those that no real kernel runs on the device."""
+        """Return the schedules to search, and notes on the ones that no real kernel runs on the device."""
         ranked, notes, r = list(self.schedules), [], self.request
         for name, schedule in self.found.items():
             why = schedule.study(r.problem or r.attention(), self.device) if schedule.study else ""
@@ -448,9 +448,7 @@ def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -
 
 
 def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
-    """Return the axes that may vary: fields of the tiling, and those of the precision with its preset, as
-    ``precision``.
-    """
+    """Return the axes that may vary: fields of the tiling, and of the precision with its preset, as ``precision``."""
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
     parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]

@@ -255,7 +255,7 @@ def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
 
 
 def check_table(path: Path) -> None:
-    """Raise, before a search, the errors that :func:`export` would raise after it, and those of a file that is no
+    """Raise, before a search, the errors that :func:`export` would raise after it, and the errors of a file that is no
     table.
     """
     _check_kind(path)

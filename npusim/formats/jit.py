@@ -216,7 +216,7 @@ class CompiledKernel:
 
 @functools.cache
 def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and digest of a source file, and of those that it imports from its folder or this one.
+    """Return the name and digest of a source file, and of the files that it imports from its folder or this one.
 
     These are all files that a kernel's code can come from: an edit of a function that it calls must not leave stale
     code.

@@ -118,7 +118,7 @@ def matmul(
         A name in ``ARITHMETICS`` or a value of that type.
     a_scale, b_scale
         ``(..., M, K / scale_block)`` and ``(..., K / scale_block, N)`` in the unit's scale format (E8M0:
-        ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes those of the operand; None: 1.
+        ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes as the operand's; None: 1.
         A scale of NaN makes its products NaN.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.

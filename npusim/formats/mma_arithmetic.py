@@ -30,7 +30,7 @@ CMode = Literal["aligned", "late"]
 
 @dataclass(frozen=True)
 class MmaArithmetic:
-    """The arithmetic of D = A·B + C in one matrix instruction, and of chains of them along k.
+    """The arithmetic of D = A·B + C in one matrix instruction, and in chains of instructions along k.
 
     ``fused``: blocks of ``block`` products are added together with c in fixed point: every term is truncated
     (sign-magnitude) to ``fraction_bits`` below the largest exponent among the terms (of products: the sum of the
@@ -39,7 +39,7 @@ class MmaArithmetic:
     runs of ``group`` products that share their scales are added exactly and multiplied by the scales' significands,
     and these sums, not the products, are the terms: aligned by the exponents of their scales alone, truncated.
 
-    Where the unit takes scales, products are multiplied by those of their blocks inside the alignment, exactly: of
+    Where the unit takes scales, products are multiplied by the scales of their blocks inside the alignment, exactly: of
     ``fused`` and ``exact`` a scale adds to a product's exponent.
 
     Attributes

@@ -59,7 +59,7 @@ class AdditionTree:
         Exponent of a product: the sum of its operands' exponents as ``stored``, with subnormals ``normalised`` (a wider
         unit reads them), or the exponent of the ``product`` itself.
     rounding, kept
-        Rounding of a node's sum, and the fraction bits of its result; None: those of the accumulator's format.
+        Rounding of a node's sum, and the fraction bits of its result; None: all of the accumulator's format.
     late
         Rounding of a node without products, which aligns nothing.
     lowest

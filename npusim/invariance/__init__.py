@@ -1,4 +1,4 @@
-"""Which changes to how a call is run change its bits, which cannot, and what ruling them out costs."""
+"""Changes to a call that change its bits, changes that cannot, and the costs of excluding them."""
 
 from npusim.invariance.examination import ASPECTS, Finding, Invariance, Tried, examine, invariant
 

@@ -31,10 +31,10 @@ SHARED = ("kv_heads", "groups")
 
 @dataclass(frozen=True)
 class VariedCall:
-    """A varied call, and where its sequence lies in the batch.
+    """A varied call, and the position of its sequence in the batch.
 
-    ``is_last_query``: other queries are beside it, so that the last one's row is compared.  ``is_longer``: tokens
-    follow, whose steps are none of its rows'.
+    ``is_last_query``: the call has other queries too, so that the last one's row is compared.  ``is_longer``: tokens
+    follow, whose steps belong to other rows.
     """
 
     what: str
@@ -45,7 +45,7 @@ class VariedCall:
 
 
 def batches(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with other sequences beside one."""
+    """Return calls with other sequences in the batch."""
     if not problem.lengths:
         return _larger("batch", problem.batch)
     own = tuple(zip(problem.lengths, problem.queries, strict=True))
@@ -121,7 +121,7 @@ def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, l
 
 
 def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
-    """Yield shares of the heads: whole groups, or what a group shares where several ranks have it."""
+    """Yield shares of the heads: whole groups, or the part of a group where several ranks share it."""
     of_groups = next((name for name in SHARED if name in sizes), "heads")
     all_heads, all_groups = sizes["heads"], sizes[of_groups]
     for ranks in RANKS:
@@ -149,7 +149,7 @@ def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Var
 def with_bias_of_one_row(problem: Problem) -> Problem:
     """Return the problem whose drawn bias adds the same to all queries of a head.
 
-    Rows of a bias count from a call's first query: a query would meet another row where others are beside it.
+    Rows of a bias count from a call's first query: with other queries before it, a query would have another row.
     """
     if problem.bias is None:
         return problem

@@ -120,9 +120,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect of one aspect on the bits, and the fields that prevent the effect.
-    ``cost_us`` is what ``guarantee`` costs, at most among what was tried: negative where it is faster; None
-    where there is no time.
+    """Effect of one aspect on the bits, and the fields that prevent the effect. ``cost_us``: the largest cost of
+    ``guarantee`` among the tried calls, negative where it is faster; None without a time.
     """
 
     aspect: Aspect
@@ -367,7 +366,7 @@ class _Examination:
         return built
 
     def _choice(self, calls: list[VariedCall], chosen: Collection[str]) -> Finding:
-        """Return what choices of fields do to the bits of varied calls, and what naming those of this call costs."""
+        """Return the effect of chosen fields on the bits of varied calls, and the cost of naming this call's fields."""
         self._other = dict.fromkeys(chosen)
         finding = Finding("choice", tuple(self._counted(self._try(call, as_run=True)) for call in calls))
         if finding.verdict != "changes":
@@ -424,7 +423,7 @@ class _Examination:
         return self._keys[place]
 
     def _computed(self, program: TileProgram, place: Place, problem: Problem | KernelProblem) -> Computed:
-        """Return the bits of rows of the examined sequence from a place on; those of the call itself are kept."""
+        """Return the bits of rows of the examined sequence from a place on; the bits of the call itself are stored."""
         made = id(program), place
         if made not in self._made:
             if isinstance(problem, Problem):
@@ -463,7 +462,7 @@ class _Examination:
                 return self._fixed_splits(finding, calls)
 
     def _in_order(self, finding: Finding) -> Finding:
-        """Return what it costs that sums have one order, not that in which their parts come."""
+        """Return the cost of sums in one order, in place of the order in which their parts arrive."""
         for call in self._calls()["merge"]:
             built = self.variants.build(call.variant)
             if not _adds(built.program):
@@ -481,7 +480,7 @@ class _Examination:
         return {"splits": "auto", "split_keys": sum(run.count for run in runs) * runs[0].cols}
 
     def _fixed_splits(self, finding: Finding, calls: list[VariedCall]) -> Finding:
-        """Return what it costs that splits do not go by the number of blocks."""
+        """Return the cost of splits that do not depend on the number of blocks."""
         if not isinstance(self.base.tiling, SplitFields):
             return finding
         is_size = bool(self.lengths) or finding.aspect in ("chunk", "prefill")
@@ -519,7 +518,7 @@ class _Examination:
 
 
 def _adds(program: TileProgram) -> bool:
-    """Return whether the output is of sums that blocks add to as they come: its order is one of several."""
+    """Return whether the output has sums to which blocks add in order of arrival: one order of several."""
     tensors = (t.of for t in program.tensors.values() if t.of is not None and t.of.added)
     final = next(p for p in reversed(program.phases) if p.serves != "none")
     steps = (step for step in steps_of(final.body(final.blocks[0])) if isinstance(step, Step))
@@ -538,7 +537,7 @@ def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
 
 
 def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:
-    """Return the finding with what a call costs as it is, against the fastest of others."""
+    """Return the finding with the cost of a call as it is, compared with the fastest of others."""
     if latency is None:
         return finding
     best, what = min(times, default=(latency, ""))

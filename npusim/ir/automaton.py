@@ -47,7 +47,7 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors`` are those of the first visit, ``advance`` the number of slots by which the piece moves them.
+    ``cursors``: of the first visit, ``advance`` the number of slots by which the piece moves them.
     ``successors`` gives, for each node that may follow, the slots between, the least where the paths differ.
     ``regions`` are its contested regions, operation by operation.
     """

@@ -38,7 +38,7 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
 
     A program that passes computes the same values in every order that queues and flags allow, for any number of
-    iterations and any sequence of its shapes of block on a core group (``npusim/README.md``).
+    iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
     """
     try:
         # Wide and short; where that finds a fault it may be one of its own, and users want to know the bytes.

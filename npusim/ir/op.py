@@ -177,12 +177,12 @@ class VectorCode:
 
 @record
 class Pace:
-    """What an operation costs by the kernel that it is part of, not by its steps.
+    """Costs of an operation that depend on its kernel, not on its steps.
 
-    ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
-    many tiles that cores hand one another share the cost of one, or 0: it bears none; ``extra``: that kernel's
-    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.  ``code``: of a vector unit
-    with registers.  ``expands``: whether a row or a column becomes a whole tile first, by an instruction a row.
+    ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: the number of
+    tiles handed over between cores that share one cost, 0: no such cost; ``extra``: adds the kernel's own cost. The
+    blocks of ``phase`` decide how many core groups pay at once. ``code``: for a vector unit with registers.
+    ``expands``: whether a row or a column becomes a whole tile first, by an instruction a row.
     """
 
     joins: bool = False

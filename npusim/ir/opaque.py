@@ -378,9 +378,9 @@ def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = Fals
 
 
 def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
-    """Return the common part of ``values``, with ``made`` of a name and every integer in which they differ.
+    """Return the common part of ``values``, with ``made(name, integers)`` in place of differing integers.
 
-    Raises `TypeError` where they differ in anything else, or may: the ``==`` of a user's class is not called.
+    Raises `TypeError` where they differ, or may differ, in anything else: the ``==`` of a user's class is not called.
     """
     first, kinds = values[0], set(map(type, values))
     kind = kinds.pop()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from npusim.ir.content import exact, record
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
-from npusim.units import format_bytes
+from npusim.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -262,7 +262,7 @@ class Occupancy:
 
     def __str__(self) -> str:
         return (
-            f"{self.blocks} resident blocks of {self.warps} warps (limit: {self.limit}), "
+            f"{self.blocks} resident {plural(self.blocks, 'block')} of {self.warps} warps (limit: {self.limit}), "
             f"{self.thread_registers} registers a thread, {format_bytes(self.shared_bytes)} shared memory a block"
         )
 

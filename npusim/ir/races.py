@@ -368,7 +368,7 @@ class PlaceTable:
                     asked.discard(index)
 
     def _slots(self, op: Operation) -> Iterator[RingAccess]:
-        """Yield the slots that an operation accesses, then the flags that it waits for, then those that it sets."""
+        """Yield the slots that an operation accesses, then the flags that it awaits, then the flags that it sets."""
         yield from op.slots
         for is_set in (False, True):
             for index, *when in op.uses:

@@ -1,8 +1,8 @@
 """Regions of global memory: blocks of one phase may run at once, so no other block accesses a region that one writes.
 
-A region's coordinates are sums of block coordinates, loop indices and constants (``ir.opaque``), so
-its footprint over a loop is an interval in closed form, and those of all blocks of a shape are one
-expression, evaluated for all of them at once.  Overlaps are found by sorting.
+A region's coordinates are sums of block coordinates, loop indices and constants (``ir.opaque``), so the footprint over
+a loop is an interval in closed form; the footprints of all blocks of a shape are one expression, evaluated at once.
+Overlaps are found by sorting.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class ProgramContent:
 
     Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
     global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
-    constants and roles are not compared.  Operations are those of one block of each form and of the first iteration of
-    each loop; blocks that overlap are compared by themselves, and by the keys of the blocks that they meet.  The hash
-    needs no operation, so that bodies run only where two hashes are equal.
+    constants and roles are not compared.  The operations compared are of one block of each form and of the first
+    iteration of each loop; blocks that overlap are compared by themselves, and by the keys of the blocks that they
+    meet.  The hash needs no operation, so that bodies run only where two hashes are equal.
     """
 
     def __init__(self, program: TileProgram) -> None:

@@ -531,7 +531,7 @@ def _hull(runs: Sequence[Bytes]) -> Bytes:
 
 
 def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
-    """Return for each run of bytes those that are joined with it, touching or overlapping."""
+    """Return for each run of bytes the runs that are joined with it, touching or overlapping."""
     joined: dict[Bytes, Bytes] = {}
     group: list[Bytes] = []
     end = 0

@@ -25,9 +25,9 @@ REGISTER_BITS = 32
 class Fragment:
     """One operand of a matrix instruction, spread over the lanes of a warp.
 
-    A warp executes ``groups`` products in parallel: the four quad pairs of m8n8k4, one product
-    of m16n8k16.  Each group has its own ``rows x columns`` tile.  Rows and columns are those of
-    the matrix as PTX writes it: A is ``m x k``, B is ``k x n``, C and D are ``m x n``.
+    A warp executes ``groups`` products in parallel: the four quad pairs of m8n8k4, one product of m16n8k16.  Each group
+    has its own ``rows x columns`` tile.  Rows and columns are the matrix's as PTX writes it: A is ``m x k``, B is ``k x
+    n``, C and D are ``m x n``.
 
     """
 
@@ -143,10 +143,10 @@ _QUAD = 4
 class Arrangement:
     """``m`` groups down and ``n`` across, counted down the columns as wmma does (volta.md §1).
 
-    A is shared by the groups of one row, B by those of one column; ``m * n`` is the instruction's number of groups.
-    ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as in llama.cpp (volta.md
-    §1): quads of rows alternate between the groups, so that neighbouring lanes read neighbouring rows. Values do not
-    change, only the assignment of rows.
+    A is shared by the groups of one row, B by the groups of one column; ``m * n`` is the instruction's number of
+    groups. ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as in llama.cpp
+    (volta.md §1): quads of rows alternate between the groups, so that neighbouring lanes read neighbouring rows. Values
+    do not change, only the assignment of rows.
     """
 
     m: int

@@ -137,7 +137,7 @@ def fragment_addresses(
     """Return the byte address at which each lane reads its part of an operand.
 
     ``memory`` maps (row, column) of the operand to an element; for K as the B of Q·Kᵀ its row is d, its column the key.
-    An access wider than the lane's values reads those of neighbouring fragments too: one of 16 bytes serves two
+    An access wider than the lane's values also reads neighbouring fragments: an access of 16 bytes serves two
     fragments of m8n8k4, whose k (or n) then run in another order, equal in both operands (volta.md §4.1).
 
     Raises `LayoutError` where a lane's part is not contiguous in memory, or is no whole number of its vectors.

@@ -114,10 +114,10 @@ _Stretch = tuple[int, int, int, int, "WorkTile"]
 def _stretches(
     frame: Frame, share: int, rows: int | None, axes: tuple[str, ...], blocks: Sequence[WorkTile]
 ) -> list[_Stretch]:
-    """Return the stretches (`Frame.stretches`) that the loops of blocks visit, by head, of which ``share`` are one.
+    """Return the stretches (`Frame.stretches`) that the loops of blocks visit, by head; ``share`` heads count as one.
 
-    Each ``rows`` rows of a block read all of it; None: those of a block together.  ``axes``: of the grid, by whose
-    spans blocks read something else.
+    Every ``rows`` rows of a block read a stretch once; None: all rows of a block together. ``axes`` of the grid: blocks
+    with other spans along these read other data.
     """
     alike: dict[tuple[object, ...], tuple[int, int, WorkTile]] = {}
     for block in blocks:
@@ -149,7 +149,7 @@ def _place(block: WorkTile, rows: int) -> object:
 
 
 def neighbours(blocks: Sequence[WorkTile]) -> Iterator[tuple[WorkTile, int]]:
-    """Yield blocks, and rows from theirs on: those that follow one another in a head as one."""
+    """Yield blocks with their number of rows, blocks that follow one another in a head as one."""
     first: WorkTile | None = None
     rows = 0
     for block in blocks:

@@ -147,7 +147,7 @@ class Transfers:
         return tuple((link, n) for link, n in sizes if n and link in route.links)
 
     def _beyond(self, step: Step) -> int:
-        """Return the bytes of a move that come from or go beyond L2, by the share of its tensor that does."""
+        """Return the bytes of a transfer from or to memory beyond L2, by the share of its tensor that is there."""
         source, target = step.srcs[0], step.dst
         if isinstance(source, GlobalTile):
             name, held = source.tensor.name, self.residency

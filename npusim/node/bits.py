@@ -1,7 +1,7 @@
 """Bits of a node program: its kernels executed rank by rank, its collectives in the order of their transfers.
 
 Both come from the program that is timed: a kernel's children are the tile programs that are timed, a collective's order
-and chunks are those of its plan.
+and chunks are its plan's.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LayerBits:
     """Bits of a layer, the same sums in other orders, and the error of the additions alone.
 
     ``numerics.output`` is (batch, 1, seq_q, hidden).  ``orders`` are the results of other collectives and tilings for
-    the same partial sums; ``sum_rmse`` is against the float64 sum of those.
+    the same partial sums; ``sum_rmse`` is against the float64 sum of the partial sums.
     """
 
     numerics: NumericResult

@@ -1,9 +1,10 @@
 """Collectives as programs: rounds of transfers between ranks, whole or cut into chunks.
 
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
-rank's own (``adds``) or replaces it.  Who adds what in which order is all that decides the bits (``node.reduction``);
-who sends how much over which link decides the time (``node.simulate``): both read this one program.  A driver moves the
-bytes in the mode that its library expects to be the fastest, or else in the one that is by the alpha-beta form.
+rank's own (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits
+(``node.reduction``); the bytes on each link decide the time (``node.simulate``): both read this one program. A driver
+transfers the bytes in the mode that its library estimates to be the fastest; without such estimates, in the fastest
+mode by the alpha-beta form.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).

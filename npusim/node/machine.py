@@ -1,4 +1,4 @@
-"""The moving parts of a node in SimPy: a device's cores, a collective among all of them, the host beside them.
+"""The resources of a node in SimPy: a device's cores, a collective among all devices, and the host.
 
 Times are integer femtoseconds, since devices and links have no common clock.  Bytes on links and
 work of kernels are integrated by the same code, ``timing.link``.
@@ -126,10 +126,10 @@ class Device:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
     def claim(self, plan: PlannedCollective) -> Steps:
-        """Claim the resources of a collective; cores one by one, as blocks leave them.
+        """Claim the resources of a collective; cores one by one, as blocks on them end.
 
         Model: blocks are dispatched kernel by kernel, in order of launch, and one that drives a collective needs a core
-        to itself.  The next kernel and a collective that waits for an event come within 4 us, in an order that differs
+        to itself.  The next kernel and a collective that waits for an event start within 4 us, in an order that differs
         from device to device (two H100, one of them traced, 4 to 32 ki tokens in 2 to 8 blocks: the collective is first
         in 14 of 22 at the default priority of its stream, in 4 of 22 at the high one; else it begins with the last
         blocks of the next kernel).  A collective that is first on one device alone occupies its cores until the others

@@ -131,7 +131,7 @@ def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, 
 
 
 def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
-    """Return those of more ranks, quantised weights, offloading and shorter prompts that would make a model fit."""
+    """Return the options that would make a model fit: more ranks, quantised weights, offloading, shorter prompts."""
     ways: list[str] = []
 
     def holds(other: ModelProblem, bits: float = 16) -> bool:

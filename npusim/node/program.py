@@ -266,7 +266,7 @@ def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_b
 def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:
     """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are one device's.
 
-    ``queues`` are listed first, before those that only tasks name.
+    ``queues`` are listed first, before queues that only tasks name.
     """
     named = tuple(dict.fromkeys((*queues, *(t.op.queue for t in tasks))))
     allocator, slots = _handed_on(tasks)

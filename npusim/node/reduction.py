@@ -39,7 +39,7 @@ def execute(
     edges: Sequence[Sequence[int]] | None = None,
     watch: Watch | None = None,
 ) -> list[Array]:
-    """Return every rank's array after the collective, from those before it: equal shapes, format ``fmt``.
+    """Return every rank's array after the collective, from the arrays before it: equal shapes, format ``fmt``.
 
     ``edges`` are, for each chunk of the message, the first element of each shard and the end
     (`PlannedCollective.shard_edges`); by default the message is one chunk.  Where the arrays are a part of a message,

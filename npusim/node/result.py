@@ -14,7 +14,7 @@ OVERHEAD = "framework overhead"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTiming(TimingResult, OverlapRecord):
-    """Predicted time of a node program; ``queues[rank]`` are those of one device.
+    """Predicted time of a node program; ``queues[rank]``: of one device.
 
     ``overlap_s`` is the time in which kernels and collectives overlap; ``running_s`` are the times of kernels and of
     collectives as they ran.  ``alone_s`` is the time of the kernels, in the same parts, on a device without other work,
@@ -38,9 +38,10 @@ def overlap_efficiency(overlap_s: float, running_s: tuple[float, float]) -> floa
 
 
 def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> NodeTiming:
-    """Return the time of programs one after the other, each so many times, and of a framework between them.
+    """Return the time of programs one after the other, each repeated its number of times, and of a framework between
+    them.
 
-    Equal layers take equal times: each is simulated once.  Spans are those of the first.
+    Equal layers take equal times: each is simulated once.  Spans belong to the first.
     """
     first, clock = parts[0][0], parts[0][0].clock_hz
 

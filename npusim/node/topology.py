@@ -132,7 +132,7 @@ class Topology:
         return None
 
     def _neighbours(self, device: int, used: Collection[int]) -> Iterator[int]:
-        """Yield the devices next to one: over fast links first, then those with fewest further neighbours."""
+        """Yield the devices next to one: over fast links first, then devices with the fewest further neighbours."""
 
         def rank(v: Vertex) -> tuple[float, int, int]:
             onward = sum(n not in used for n in self.graph.successors(v))

@@ -127,11 +127,11 @@ class Probe:
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass that they represent.
 
-    ``zeroed`` and ``visible`` count visible (query, key) pairs, ``zeroed_others`` and ``visible_others`` those whose
-    key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of the row sum
-    that zeroed pairs represent, ``clipped_mass`` the part that saturation cut; ``saturated`` counts values that a
-    saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 without a loss, has no mass and
-    is left out of ``rows``.
+    ``zeroed`` and ``visible`` count visible (query, key) pairs, ``zeroed_others`` and ``visible_others`` pairs with a
+    key after the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of the row sum that
+    zeroed pairs represent, ``clipped_mass`` the part that saturation cut; ``saturated`` counts values that a saturating
+    cast cut to the largest finite one.  A row whose sum is not finite, or 0 without a loss, has no mass and is left out
+    of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:

@@ -119,13 +119,12 @@ def evaluate(
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
-    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of
-    the last Q block; of the last blocks where that has fewer than `LEAST_ROWS`.
-    ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
-    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
-    all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it; of what is
-    no attention ``exact_rows_of(batch, head, row, rows)`` does.
-    ``variants`` are programs that compute `compared_rows` too; ``observers`` are called after every step.
+    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of the
+    last Q block; of the last blocks where that block has fewer than `LEAST_ROWS`. ``heads``: ``"all"``, indices, or
+    ``"sample"``: all heads, fewer only where K would be large. ``diagnose`` adds ranges, resonance, underflow and
+    saturation; ``progress`` receives the share of all blocks that is done.  ``reference`` computes the float64 result
+    for errors; ``exact`` stores it; ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than
+    attention. ``variants`` are programs that compute `compared_rows` too; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)

@@ -197,7 +197,7 @@ class Execution:
 class Alternative(NamedTuple):
     """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
 
-    Its lanes run with those of the other program; their events are not counted and no observer sees them.
+    Its lanes run with the other program's; their events are not counted and no observer sees them.
     """
 
     program: TileProgram
@@ -443,8 +443,7 @@ POISON = 0xFF
 class BufferStore:
     """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    ``kept`` are memories, by name, of lanes that are done: allocating new ones from the system is slower than filling
-    them.
+    ``kept``: memories of finished lanes, by name, for reuse: to fill one is faster than to allocate one.
     """
 
     def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
@@ -499,7 +498,7 @@ class TensorStore:
         return matrix
 
     def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
-        """Return the sum of what writers have added to a head's matrix of another tensor so far."""
+        """Return the sum that writers have added so far to a head's matrix of another tensor."""
         first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
         return reduce(add, rest, first)
 

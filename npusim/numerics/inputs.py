@@ -235,9 +235,9 @@ def kernel_source(
 ) -> HeadSource:
     """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
 
-    A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
-    launch. ``follows``: functions of the others in float64, by batch and head, for inputs that are computed where they
-    are not given.  Raises :class:`TensorError` for other tensors, and where one is missing.
+    A given tensor has the number of elements and the format of the launch; its shape is assumed to be the launch's.
+    ``follows``: functions of the others in float64, by batch and head, for inputs that are computed where they are not
+    given.  Raises :class:`TensorError` for other tensors, and where one is missing.
     """
     by_name = {t.name: t for t in inputs}
 

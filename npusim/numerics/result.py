@@ -71,7 +71,7 @@ class Diagnosis:
 
     Ranges are those of K, of Q K^T in float64, unscaled, over visible pairs, of K' as stored, and of scores: the
     results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles, without infinite values.
-    Resonance (`npusim.numerics.diagnosis`) is that of the block whose wave changes the scores most.
+    Resonance (`npusim.numerics.diagnosis`) belongs to the block whose wave changes the scores most.
     """
 
     nan_row_percent: float  #: output rows with a NaN, as the PASA paper counts them

@@ -85,9 +85,10 @@ def products_in(tree: Tree) -> dict[str, Change]:
 
 
 def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
-    """Yield the variants of a tree that a search tries: each rounding of ``modes``, with those of sums of sums if any.
+    """Yield the variants of a tree that a search tries: each rounding of ``modes``, and roundings of sums of sums if
+    any.
 
-    ``more``: each by itself instead, with the ways in which products enter such sums, and the flushed subnormals.
+    ``more``: instead each alone, with the ways in which products enter such sums, and the flushed subnormals.
     """
     has_sums = trees.has_sums(trees.bare(tree))
     if not more:
@@ -191,7 +192,7 @@ class _Unit:
         self.answers[question] = Answer(question, words, explained, asked, still)
 
     def choose(self, question: str, where: Array, options: Mapping[str, Change]) -> None:
-        """Choose the option that explains most of the outputs; name those that explain as many."""
+        """Choose the option that explains most of the outputs; name the options that explain as many."""
         if not len(where):
             self.answer(question, "not asked", 0, 0)
             return

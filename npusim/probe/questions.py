@@ -125,7 +125,7 @@ def holds(x: float, fmt: FloatFormat) -> bool:
 
 @dataclass
 class _Builder:
-    """Collects the probes of a case; those whose operands a format cannot represent are left out."""
+    """Collects the probes of a case, without probes whose operands a format cannot represent."""
 
     case: ProbeCase
     rows: list[tuple[str, tuple[int, ...], Terms, float]] = field(default_factory=list)

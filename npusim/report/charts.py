@@ -1,6 +1,6 @@
-"""Charts as Vega-Lite specifications, made with Altair: for pages and, drawn once, for studies.
+"""Charts as Vega-Lite specifications, written with Altair: for pages and, drawn once, for studies.
 
-A specification holds its data and encodings, but no colours: those come from the theme
+A specification holds its data and encodings, but no colours: the theme has them
 (`npusim.report.page.theme`), by the scale's kind or by a style's name (``wait``, ``cross``, ``quiet``, ``label``).
 """
 
@@ -115,7 +115,7 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
 
 
 def rows_of_name(names: Iterable[str]) -> int:
-    """Return the number of lines that the longest of some names needs beside its row."""
+    """Return the number of lines that the longest of some names needs next to its row."""
     return max((len(textwrap.wrap(name, NAME_LETTERS)) for name in names), default=1)
 
 
@@ -238,7 +238,7 @@ def changes(rows: Sequence[Row]) -> Spec:
 
 
 def front(points: Sequence[Row], title: str = "") -> Spec:
-    """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined.
+    """Return latency against error: rows ``name``, ``latency_us``, ``error``; points with ``is_front`` are joined.
 
     Names are placed where they cover neither one another nor a point, at any width; names without room are in the
     tooltip.
@@ -368,7 +368,7 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
 
 
 def grid_of_errors(rows: Sequence[Row]) -> Spec:
-    """Return errors by head and rows; crosses mark overflow. Rows are those of ``figures.json``."""
+    """Return errors by head and rows; crosses mark overflow. Rows: from ``figures.json``."""
     alt = altair()
     shown = [{**r, "end": r["last_row"] + 1} for r in rows]
     names = names_of(shown, "head")
@@ -409,7 +409,8 @@ def grid_of_errors(rows: Sequence[Row]) -> Spec:
 def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     """Return values over two axes.
 
-    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither (a cross).
+    Rows: ``x``, ``y`` (text, in order), ``what`` (the status), and a ``value``, or the ``bound`` below it, or neither
+    (a cross).
     """
     alt = altair()
     columns, lines = names_of(cells, "x"), names_of(cells, "y")

@@ -96,7 +96,7 @@ class ComparedFigure:
 class Comparison:
     """Runs compared with the first of them.
 
-    ``differences`` are inputs by dotted key with each run's value, ``problems`` those that change the problem;
+    ``differences`` are inputs by dotted key with each run's value, ``problems`` the inputs that change the problem;
     ``latency`` is each run's time in parts (None where one has no time), ``moved`` the changes of all units in the core
     group that ends last.
     """
@@ -424,7 +424,7 @@ def _moved_grid(c: Comparison) -> Grid | None:
         Column("times", lambda m: " -> ".join(dict.fromkeys(map(whole, m.times))), align=">"),
     ).grid(shared[:SHOWN])
     if left := len(c.moved) - len(grid.rows):
-        rest = (Cell(f"and {left} more: --json", "dim"), *cells(*("" for _ in grid.header[1:])))
+        rest = (Cell(f"{left} more", "dim"), Cell("in --json", "dim"), *cells(*("" for _ in grid.header[2:])))
         return replace(grid, rows=(*grid.rows, rest))
     return grid
 

@@ -80,7 +80,7 @@ VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
 
 
 def _tried_words(f: Finding) -> str:
-    """Return the tried calls, with those that differ only in a number as one: ``page=16, 64, 256``."""
+    """Return the tried calls; calls that differ only in a number are one: ``page=16, 64, 256``."""
     alike: dict[str, list[str]] = {}
     for t in f.tried:
         if not t.reason:
@@ -102,7 +102,7 @@ ASPECTS = Columns(
 
 
 def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
-    """Return the table that ``npusim invariant`` prints, and under it what each difference is."""
+    """Return the table that ``npusim invariant`` prints, followed by a description of each difference."""
     base, findings = invariance.base, invariance.findings
     time = "" if base.timing is None else f", {base.latency_us:,.2f} us"
     heads = "head 0" if invariance.heads == 1 else f"heads 0 to {invariance.heads - 1}"
@@ -119,9 +119,9 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
 
 
 def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
-    """Yield to which aspects bits are not invariant, what makes them so and at what cost; then all else, a line each.
+    """Yield the aspects that change bits, with the fields that prevent it and their cost; then all others, a line each.
 
-    Fields of the kernel itself (`OWN`) come last: naming them is all that holds their bits.
+    Fields of the kernel itself (`OWN`) come last: only naming them fixes the bits.
     """
     names: dict[str, list[str]] = {
         verdict: [f.aspect for f in findings if f.verdict == verdict] for verdict in VERDICTS
@@ -130,7 +130,8 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     for cure, cured in _by_cure(calls):
         words = f"-t {','.join(cure.split())} makes it so" if cure else "no tested field makes it so"
         about = "name the fields that this call chose" if cured == [f for f in calls if f.aspect == "choice"] else ""
-        yield Cell(f"not {_or([f.aspect for f in cured])}-invariant; {about or words}{_price(cured)}", "warn")
+        aspects = _or([*(f"{f.aspect}-" for f in cured[:-1]), f"{cured[-1].aspect}-invariant"])
+        yield Cell(f"not {aspects}; {about or words}{_price(cured)}", "warn")
     if names["cannot"]:
         yield Cell(f"invariant, by structure: {', '.join(names['cannot'])}", "good")
     if names["same class"]:

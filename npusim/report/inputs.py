@@ -78,7 +78,7 @@ def asked_text(record: RunRecord) -> str:
 
 
 def tiling_text(tiling: dict[str, object]) -> str:
-    """Return tiling fields in their typed form, without those left to the schedule."""
+    """Return tiling fields in their typed form, without fields left to the schedule."""
     return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
 
 

@@ -131,12 +131,12 @@ def save_run(
     The trace shows ``window``, from and to in us; all of the timeline without one.  ``report`` adds
     ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
-    A run without a time has neither pipes nor trace, one without spans no trace.  The same run in ``folder``, made
-    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
+    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier result of the same run in
+    ``folder`` is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
     numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed rows.
 
     Raises `OutputError` if the folder cannot be written, or contains another run, or files that are not a run's;
-    nothing is changed then.  An interrupted write leaves no result, or that of the earlier same run.
+    nothing is changed then.  An interrupted write leaves no result, or the earlier one of the same run.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)
@@ -188,7 +188,7 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def _clear(folder: Path, kept: Collection[str]) -> None:
-    """Remove a run's files but those ``kept``, and remains of a process that was killed."""
+    """Remove a run's files except ``kept``, and remains of a killed process."""
     try:
         for file in folder.iterdir() if folder.is_dir() else ():
             is_left = _is_unfinished(file) and time.time() - file.stat().st_mtime > _LEFT_S

@@ -1,6 +1,6 @@
 """Pages on a run, on several and their differences, or on a search: one HTML file without network or server.
 
-Charts are Vega-Lite specifications drawn in the browser by the library that comes with vl-convert, in the
+Charts are Vega-Lite specifications drawn in the browser by the library that vl-convert includes, in the
 colours of the reader's theme; each has a table of its numbers.  Text from files (names, notes) is escaped by
 jinja2, and the page's policy allows no scripts but its two.
 """

@@ -196,9 +196,7 @@ def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
 
 
 def alike_cores(phase: ListedPhase) -> dict[str, str]:
-    """Return cores (``aiv1``) whose operations equal those of another of their kind (``aiv0``), but for their
-    regions.
-    """
+    """Return cores (``aiv1``) whose operations equal another one's (``aiv0``), except for their regions."""
     does: dict[str, list[object]] = {}
     for op in operations_of(phase.items):
         core, _, rest = op.queue.rpartition(".")

@@ -1,4 +1,4 @@
-"""``result.json``: the record of a run, all that tables, comparisons and advice need.
+"""``result.json``: the record of a run, with all data of tables, comparisons and advice.
 
 A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); code that prints or compares uses
 records, so that old and new runs are treated alike.

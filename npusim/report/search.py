@@ -280,7 +280,7 @@ def _number(text: Any) -> Any:
 
 
 def about_of(file: Path) -> dict[str, Any]:
-    """Return the subject in a search's store, for a table that of the store beside it; empty where there is none."""
+    """Return the subject in a search's store (of a table, the store next to it); empty without a store."""
     store = file.with_suffix(STORE)
     try:
         return read_store(store)[0] if store.is_file() else {}

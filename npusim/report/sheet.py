@@ -1,7 +1,7 @@
 """Runs in the form that `compare` needs: their inputs, and the time account of every unit, to the cycle.
 
 A `Sheet` comes from a result, a run's folder, or the ``PipeUtilization.csv`` of a vendor's
-profiler on the hardware, which has no more than the busy time of each pipe.
+profiler on the hardware, which has only the busy time of each pipe.
 
 A difference of latency is split in parts that add up to it, by construction.  The core group that ends last determines
 the cores' time, and each unit of it spends all of that time on something: its operations, delays by others on shared
@@ -110,7 +110,7 @@ class Sheet:
 def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.
 
-    Labels are those of the folders, and differ: two folders of one name add their parents' names.  A profiler's file
+    Labels are the folders' names, and differ: two folders of one name add their parents' names.  A profiler's file
     has the time of cores without launch; with such a file all runs are compared by this time. Raises `SpecError` like
     `load_result`, and for a CSV file without the needed columns.
     """

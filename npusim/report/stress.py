@@ -52,7 +52,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     is_twice = stress.limit == FACTOR * stress.calm.badness
     of = "twice that of calm inputs" if is_twice else f"{STEPS:g} steps of the coarsest format"
     yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, {of}")
-    cut = "" if stress.is_whole else "; the budget ended before the search did"
+    cut = "" if stress.is_whole else "; the budget ended the search"
     yield "tried", cells(f"{len(stress.outcomes)} inputs{cut}")
     if not is_held:
         none = "no single step: the algorithm computes another function, or roundings accumulate"

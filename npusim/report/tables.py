@@ -25,7 +25,7 @@ VERDICT = "verdict"
 #: A relative error from which an output has little in common with its reference: an output of zeros has 1.
 UNLIKE = 0.7
 #: What the short table leaves out.
-_MORE = "--full (details() in Python): the time as others measure it, links, other arithmetics, evidence"
+_MORE = "--full (details() in Python): the time by kind of measurement, links, other arithmetics, evidence"
 
 
 def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
@@ -93,7 +93,7 @@ def _inputs(record: RunRecord, *, is_full: bool) -> Iterator[Fact]:
 
 
 def _notes(record: RunRecord) -> Iterator[Fact]:
-    """Yield the run's notes, without those that the line on arithmetic covers."""
+    """Yield the run's notes, without notes that the line on arithmetic covers."""
     stated = () if record.numerics is None else (*record.numerics.arithmetic, "order of row sums")
     notes = [note for note in record.notes if not any(name in note for name in stated)]
     if notes:

@@ -117,7 +117,7 @@ def document(kind: str, *, version: int = 1, **content: object) -> dict[str, obj
 
 
 def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
-    """Return JSON text that ends in a newline; infinity, the relative error of what should be 0, is null.
+    """Return JSON text that ends in a newline; infinity, the relative error of a result that should be 0, is null.
 
     Raises `ValueError` for NaN.
     """

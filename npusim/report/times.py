@@ -80,7 +80,7 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 
 
 def limit_words(record: RunRecord, timing: TimingRecord) -> str:
-    """Return what limits a run: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part.
+    """Return a run's limit: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part.
 
     Where the launch is most of a call, it is the limit: ``launch-bound (67 % of the call), cores VECTOR-bound``.
     """
@@ -120,7 +120,7 @@ def sure_words(timing: TimingRecord) -> str:
         return f"{time} (not measured like this; errors of {known.nearest_text})"
     most = max(known.others.values(), default=0.0) * 100
     others = f"; nine in ten times of this device's other kernels were within {most:.0f} %" if known.others else ""
-    return f"{time} (never measured{others})"
+    return f"{time} ({'not measured with these numbers' if known.is_changed else 'never measured'}{others})"
 
 
 def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:
@@ -242,8 +242,8 @@ def pipes_grid(timing: TimingRecord) -> Grid:
 def _pipes_title(timing: TimingRecord) -> str:
     ends = timing.group_ends
     if timing.overlap is not None:
-        return f"device (last of {len(ends)} to end)"
-    return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
+        return "device" if len(ends) < 2 else f"device (slowest of {len(ends)})"
+    return "core" if len(ends) < 2 else f"core (slowest of {len(ends)})"
 
 
 def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, str, QueueUse]]:

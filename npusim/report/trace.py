@@ -53,7 +53,7 @@ def _metadata(name: str, where: dict[str, int], arguments: dict[str, object]) ->
 def _slice_events(
     timeline: Timeline, piece: Slice, where: Mapping[str, int], leaving: Sequence[int], reaching: Sequence[int]
 ) -> Iterator[dict[str, object]]:
-    """Yield begin, instants and end of a slice, and the ends of flows: the numbers of those that leave and reach it."""
+    """Yield begin, instants and end of a slice, and ends of flows; the numbers are of flows that leave and reach it."""
     ends = (timeline.ns(cycle) / _NANOSECONDS_PER_MICROSECOND for cycle in (piece.start, piece.end))
     first, last = ({"ts": us, **where} for us in ends)
     block = {"block": piece.block} if piece.block else {}

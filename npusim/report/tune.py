@@ -64,7 +64,7 @@ _TABLE = Columns(
 
 
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
-    """Yield the best ``top`` configurations, the best of each class of bits, and those without a time, by reason."""
+    """Yield the best ``top`` configurations, the best of each class of bits, and the ones without a time, by reason."""
     order, listed = tuning.order, tuning.configurations
     without = [p.reason for p in tuning.predictions if p.us is None]
     shape = f" {tuning.shape}" if tuning.shape else ""

@@ -205,12 +205,14 @@ def _build(
                 "leave it out"
             )
         planned = [*dequantised_inputs(problem, [p[0] if isinstance(p, tuple) else p for p in planned]), *planned]
-    tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
+    tiled_phases, tile_notes = list[tuple[Phase, Any]](), list[tuple[str, str]]()
     for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
         fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
         tiled_phases.append((phase, fields))
-        all_notes += [note] if note else []
+        tile_notes += [(phase.name, note)] if note else []
+    is_labelled = len({note for _, note in tile_notes}) > 1
+    all_notes = [*notes, *(f"{name}: {note}" if is_labelled else note for name, note in tile_notes)]
     all_notes += [n for phase, _ in tiled_phases for n in phase.notes]
     counted = [phase.flops for phase, _ in tiled_phases if phase.flops is not None]
     flops = sum(counted) if counted else problem.flops()
@@ -256,8 +258,8 @@ def attention(
 ) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
 
-    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and those of the following that are
-    among its parameters.
+    The kernel receives ``p``, the precision, ``scale``, the factor of scores, and each of the following that is among
+    its parameters.
 
     score
         ``score(s)`` transforms scaled scores before the mask: a soft-cap; it may have ``operands`` as parameters.
@@ -270,7 +272,7 @@ def attention(
     given
         ``given(problem, tiling, p)`` returns further arguments of the kernel, by name.
     fields
-        The schedule's own tiling fields, in addition to the machine's.  They belong to the model: no run chooses them
+        The schedule's own tiling fields, in addition to the machine's.  They belong to the model: no run chooses them,
         and a search varies them only by name; ``Field(..., json_schema_extra=part_of("tile"))`` declares a tile field.
     by_rule
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.

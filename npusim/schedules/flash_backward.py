@@ -1,6 +1,6 @@
 """FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
 
-Sizes are those of ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
+Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
 ``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are
 inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are against the gradient of
 softmax in float64.

@@ -1,9 +1,9 @@
-"""The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, kernels as flash-linear-attention has them.
+"""The gated delta rule (Yang et al. 2025) in its WY form, chunk by chunk, with the kernels of flash-linear-attention.
 
 S_t = a_t S_(t-1) + beta_t k_t^T (v_t - k_t a_t S_(t-1)) and o_t = q_t S_t.  K with rows of length 1, sums of log
 decays, A and (I + A)^-1 (one kernel on GPUs, two on Ascend, as PTO has them), W and U, the states before the chunks,
-results.  Sizes are those of ``--problem``, missing ones
-`SIZES`; ``unit=0`` leaves K as it is.  Errors are against the recurrence, token after token in float64.
+results.  Sizes: ``--problem``, missing ones `SIZES`; ``unit=0`` leaves K unchanged.  Errors are against the recurrence,
+token after token in float64.
 """
 
 from __future__ import annotations

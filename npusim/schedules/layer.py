@@ -107,7 +107,7 @@ class Period:
 def periods(
     problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums
 ) -> tuple[Period, ...]:
-    """Return the programs of a model: layers with K and V on the host, those without, the vocabulary's product.
+    """Return the programs of a model: layers with K and V on the host, layers without, the vocabulary's product.
 
     Raises `TilingError` for layer counts that do not add up, a host that the node's file lacks, more ranks than
     devices; `SpecError` if the model does not fit into memory.
@@ -360,9 +360,9 @@ def _offload(
 
 
 def _left_alone(device: NodeDevice) -> frozenset[str]:
-    """Return the fields that a search leaves: requested ones, those that follow from memory, and a missing host's.
+    """Return the fields that a search leaves: requested fields, fields that follow from memory, and a missing host's.
 
-    The number of layers on the host is that of the layers that do not fit, so that more or fewer are slower or refused.
+    Exactly the layers that do not fit are on the host: more are slower, fewer are refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}

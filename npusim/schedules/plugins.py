@@ -81,7 +81,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
-    """Return a schedule whose errors name file and line, including those of its own builder."""
+    """Return a schedule whose errors, its own builder's too, name file and line."""
     origin = schedule.origin or outside.origin_of(schedule.build) or f"{module.__file__}:1"
     return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
 

@@ -150,12 +150,12 @@ class Schedule:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         if not issubclass(self.problem, Problem):
             return "the kernel itself in float64"
-        seen = " of the keys that are seen" if self.sees else ""
-        hooked = " (scores without its hook: the error includes it; a reference= can have it)" if self.is_hooked else ""
+        seen = " of the visible keys" if self.sees else ""
+        hooked = " (without the hook of scores, which reference= can include)" if self.is_hooked else ""
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
-        """Return the problem with the usual sizes of those that it leaves out."""
+        """Return the problem with the usual sizes in place of missing ones."""
         if not self.sizes or not isinstance(problem, KernelProblem):
             return problem
         return KernelProblem(**{n: int(size) for n, size in self.sizes.items()} | problem.model_dump())

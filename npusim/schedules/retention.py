@@ -1,6 +1,6 @@
 """Retention (Sun et al. 2023) and gated linear attention (Yang et al. 2024), chunk by chunk (`algorithms.recurrence`).
 
-Sizes are those of ``--problem batch=..,heads=..,tokens=..,key=..,value=..``; missing ones are `SIZES`.  Errors are
+Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..``; missing ones are `SIZES`.  Errors are
 against the recurrence, token after token in float64.
 """
 

@@ -1,9 +1,9 @@
 """Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), with the steps of their listing 1 as kernels.
 
-S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are numbers by head, B and C are those of a
-group of heads.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks, results.  In
-names of tensors C is q, B is k and x is v.  Sizes are those of ``--problem``, missing ones `SIZES`.  Errors are against
-the recurrence, token after token in float64.
+S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are numbers by head, a group of heads has
+one B and C.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks, results.  In names
+of tensors C is q, B is k and x is v. Sizes: ``--problem``, missing ones `SIZES`.  Errors are against the recurrence,
+token after token in float64.
 """
 
 from __future__ import annotations

@@ -444,8 +444,7 @@ def reference_rows(
 ) -> np.ndarray[Any, Any]:
     """Return the reference result of the last launch, (batch, heads, rows, columns) in float64.
 
-    The reference is called with those of the kernels' arguments that it names, tensors in float64 and in the launches'
-    shapes.
+    The reference is called with the kernels' arguments that it names: tensors in float64, in the launches' shapes.
     """
     names, given, launch = names_of(problem), dict[str, Any](), launches[-1]
     for each in launches:

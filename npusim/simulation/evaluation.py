@@ -47,7 +47,7 @@ def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
 
 
 def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
-    """Return the inputs: the given ones, or those of the recipe."""
+    """Return the inputs: the given ones, or the recipe's."""
     if isinstance(problem, KernelOutput):
         seed = cast("KernelProblem", plan.problem).seed
         follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items()}

@@ -54,7 +54,8 @@ DTYPES = get_args(Dtype)
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
-    """Return the given tensors, or those that the workload's recipe changes, their scales, and fields of `Problem`.
+    """Return the given tensors, or the tensors that the workload's recipe changes, their scales, and fields of
+    `Problem`.
 
     The fields are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the
     kind of a ``bias``, whose values are returned with the tensors.
@@ -268,9 +269,9 @@ def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: st
 def load_projection(
     source: str | Path | Mapping[str, NDArray[Any]] | None, prefix: str, beside: Mapping[str, NDArray[Any]] | None
 ) -> NDArray[Any] | None:
-    """Return the output projection ``w_o``, (heads x head size, hidden), in the format of Q, K, V (``beside``).
+    """Return the output projection ``w_o``, (heads x head size, hidden), in the format ``beside`` of Q, K, V.
 
-    A layer's output is ``O w_o``, the heads side by side in the columns of O.  None where there is
+    A layer's output is ``O w_o``, with the heads in order in the columns of O.  None where there is
     none.  Raises `TensorError` for another shape, a NaN or Inf, or a value beyond the range of the format.
     """
     if source is None or beside is None:

@@ -1,4 +1,4 @@
-"""Runs a plan on a node: kernels have their work from ``timing`` or the node's table, bits are those of all ranks."""
+"""Runs a plan on a node: kernels have their work from ``timing`` or the node's table; bits are of all ranks."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
-    """Return the heads and the projection of a whole layer: the given ones, or those drawn by its recipe."""
+    """Return the heads and the projection of a whole layer: given, or drawn by its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
     if plan.tensors is not None:
         kv_heads = plan.tensors["k"].shape[1]
@@ -358,7 +358,7 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
 
 
 def _weights(what: ModelProblem) -> str:
-    """Return the parameters of a model: the stated number, that of its shapes, and those that a token uses."""
+    """Return the parameters of a model: the stated number, the number by its shapes, and the number of one token."""
     weights = what.weights()
     total, active = weights.total - what.copied, weights.active - what.copied
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]

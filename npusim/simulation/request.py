@@ -160,7 +160,7 @@ class Request:
     batch: Count | None = _what("--batch N", "Sequences.", needs="workload")
     lengths: Sequence[int] | None = _what(
         "--lengths TOKENS,...",
-        "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
+        "Keys of each sequence, where they differ: 3000,100,8k; one query each in split_kv, else all.",
         needs="workload attention device",
     )
     query_lengths: Sequence[int] | None = _what(
@@ -270,7 +270,7 @@ class Request:
     )
     arithmetic: str | None = _how(
         "--arithmetic NAME",
-        "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
+        "Arithmetic of matrix units: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
         needs="device",
     )
     l2: L2State | None = _where(
@@ -283,7 +283,7 @@ class Request:
     )
     method: str = _how(
         "--method NAME",
-        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
+        "Method of simulation: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
         "auto",
         needs="time",
     )
@@ -294,7 +294,7 @@ class Request:
     )
     tensor_prefix: str = _bits(
         "--tensor-prefix TEXT",
-        "Of the tensors' keys: <prefix>.q; needed where a file holds several.",
+        "Prefix of the tensors' keys: <prefix>.q; needed where a file has several.",
         "",
         shown=False,
         needs="attention tensors",
@@ -345,7 +345,7 @@ class Request:
     timeline: tuple[float, float] | None = _output(
         "--timeline FROM:TO",
         "Part of the timeline to write, in us: 0:50.",
-        shown="all, of a long run its beginning",
+        shown="all; of a long run, the beginning",
         needs="time",
     )
     limit_s: float | None = None
@@ -592,7 +592,7 @@ class BitsOptions(TensorOptions, SeedOptions, total=False):
 
 
 class RunOptions(BitsOptions, total=False):
-    """Options of a run, with those of its display."""
+    """Options of a run and of its display."""
 
     diagnose: bool
     presets: bool | None

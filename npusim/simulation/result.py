@@ -50,11 +50,11 @@ class PresetOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Outputs under another arithmetic against those of the run, over the rows `RunData.compared` of one head.
+    """Outputs under another arithmetic compared with the run's, over the rows `RunData.compared` of one head.
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative Frobenius distance,
     ``differing`` the share of outputs whose bits differ; both are None where not all outputs of the other are finite.
-    ``standard_error`` is that of ``rmse``, relative, from the differences of rows.
+    ``standard_error``: of ``rmse``, relative, from the differences of rows.
     """
 
     arithmetic: str
@@ -74,7 +74,7 @@ class FiniteChoice:
 
 @dataclass(frozen=True, slots=True)
 class ComputedBits:
-    """Bits of a run with their notes, in the fields of `RunData`; ``inputs`` None: those of the plan."""
+    """Bits of a run with their notes, in the fields of `RunData`; ``inputs`` None: the plan's."""
 
     numerics: NumericResult | None = None
     spread: tuple[Spread, ...] = ()

@@ -170,8 +170,8 @@ def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) ->
 def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     """Return a plan's first preset, and the first other schedule, that compute the rows of ``bits`` without NaN or Inf.
 
-    Nothing where ``bits`` is finite itself.  Presets are tried in the registry's order, other schedules with their
-    default tiling; those that do not fit the problem or the device are skipped.
+    Empty where ``bits`` is finite.  Presets are tried in the registry's order, other schedules with their
+    default tiling; a choice that does not fit the problem or the device is skipped.
     """
     if bits.error.is_finite:
         return ()

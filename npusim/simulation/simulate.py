@@ -211,7 +211,7 @@ def _beside(
 ) -> tuple[PresetOutcome, ...]:
     """Return the results of the run's precision and of the schedule's other presets, with the same matrix arithmetic.
 
-    Their errors are those of the same rows, a sample of the run's: `Compared`.
+    Their errors cover the same rows, a sample of the run's: `Compared`.
     """
     if not (bits.rows and isinstance(plan.problem, Problem)):
         return ()
@@ -257,8 +257,8 @@ def simulate_program(
     """Return the time of a program by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long to trace completely has the
-    operations of its beginning, up to the end of ``window`` (us).  ``templates``: those of the program, from a device
-    on which it was timed before.
+    operations of its beginning, up to the end of ``window`` (us).  ``templates``: the program's, from a device on which
+    it was timed before.
 
     Raises `SpecError` for an unknown method, `ProgramError` for an impossible result.
     """

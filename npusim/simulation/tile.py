@@ -92,9 +92,9 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield the possible results of `program_of` for a plan: each tile that the rule may reach and that fits.
 
-    With ``heavier`` the plan stands for its family: named fields that declare their lightest value have others too,
-    with which a setting may agree; with those of ``heavier``, the heaviest first, sizes may shrink further.  Raises
-    `TilingError` where no tile fits.
+    With ``heavier`` the plan stands for its family: named fields that declare their lightest value stand for other
+    values too, with which a setting may agree; with the values of ``heavier``, the heaviest first, sizes may shrink
+    further.  Raises `TilingError` where no tile fits.
     """
     standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
     known: set[Tiling] = set()
@@ -328,7 +328,7 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
 def _open(
     group: Iterable[Mapping[str, object]], tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
 ) -> Iterator[dict[str, object]]:
-    """Yield the settings that change no named field, without those that are no fields of the tile.
+    """Yield the settings that change no named field, without fields that do not belong to the tile.
 
     A named field that is ``standing`` agrees with any value.
     """

@@ -203,12 +203,12 @@ def bits_key(built: BuiltPlan) -> str:
 
 
 def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Hashable:
-    """Return what programs share that give a row of the output the same bits, whatever the inputs.
+    """Return a key that is equal only for programs that give a row of the output the same bits, whatever the inputs.
 
-    That is what is done to it, phase by phase, block by block: operations of each label in their order, on the same
-    columns and depths, since none looks from one row at another.  Addresses, queues and the number of rows that are
-    worked on together are left out: they decide no bit.  ``has_rows``: rows of Q and of what phases write for others
-    are part of the key, for a kernel that walks them; in attention they are rows of the output.
+    The key has the steps on the row, phase by phase, block by block: operations of each label in their order, on the
+    same columns and depths, since no operation combines rows.  Addresses, queues and the number of rows in an operation
+    are left out: they decide no bit.  ``has_rows``: rows of Q and of intermediate tensors are part of the key, for a
+    kernel that walks them; in attention they are rows of the output.
     """
     blocks = []
     needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
@@ -249,7 +249,7 @@ def _in_words(attributes: Attributes) -> str:
 
 
 def _operand(source: Source, sequences: int, has_rows: bool, *, is_whole: bool = False) -> Hashable:
-    """Return what of an operand decides a row's bits: columns, and all of what a product contracts with.
+    """Return the parts of an operand that decide a row's bits: columns, and the whole contracted operand of a product.
 
     ``has_rows``: as for `row_key`.
     """

@@ -1,4 +1,4 @@
-"""Searches inputs for those on which a schedule's numbers break, and names the first wrong step."""
+"""Searches for inputs on which a schedule's numbers break, and names the first wrong step."""
 
 from npusim.stress.search import PointError, Stress, examine, stress
 

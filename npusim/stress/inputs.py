@@ -146,7 +146,7 @@ def words(point: Point) -> str:
 
 
 def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, seed: int) -> HeadSource:
-    """Return the inputs at a point: those of ``base``, (rows, columns) each, changed and rounded once.
+    """Return the inputs at a point: ``base``, (rows, columns) each, changed and rounded once.
 
     A value beyond the inputs' format becomes its largest finite number: inputs are finite.
     """

@@ -129,7 +129,7 @@ def _step(result: Any, name: str, exact: Any) -> tuple[Any, Any]:
 
 
 def coarsest_step(program: TileProgram) -> float:
-    """Return the largest relative step of the formats that a program's steps write; for those in blocks, an
+    """Return the largest relative step of the formats that a program's steps write; for formats in blocks, an
     element's.
     """
     written = {

@@ -1,6 +1,4 @@
-"""Searches inputs for those on which a schedule is furthest from float64, and names the step where its numbers
-break.
-"""
+"""Searches for inputs on which a schedule is furthest from float64, and names the step where its numbers break."""
 
 from __future__ import annotations
 
@@ -121,7 +119,7 @@ class StressedRun:
             return self.outcome(plan, program, CALM)
 
     def at(self, point: Point) -> tuple[Plan, TileProgram]:
-        """Return the plan and program for a point: those of the request, with its tail of keys left out."""
+        """Return the plan and program for a point: the request's, without its tail of keys."""
         plan, tail = self.base[0], int(point.get("tail", 0))
         if tail and tail not in self._tails:
             p = cast("Problem", plan.problem)

@@ -67,7 +67,7 @@ class CompiledBody:
 class Block:
     """A body with the counts of its loops; ``operand`` is their first index in the table of counts.
 
-    ``operations`` counts those of each queue, with all iterations.
+    ``operations``: the number in each queue, with all iterations.
     """
 
     body: int

@@ -159,7 +159,7 @@ def issue(p: Program, m: EngineState, d: int) -> None:
 
 @inline
 def enqueue(m: EngineState, who: int) -> None:
-    """Put an engine or dispatcher on the stack of those to process."""
+    """Put an engine or dispatcher on the stack of work to process."""
     if not m.is_todo[who]:
         m.is_todo[who] = 1
         m.todo[m.size[TODO]] = who
@@ -362,7 +362,7 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
 
 @inline
 def share_core(p: Program, m: EngineState, e: int, now: int) -> None:
-    """Start the operation of engine ``e`` beside the other warp groups of its core."""
+    """Start the operation of engine ``e`` in parallel with the other warp groups of its core."""
     op, member = m.engine[e].op, e // len(p.queue)
     for at in range(p.op[op].takes, p.op[op + 1].takes):
         m.pipe[member, p.take[at].pipe].busy += p.take[at].cycles

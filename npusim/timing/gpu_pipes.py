@@ -5,10 +5,10 @@ that executes an operation belongs to the core, and serves the operations of all
 in which they are ready, ties by the number of the queue; an operation that needs several pipes
 (a product whose operands come from shared memory) begins when all of them are free.
 
-Where the device file states the concurrent speeds of warp groups (``sharing``), their operations wait
-for none: all arithmetic of a core runs at one speed, and so do all its products, slower than alone by the demand of
-the operations in progress (`speeds`).  Everything is an integer, in units of 2^-20, and
-changes only at the ticks at which some work begins or ends, whatever the order within a tick.
+Where the device file states the concurrent speeds of warp groups (``sharing``), their operations do not wait: all
+arithmetic of a core runs at one speed, and so do all its products, slower than alone by the demand of the operations in
+progress (`speeds`).  Everything is an integer, in units of 2^-20, and changes only at the ticks at which some work
+begins or ends, whatever the order within a tick.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ rounded down whenever the number of transfers changes (an error below 1e-6 byte 
 at which some transfer starts or ends, whatever the order within a tick, so that cores in step can be folded into one
 weighted transfer without changing a single tick.
 
-Cores that queue do not stay in step: those served last request again while the others compute.  A link with
+Cores that queue do not stay in step: the cores served last request again while the others compute.  A link with
 ``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a multiple of its rate; over
 the whole phase it carries no more than its rate allows.
 """

@@ -109,7 +109,7 @@ class PhaseBooking(NamedTuple):
 
 
 class MeanField:
-    """Approximate simulations of a program or parts of it; phases with few classes of core groups, and those in
+    """Approximate simulations of a program or parts of it; phases with few classes of core groups, and phases in
     ``short``, are simulated exactly.  Times of blocks are stored for later phases.
     """
 

@@ -47,7 +47,7 @@ class Snapshots(NamedTuple):
 
     ``total`` holds indices into the ``memory`` of the state: numbers that a snapshot stores without an effect on the
     future.  ``at`` has the first index of each of ``TOTALS``; all but the first two, which are times, grow from period
-    to period, as do the numbers after them, which are only booked.
+    to period, as do the numbers after them, which are only counted.
     """
 
     words: Ints  #: (slots, words)
@@ -354,7 +354,7 @@ def periods_left(m: EngineState, s: Snapshots, old: Ints, elapsed: int) -> int:
 def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times: int) -> None:
     """Move the state by ``times`` periods, ``shift`` cycles in total.
 
-    Times without a possible effect stay unchanged; so do those of engines that have ended.
+    Times without a possible effect stay unchanged, as do times of engines that have ended.
     """
     note_floors(p, m, s)
     for counter in range(len(m.counter)):

@@ -203,14 +203,14 @@ def method_text(method: str, band: float) -> str:
 class TimingRecord:
     """Predicted time of one program on one device, in the form of ``result.json``.
 
-    ``cycles`` is the time of the cores, without launches; ``latency_s`` is that of a call that the host waits for,
+    ``cycles`` is the time of the cores, without launches; ``latency_s`` is the time of a call that the host waits for,
     launch included.  ``times_s`` has the same time as each of `KINDS` would measure it, without the kinds that the
     device's file has no numbers for.  ``bound_cycles`` is the least time that each unit and each link needs for its
     work, ``compulsory_bytes`` the least traffic beyond L2.  ``band``: the exact cycles are within ``1 - band`` to ``1 +
     band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on operations of the
-    same program.  ``uses`` are those of all core groups' queues, ``overlap`` is set on nodes only, ``roofline`` where
-    the device's matrix units are described.  ``account`` belongs to the core group that ends last, ``validated`` states
-    the errors of such predictions; None in files of earlier versions.
+    same program.  ``uses``: of all core groups' queues, ``overlap`` is set on nodes only, ``roofline`` where the
+    device's matrix units are described.  ``account`` belongs to the core group that ends last, ``validated`` states the
+    errors of such predictions; None in files of earlier versions.
     """
 
     method: str
@@ -315,7 +315,7 @@ class TimingResult(TimingRecord):
     """The result of a simulation: the stored record, and data that only a live run has.
 
     ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses. ``stream_s`` is
-    what launches cost on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
+    the cost of launches on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
     depend on them.  ``spans`` cover the first ``traced_cycles``, the whole run where this is None. ``flops``, ``uses``,
     ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
     (`npusim.simulation.result.with_evidence`), and empty in results of `npusim.timing` itself.

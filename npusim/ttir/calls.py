@@ -82,7 +82,7 @@ class CallConfiguration(NamedTuple):
 class Call:
     """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
 
-    The launch has the first configuration; others are those of its autotuner.  ``path``, ``line``: of the kernel;
+    The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: of the kernel;
     ``where``: of the launch.  ``triton``: the release that compiled the TTIR.
     """
 

@@ -209,7 +209,7 @@ def ttir_of(
 ) -> tuple[str, str]:
     """Return the TTIR of a launch of a ``JITFunction``, or an empty text and Triton's message if it refuses the kernel.
 
-    ``arguments``: those of all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches
+    ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches
     that are compiled alike, filled here.
     """
     jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
@@ -376,7 +376,7 @@ def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[An
     """Return the arguments of a kernel's decorators of a ``kind``: ``autotune`` configurations, ``heuristics``
     functions.
 
-    In addition to the statements of `_module`, those that the decorators need are executed, as if a GPU of the
+    In addition to the statements of `_module`, statements that the decorators need are executed, as if a GPU of the
     architecture were present.  Raises `SpecError` where they cannot be evaluated.
     """
     release()

@@ -2,7 +2,7 @@
 
 A kernel's accesses to a view identify its columns and rows: a block's index with the smaller stride runs
 along the columns, the other one along the rows.  An axis is joined with the next outer one where there is no gap
-between them and a block crosses its end.  All other axes are those of the launch: heads, batch, splits, distinguished
+between them and a block crosses its end.  All other axes belong to the launch: heads, batch, splits, distinguished
 by their index in each program (`npusim.ttir.placing`).
 """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuleMask(ByIndices):
-    """The mask of comparisons; ``rules``: those of each kind of program, which is a block's ``offset``."""
+    """The mask of comparisons; ``rules``: of each kind of program, by ``offset`` of its block."""
 
     rules: tuple[tuple[Rule, ...], ...]
     is_loaded: bool = True

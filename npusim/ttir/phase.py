@@ -238,7 +238,7 @@ class LaunchGrid:
         return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
     def _names(self) -> dict[str | None, str]:
-        """Return the names of axes: the row's, the loop's, those of operands."""
+        """Return the names of axes: of the row, of the loop, of operands."""
         root, loads = self.reader.root, self.reader.loads.values()
         axes = self.stored.value.axes
         names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
@@ -253,7 +253,7 @@ class LaunchGrid:
         return names
 
     def called(self, axes: tuple[str | None, ...]) -> str:
-        """Return the names of axes, none for those of size 1."""
+        """Return the names of axes, none for axes of size 1."""
         listed = [self.names[self.reader.root(a)] for a in axes if a is not None]
         return " ".join(["row"] * self.is_row + listed)
 
@@ -649,7 +649,7 @@ class LaunchGrid:
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return statements, with each one that binds a name of its own moved right before the first that reads it.
 
-    So a product beside a chain of others comes after the rows of that chain, where nothing waits for it.
+    So a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
     """
     made = list[tuple[str, int]]()
     for text, number in reversed(lines):

@@ -1,6 +1,6 @@
 """Axes of recorded views by the launch: heads, batch and splits, by their index in each program.
 
-The result's own axes are read in several ways; those of every other view have to follow from the result's in all
+The result's own axes are read in several ways; the axes of every other view have to follow from the result's in all
 programs, so that a wrong reading is refused and not computed.
 """
 

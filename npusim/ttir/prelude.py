@@ -60,10 +60,10 @@ def _words(text: str) -> list[str]:
 def phase_before(
     prelude: Prelude, like: Written, axes: str, cells: Sequence[WorkTile], sizes: Mapping[str, int], **bound: Any
 ) -> tuple[Phase, GlobalTensor]:
-    """Return the phase that computes a factor for the blocks of the main phase, and the tensor that it leaves for it.
+    """Return the phase that computes a factor for the blocks of the main phase, and the tensor of the factor.
 
-    ``like``: the main kernel's text; ``axes``: those of the factor's source; ``bound``: that tensor, the precision and
-    numbers by name.
+    ``like``: the main kernel's text; ``axes``: of the factor's source; ``bound``: the tensor of the source, the
+    precision and numbers by name.
     """
     from npusim.ttir.phase import kernel_of
 

@@ -1,7 +1,7 @@
 """Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel without the blocks.
 
-Partial results follow one another along an axis that is neither rows nor columns of a tile, as those of split keys
-do: a block of all is one tile after another, and sums go from the first to the last.
+Partial results follow one another along an axis that is neither rows nor columns of a tile, like results of split keys:
+a block of all is one tile after another, and sums go from the first to the last.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     starts = {n: o for o in every if o.name == "scf.for" for n in o.operands[4::2]}
 
     def roots(name: str) -> frozenset[str]:
-        """Return the tensors that a pointer may belong to; for a loop-carried one, those of all of its values."""
+        """Return the tensors that a pointer may belong to; for a loop-carried pointer, of all its values."""
         seen, open_ = set[str](), [name]
         while open_:
             if (n := open_.pop()) in seen:

@@ -122,14 +122,14 @@ def _operation(text: str, line: Line) -> Op:
 
 
 class Names:
-    """Unique names: regions beside one another may share some, which none outside them reads."""
+    """Unique names: separate regions may share a name, which nothing outside them reads."""
 
     def __init__(self) -> None:
         self._latest: dict[str, str] = {}
         self._count = 0
 
     def resolve(self, op: Op) -> None:
-        """Make an operation's names unique, with those of a loop's region."""
+        """Rename an operation's operands and results to unique names, with a loop's region."""
         inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
         op.operands = [n if i in inner else self._latest.get(n, n) for i, n in enumerate(op.operands)]
         op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
@@ -169,7 +169,7 @@ class Locations:
 
 
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
-    """Return the shape, none for a scalar, and the element type of a type; for pointers, those of their target."""
+    """Return the shape, () for a scalar, and the element type of a type; for pointers, of their target."""
     match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
     shape, element = (tuple(map(int, match[1].split("x")[:-1])), match[2]) if match else ((), type_)
     return shape, element.removeprefix("!tt.ptr<").removesuffix(">")

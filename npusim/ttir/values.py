@@ -29,7 +29,7 @@ SPLIT, ROWS, COLUMNS = 2, 3, 4
 class Tensor:
     """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous where no strides (of elements) are given.
 
-    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes of the call's tensor, the last
+    ``is_transposed``: its matrices are the call's, transposed.  ``rank``: axes of the call's tensor, the last
     ones; with fewer than five there are no splits.  ``is_workspace``: one launch leaves it for the next.
     """
 
@@ -90,7 +90,7 @@ class Tensor:
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the five axes of a tensor by those of a call, the last ones; only a tensor of five has splits."""
+    """Return the five axes of a tensor from a call's axes, the last ones; only a tensor of five has splits."""
     if len(shape) < len(AXES):
         shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
         shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
@@ -169,9 +169,9 @@ class Number:
 class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
-    ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``:
-    those of a multiplication, which an addition may fuse.  ``narrow``: a value of a narrower format that it equals.
-    ``is_low``: no element is below its value where a mask hides a column.
+    ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``: of a
+    multiplication, which an addition may fuse.  ``narrow``: a value of a narrower format that it equals. ``is_low``: no
+    element is below its value where a mask hides a column.
     """
 
     text: str
@@ -295,7 +295,7 @@ def elements(op: Op, x: Affine) -> Integers:
 
 
 def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
-    """Return the known elements of a block: those before the ends along its axes; None where all are known."""
+    """Return the known elements of a block: the elements before the ends along its axes; None where all are known."""
     if all(x is None for x in left):
         return None
     return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))

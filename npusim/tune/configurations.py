@@ -1,4 +1,4 @@
-"""Configurations to try: those of a kernel's own `@triton.autotune` and `@triton.heuristics`, or of given fields.
+"""Configurations to try: from a kernel's own `@triton.autotune` and `@triton.heuristics`, or from given fields.
 
 A recorded call (``calls.npz::k``) has the configurations of its autotuner, by number.
 """
@@ -34,7 +34,8 @@ _PLAIN: Mapping[str, Any] = MappingProxyType(
 
 
 def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> list[Configuration]:
-    """Return the configurations of a request: every combination of ``axes``, else those of the kernel's decorator.
+    """Return the configurations of a request: every combination of ``axes``, else the configurations of the kernel's
+    decorator.
 
     Raises `SpecError` where there are neither, or the decorator cannot be evaluated.
     """

@@ -38,12 +38,11 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a configuration gives, or why it has no time.
+    """The predicted time of a configuration, or the reason why it has none.
 
-    ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread
-    and those ``spilled``, where a compiler or the estimate says them; ``warps``: resident on a core; ``limit``: what
-    limits the time, as a run says.  ``reason``: why there is no time; ``fits``:
-    whether a larger device would do.
+    ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread,
+    ``spilled`` ones of these, from a compiler or the estimate; ``warps``: resident on a core; ``limit``: the limit of
+    the time, as in a run.  ``reason``: why there is no time; ``fits``: whether a larger device would do.
     """
 
     us: float | None = None
@@ -90,10 +89,10 @@ def predict_all(
 
 
 def ranked(predictions: Sequence[Prediction]) -> list[int]:
-    """Return the numbers of those with a time, the best first.
+    """Return the numbers of predictions with a time, the best first.
 
-    Where memory limits the best, those within `TIE` of it are as fast: among them, those without spills are first, then
-    those with more resident warps, then the faster.
+    Where memory limits the best, predictions within `TIE` of it count as equally fast: ordered by no spills, then more
+    resident warps, then time.
     """
     known = [i for i, p in enumerate(predictions) if p.us is not None]
     times = {i: predictions[i].us or 0.0 for i in known}

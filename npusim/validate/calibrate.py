@@ -265,7 +265,8 @@ class _Fit:
         return str(round(value)) if key in self.whole else f"{value:.6g}"
 
     def predict(self, x: Array, numbers: Iterable[int] | None = None) -> Array:
-        """Return the logarithms of predicted times, of all measurements or some, for those of factors on `keys`.
+        """Return the logarithms of predicted times, of all measurements or some, from the logarithms of factors on
+        `keys`.
 
         Infinite out of range.  A case whose time reads none of the changed constants is not simulated again.
         """

@@ -72,11 +72,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Other values of stated choices: the number of outputs that are then equal, and the step that causes the
-    difference.
+    """Other values of stated choices, the number of outputs that are then equal, and the step of the difference.
 
-    ``of`` are all compared outputs, or those of the block of the first difference from its row on,
-    where not all of these are equal.
+    ``of``: the number of compared outputs, all or, where not all of these are equal, from the first difference's row to
+    the end of its block, where not all of these are equal.
     """
 
     changes: tuple[Change, ...]
@@ -147,7 +146,7 @@ def comparison(
 
 @dataclass
 class HeldOutput:
-    """A kernel's output (batch, heads, rows, columns), and the prediction that it is compared with."""
+    """A kernel's output (batch, heads, rows, columns), and the prediction for comparison."""
 
     plan: Plan
     base: RunData
@@ -209,9 +208,9 @@ class HeldOutput:
         return change.field == "arithmetic" and str(change.value).partition(".")[0] not in makers
 
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
-        """Yield what changes give on the block of the first difference; on all rows where that is equal.
+        """Yield the results of changes on the block of the first difference; on all rows where that block is equal.
 
-        Their programs are not checked (`_holds`): that takes longer than their bits, and few are named.
+        Their programs are not checked (`_holds`): a check is slower than the bits, and few are named.
         """
         for changes in listed:
             self.tried += 1
@@ -232,7 +231,7 @@ class HeldOutput:
         return self._variants.build(Variant(tiling=tiling, precision=precision))
 
     def _holds(self, explanation: Explanation) -> bool:
-        """Return whether the program of an explanation passes the check that every run's does."""
+        """Return whether the program of an explanation passes the check of every run."""
         try:
             self._built(explanation.changes).check()
         except NpusimError:

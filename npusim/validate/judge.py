@@ -58,8 +58,7 @@ class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
     ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
-    that are NaN or Inf where those of such kernels are finite; ``unjudged``: values where such a kernel's own are not
-    finite.
+    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite.
     """
 
     matched: int
@@ -82,7 +81,7 @@ class Judgement:
         if self.lost:
             return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
         worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
-        of = f"{worst.name} is {worst.value:.3g}, of {self.drawn} kernels of this precision {worst.allowed:.3g} at most"
+        of = f"{worst.name} is {worst.value:.3g}, {self.drawn} kernels of this precision allow {worst.allowed:.3g}"
         left = f"; {self.unjudged:,} of {self.total:,} outputs are not judged: such kernels' own are NaN or Inf there"
         return f"{'right' if self.is_right else 'wrong'}: {of}{left if self.unjudged else ''}"
 
@@ -148,9 +147,7 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
 
 
 def _legal(held: HeldOutput) -> Iterator[Rows]:
-    """Yield the results of other correct kernels of the same formats: choices drawn together, those that can be
-    built.
-    """
+    """Yield the results of other correct kernels of the same formats: choices drawn together that can be built."""
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):

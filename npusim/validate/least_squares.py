@@ -2,7 +2,7 @@
 
 Everything is in logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of predicted
 over measured.  Nothing here depends on a device: predictions are a function of ``x``.  A bundle is a column of -1, 0
-and 1, one a constant: those that move together, -1 where one moves times the other way.
+and 1, one a constant: constants that change together, -1 where one changes times in the other direction.
 """
 
 from __future__ import annotations

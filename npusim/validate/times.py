@@ -185,7 +185,7 @@ def validate_times(
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
     schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report has
-    the others and each reason once; no case is skipped in silence.
+    the others and each reason once; no case is skipped without a reason.
     """
     file = load_measurements(path)
     texts = {c.name: (c.name, c.schedule, c.device) for c in file.cases}
@@ -275,10 +275,7 @@ class Predictor:
         return self._machines[name]
 
     def beside(self, file: str) -> str:
-        """Return the path of a file beside the measurements, if it exists there, else the name itself.
-
-        A schedule's path is the part before its colon.
-        """
+        """Return the path of a file in the folder of the measurements, if it exists there, else the name itself."""
         path, colon, name = file.partition(":")
         if self.folder is None or not path.endswith((".yaml", ".yml", ".py")) or not (self.folder / path).is_file():
             return file

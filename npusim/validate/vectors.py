@@ -60,7 +60,7 @@ def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
     """Return the vectors of a file by name ``<registry name>@<chip>``, sorted.
 
     Raises `TensorError` if the file is missing, damaged, truncated, no ``.npz`` or contains a pickle, or if keys,
-    dtypes or shapes are not those of the form; the message names file and key; `FormatError` if a name is not in
+    dtypes or shapes differ from the form; the message names file and key; `FormatError` if a name is not in
     ``ARITHMETICS``.
     """
     arrays = read_tensors(Path(path))

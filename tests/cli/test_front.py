@@ -88,6 +88,9 @@ PHRASES = (
     r"\bwhat a practitioner\b",
     r"\bhow far off\b",
     r"\bwhat comes out\b",
+    r"\bgroups to end\b",
+    r"\bwho measured it\b",
+    r"\bwhat the profile\b",
     r"\b1 (?:processes|blocks|points|cases|configurations)\b",
 )
 DIALECT = re.compile("|".join(PHRASES))
@@ -96,8 +99,8 @@ DIALECT = re.compile("|".join(PHRASES))
 def _sentences() -> dict[str, str]:
     """Return the texts of users by place: README, guides, studies, the help of each verb, messages of the package."""
     found = {"README.md": README} | {f"npusim help {topic}": text for topic, text in guides().items()}
-    pages = sorted((ROOT / "reports").rglob("*.md"))
-    assert len(pages) > 40
+    pages = [*sorted((ROOT / "reports").rglob("*.md")), *sorted((ROOT / "npusim/cli").glob("new_*"))]
+    assert len(pages) > 43
     found |= {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
     for name in ("", *(command.name or "" for command in app.registered_commands)):
         told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})

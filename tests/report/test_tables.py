@@ -34,7 +34,7 @@ def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
     for word in ("MTE2", "MTE1", "CUBE", "FIXP", "VECTOR", "MTE3", "hbm", "l2", "of busy cycles"):
         assert word in text
     assert "veccore0, veccore1" in text, "cores that did the same share their rows"
-    assert "(last of 20 groups to end)" in text
+    assert "core (slowest of 20)" in text
     assert "numerics   not computed" in text
 
 

@@ -111,7 +111,7 @@ class AscendTiling:
         Whether a row or a column becomes a whole tile first, by an instruction a row.
     one_slot, handed, until_left
         Whether each operand of a phase with products has one slot, in L1 and in UB; slots of a hand-over at least;
-        whether one that rows fill is given back when the product of what is in it has left L0C.
+        whether rows' slot is released once its product has left L0C.
     is_continuous
         Whether stages continue with the next block's tiles while the last tiles of a block are still in flight.
     """
@@ -352,15 +352,15 @@ class VectorFields(Tiling):
     )
     deal: BlockOrder = Field(
         default="round_robin",
-        description="blocks to cores: in turn, longest first, or a persistent kernel's list",
+        description="assignment of blocks to cores: in turn, longest first, or a persistent kernel's list",
         json_schema_extra=lightest("any"),
     )
     mask: MaskKind | None = Field(
         default=None,
         description=(
             "mask of a tile that some queries do not see: cut from a small constant matrix, computed"
-            " by comparisons of indices, or loaded from a whole matrix; default: cut where one "
-            "matrix serves, else loaded"
+            " by comparisons of indices, or loaded from a whole matrix; default: cut if one "
+            "matrix suffices, else loaded"
         ),
     )
 
@@ -374,7 +374,7 @@ class RegisterFields(VectorFields):
     )
     pipeline: Literal["block", "core"] | None = Field(
         default=None,
-        description="stages run out at the end of each block, or go on with the core's next; default: the kernel's",
+        description="stages finish at the end of each block, or continue with the core's next; default: the kernel's",
     )
     slots: int = Field(
         default=PING_PONG,
@@ -408,7 +408,7 @@ class KernelFields(RegisterFields):
         "result; CANN's for a prefill if the preset's kernel runs by name only, with CANN's order and tile",
     )
     barriers: Barriers | None = Field(
-        default=None, description="between vector instructions: every, or where needed; default: the kernel's"
+        default=None, description="barriers between vector instructions: all, or where needed; default: the kernel's"
     )
     together: int | None = Field(
         default=None,
@@ -417,7 +417,7 @@ class KernelFields(RegisterFields):
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(
-        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
+        default="core", description="place of O between tiles: the core, or global memory, with which larger blocks fit"
     )
 
 

@@ -1,9 +1,9 @@
 """Costs of operations on an Ascend core, and on other cores with such units: one table a unit, by its model in the
 file.
 
-An instruction of a vector unit costs ``head + slope * repeats + tail``; those between two barriers follow one another
-in the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with two sources
-depends on the places of its operands: two that share a bank group are read one after the other.
+An instruction of a vector unit costs ``head + slope * repeats + tail``; the instructions between two barriers follow
+one another in the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with
+two sources depends on the places of its operands: two operands that share a bank group are read one after the other.
 """
 
 from __future__ import annotations

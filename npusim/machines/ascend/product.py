@@ -132,11 +132,10 @@ class CubeProduct:
         self.opened = list(self.held)
 
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
-        """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: rings of earlier
-        products.
+        """Place the rings of operands in L1, except operands placed ``later``; ``l1``: rings of earlier products.
 
-        An operand that several products load alike uses one ring, and so do pieces of rows' results; a lasting operand
-        is loaded once.
+        An operand that several products load alike uses one ring, as do pieces of rows' results; a lasting operand is
+        loaded once.
         """
         for n in self.by_arrival:
             if n in self.lifted or n in self.rings or n in later:
@@ -249,7 +248,7 @@ class CubeProduct:
             yield pass_on(f"{self.name}.give", FIXP, *fronts)
 
     def _handed(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:
-        """Return what a slot that rows fill is asked for: rows of the tile, its width and format."""
+        """Return the request for a slot that rows fill: rows of the tile, its width and format."""
         return self.frame.shape(n, block, tile)[0], self.frame.width(n), self.frame.fmt(n)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Successive(Sequence[WorkTile]):
     """Blocks that know the blocks in progress when they begin; computed for a core group on first use.
 
-    ``shares``: numbers of those of each core group, in order; or how many groups they are dealt to in turn.
+    ``shares``: the numbers of each core group's blocks, in order; or the number of groups that receive blocks in turn.
     """
 
     def __init__(self, blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int) -> None:

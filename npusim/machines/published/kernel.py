@@ -296,10 +296,10 @@ class AscendChunkKernel(PublishedKernel):
     one_slot
         Whether each operand has one slot, in L1 and in UB.
     handed, until_left
-        Slots of a hand-over between cores, one where no phase is named; phases that give such a slot back when the
-        product of what was in it has left L0C.
+        Slots of a hand-over between cores, one where no phase is named; phases that release such a slot once its
+        product has left L0C.
     serial
-        Phases whose matrix unit begins a chunk when the vector cores are through with the one before.
+        Phases whose matrix unit begins a chunk after the vector cores have finished the previous one.
     """
 
     barriers: Literal["needed", "every"]

@@ -253,8 +253,8 @@ class ResidentBlock:
     ) -> tuple[dict[Stage, list[str]], dict[Stage, list[str]]]:
         """Return the stores to shared memory before each stage, and after it, for operands that are not loaded there.
 
-        A product's operands are stored when the rows' result for it exists, or just before it; those of a chain one
-        after a product, before which its own are stored.
+        A product's operands are stored when the rows' result for it exists, or just before it; operands of a chain are
+        stored one after a product, whose own operands are stored before it.
         """
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
@@ -327,8 +327,8 @@ class ResidentBlock:
     ) -> Generator[TileOp, None, Handshake]:
         """Yield a product that adds up slice by slice, each loaded while the one before is multiplied.
 
-        What rows made of its operands is stored first, which releases ``held``: no slice is loaded before.  Return the
-        registers of its last slices, which what follows releases.
+        Operands that rows compute are stored first, which releases ``held``; no slice is loaded earlier. Return the
+        registers of its last slices, which the next operation releases.
         """
         frame, places, works, how = self.frame, self.places, self.works, self.how[s]
         (row,), queue, charges = s.rows, self.warps[0], self.tiling.due("slice")
@@ -403,7 +403,7 @@ class ResidentBlock:
         yield from self._results(s, block, tile, group, share)
 
     def _masks_end(self, steps: list[Step]) -> int:
-        """Return how many of a softmax's steps come up to its last mask, where masks are an operation apart; else 0."""
+        """Return the number of a softmax's steps up to its last mask, where masks are a separate operation; else 0."""
         begin = next((i for i, x in enumerate(steps) if x.opcode is Opcode.ROW_MAX), 0) if self.masks_apart else 0
         return max((i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT), default=0)
 

@@ -117,8 +117,8 @@ def _read(body: str) -> tuple[bool, list[MachineInstruction]]:
 def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], others: float, far: float) -> float:
     """Return the cycles of the last round of one warp alone; ``far``: until its first load has arrived.
 
-    An instruction begins when the one before has stalled and its scoreboards are ready.  Loads after the arrival of the
-    first come from L2: compilers put loads of weights, which all blocks share, after those of the row.
+    An instruction begins when the previous one's stall is over and its scoreboards are ready. Loads after the first has
+    arrived are served by L2: compilers put loads of weights, which all blocks share, after those of the row.
     """
     now, begin, ready = 0.0, 0.0, [0.0] * SCOREBOARDS
     for _ in range(rounds):

@@ -139,9 +139,9 @@ class SmTiling:
 
     @property
     def masks_apart(self) -> bool:
-        """Whether several warps of a sub-core are in their masks at once: those of a core's one block of warp groups.
+        """Whether several warps of a sub-core apply masks at once: only with one block of warp groups on a core.
 
-        Warps meet at barriers in every tile, and no other block's exponentials are beside their masks: an H100 takes
+        Warps meet at barriers in every tile, and no other block's exponentials run during their masks: an H100 takes
         6 to 8 cycles longer for each score of a lane and warp there, 1 to 4 where two or more blocks are resident
         (reports/silicon/phases.json).
         """
@@ -209,7 +209,7 @@ class SmCore:
         self.along = Along("warps", "blocks", of_float32(unit))
 
     def arithmetic(self, operand: str, kept: str) -> str:
-        """Return the registry name of the arithmetic for products of ``operand`` into the accumulators of ``kept``."""
+        """Return the registry name of the arithmetic for products of ``operand``, accumulated in ``kept``."""
         engine = self.device.matrix_engine(SM)
         if isinstance(engine, WarpMatrixEngine):
             return engine.steps_of(kept).arithmetic.value
@@ -274,8 +274,8 @@ def occupancy(
     """Return the number of blocks of ``warps`` warps that fit one multiprocessor with ``memory_bytes`` of shared
     memory.
 
-    ``registers`` are those of a thread by tenant, without the overhead, ``shared`` bytes of a block by tenant,
-    ``spilled`` a thread's registers in local memory.
+    ``registers``: of a thread, by tenant, without the overhead; ``shared``: bytes of a block, by tenant,
+    ``spilled``: a thread's registers in local memory.
 
     Raises
     ------

@@ -145,7 +145,7 @@ BlockShape = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, those spilled, shared memory of a block, their source; an iteration's accesses to spills."""
+    """Registers of a lane, those spilled, shared memory of a block, the source; accesses of an iteration to spills."""
 
     count: int
     spilled: int

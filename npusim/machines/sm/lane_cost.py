@@ -4,10 +4,10 @@ All pure functions of shapes, formats, lane layouts and the device file.  One op
 by a group of warps in step, spread over the sub-cores; pipes are those of the whole multiprocessor,
 so that a pipe of which each sub-core has its own counts the cycles of one sub-core.
 
-The steps of an operation follow one another, each when the first results of the one before exist (``latency_cycles``):
-a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions overlap; the longer of
-the two is the time of the warps.  This is their time alone; operations of other blocks slow it down where both need one
-pipe, or issue slots: a scheduler issues one instruction a cycle.
+The steps of an operation follow one another, each when the first results of the previous one exist
+(``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions
+overlap; the longer of the two is the time of the warps.  This is their time alone; operations of other blocks slow it
+down where both need one pipe, or issue slots: a scheduler issues one instruction a cycle.
 """
 
 from __future__ import annotations
@@ -250,10 +250,7 @@ def tile_of(operand: Operand) -> Tile:
 
 
 def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
-    """Return the addresses of a tile's elements in shared memory, and those of the slot beyond it.
-
-    A ragged tile is smaller than the reads of a warp; the slot has room for whole fragments.
-    """
+    """Return the addresses of a tile's elements in shared memory, and the addresses of the slot beyond the tile."""
     rows = round_up(tile.rows, WARP_LANES)
     if swizzle:
         return swizzled(rows, tile.stride, element_bytes=get_format(tile.fmt).size_bytes)

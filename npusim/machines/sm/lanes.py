@@ -175,7 +175,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
     """Return the layout in lanes of a loop with more products than an attention's, and a note: the blocks that a core
     holds.
 
-    Registers are those of the values alive at a time, and of the tiles on their way to shared memory.  Raises
+    Registers hold the values alive at a time, and the tiles in transfer to shared memory.  Raises
     `TilingError` (or its ``BufferOverflowError``) where a block does not fit.
     """
     issue, memory = warp_issue(device), device.core(SM).buffer("SMEM").capacity_bytes.value

@@ -51,6 +51,7 @@ from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, live_lanes, p
 from npusim.machines.sm.live import has_more
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.sm.specialised import check_layout, specialised_tiling
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -318,8 +319,9 @@ class SmMachine(Machine):
         fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
         tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
         first, *rest = gemm_tiles(a, b, c, tile, label=label, splits=splits, **how)
-        tiles = f"tiles of {tile[0]} x {tile[1]}, {splits} splits of k"
-        first = replace(first, notes=(f"{label}: {tiles}, {of_product.residents} resident blocks",))
+        parts, blocks = plural(splits, "split"), plural(of_product.residents, "block")
+        note = f"tiles of {tile[0]} x {tile[1]}, {splits} {parts} of k, {of_product.residents} resident {blocks}"
+        first = replace(first, notes=(f"{label}: {note}",))
         return [(first, of_product), *((phase, plain_tiling(self.device)) for phase in rest)]
 
     def build(

@@ -55,7 +55,7 @@ class SmPricing(Transfers):
         return self.residency.read_misses[tensor] if self._cold is None else self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
-        """Return the bytes on each link: those of L2 count for less where many cores read them together."""
+        """Return the bytes on each link; the bytes on L2's count for less where many cores read them together."""
         sizes, source, l2 = super()._links(step, route), step.srcs[0], self.device.memory.l2
         if l2.same_data_factor is None or l2.same_data_cores_count is None or not isinstance(source, GlobalTile):
             return sizes

@@ -103,10 +103,10 @@ class Works:
         return replace(work, behind=size, across=product.across, repeats=product.repeats)
 
     def slice(self, n: str, slot: Operand, *, is_made: bool = False) -> GroupWork:
-        """Return the work of bringing a slice of a name to shared memory, through a cache that is one with it.
+        """Return the work of loading a slice of a name into shared memory, through the cache that shares its storage.
 
         L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored whole, with zeros
-        beyond their end.  ``is_made``: rows made it in registers; a warp stores pairs of values, two to a bank.
+        beyond their end.  ``is_made``: rows computed it in registers; a warp stores pairs of values, two to a bank.
         """
         whole = max(slot.cols, self._width(n) or self.tiling.slice_elements)
         row_bytes = get_format(slot.fmt).size_bytes * whole
