@@ -114,6 +114,7 @@ class ResidentBlock:
         yield from self._loads(stages, chain, block, tile)
         for run in self.turns.runs(stages) if self.turns else [(s,) for s in stages]:
             s = run[-1]
+            yield from self._late_loads(s, block, tile)
             for n in before.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
             if s.is_product and self.tiling.slice_elements:
@@ -241,12 +242,23 @@ class ResidentBlock:
         """Yield the loads of a tile; slices of a product's sum are loaded during the product."""
         read, places = {n for s in stages for n in s.read}, self.places
         before: Handshake = ()
+        late = {n for names in places.late.values() for n in names}
         for n in places.visited:
-            if n in read and n not in chain and not (self.tiling.slice_elements and n in places.shared):
+            if n in read - late and n not in chain and not (self.tiling.slice_elements and n in places.shared):
                 yield self._load(n, block, tile)
         for n in chain:
             yield self._load(n, block, tile, before)
             before = (places.slot(places.loaded[n], n, block, tile),)
+
+    def _late_loads(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield the loads of operands that wait until all warps are at a product."""
+        names, places = self.places.late.get(s, ()), self.places
+        if not names or self.works is None:
+            return
+        begun = places.begun.fill(1, 1, "int8")
+        yield from (TileOp("begun", warps, WARPS, (), (begun,), group=self.works.usual) for warps in self.warps)
+        for n in names:
+            yield self._load(n, block, tile, (places.begun.front(1, 1, "int8"),) if n == names[0] else ())
 
     def _stores_around(
         self, stages: tuple[Stage, ...], chain: tuple[str, ...]

@@ -267,7 +267,8 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
-    return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{note}"
+    depth = max(1, stages - 1) if phase.loop_axis else 1  # without a loop nothing is loaded ahead
+    return replace(tiling, depth=depth), f"{room}; tiles of {size}; registers {registers.origin}{note}"
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:

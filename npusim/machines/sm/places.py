@@ -88,6 +88,10 @@ class BlockPlaces:
             self.left[n] = core.allocator.ring(
                 RF, f"{who} {frame.label(n)} stored", size, 2, producers=warps, consumers=(self.storer,)
             )
+        #: Operands that a block without a loop loads where a product begins, and the flag that it does.
+        self.late = self._late()
+        if self.late:
+            self.begun = core.allocator.ring(RF, f"{who} begun", 1, 1, producers=warps, consumers=(loader,))
         self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(tiling.groups)]
 
     # ---------------------------------------------------------------- operands
@@ -122,6 +126,23 @@ class BlockPlaces:
         for n in self.prepared:
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
+
+    def _late(self) -> dict[Stage, tuple[str, ...]]:
+        """Return the operands of products of a block without a loop that wait for an earlier product or result.
+
+        Triton gives them the shared memory of those before, so that their loads wait for the warps.
+        """
+        frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
+        late: dict[Stage, tuple[str, ...]] = {}
+        for s in frame.stages if self.tiling.work and not frame.loop_axis and not self.tiling.slice_elements else ():
+            own = tuple(n for n in s.read if s.is_product and n in self.shared and n not in seen)
+            if own and (is_out or made & {*s.read}):
+                late[s] = own
+            seen |= {*own}
+            if s.is_product or made & {*s.read}:
+                made |= {*s.written}
+            is_out |= any(frame.places[n] == "out" for n in s.written)
+        return late
 
     def _ring(
         self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
