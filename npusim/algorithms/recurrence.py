@@ -332,22 +332,14 @@ class Chunks:
         return Stacked("chunk", self.count, GlobalTensor(n, self.batch * self.count, self.heads, rows, cols, fmt, role))
 
 
-def decay_sums(
-    function: Any,
-    of: Chunks,
-    each: int,
-    results: list[GlobalTensor],
-    values: Mapping[str, Callable[[], Any]],
-    **read: GlobalTensor,
-) -> Phase:
+def decay_sums(function: Any, of: Chunks, each: int, results: list[GlobalTensor], **read: GlobalTensor) -> Phase:
     """Return the kernel, `decays` or `stepped`, of sums of log decays, whole chunks of some ``each`` tokens a block."""
     width = max(of.chunk, each // of.chunk * of.chunk)
     cells = tuple(
         WorkTile(b, head, ((ONE, 0, 1), ("token", at, n)))
         for b, head, (at, n) in product(range(of.batch), range(of.heads), chunks(of.tokens, width))
     )
-    known = {n: values[n] for n in read}
-    made: Phase = function.phase("decays", cells, {"token": width}, results, values=known, chunk=of.chunk, **read)
+    made: Phase = function.phase("decays", cells, {"token": width}, results, chunk=of.chunk, **read)
     return made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,24 +226,16 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 
-def kernel_source(
-    inputs: Sequence[GlobalTensor],
-    seed: int,
-    given: Mapping[str, Array] | None = None,
-    follows: Mapping[str, Callable[[HeadSource, int, int], Array]] = MappingProxyType({}),
-) -> HeadSource:
+def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str, Array] | None = None) -> HeadSource:
     """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
 
-    A given tensor has the number of elements and the format of the launch; its shape is assumed to be the launch's.
-    ``follows``: functions of the others in float64, by batch and head, for inputs that are computed where they are not
-    given.  Raises :class:`TensorError` for other tensors, and where one is missing.
+    A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
+    launch.  Raises :class:`TensorError` for other tensors, and where one is missing.
     """
     by_name = {t.name: t for t in inputs}
 
     def stored(t: GlobalTensor, batch: int, head: int) -> Array:
         rows, fmt = ceil_div(t.rows // t.packed, t.shared_rows), formats.get_format(t.fmt)
-        if t.name in follows and t.name not in (given or ()):
-            return formats.cast(follows[t.name](wide, batch, head), t.fmt)
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
             return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
@@ -258,9 +249,6 @@ def kernel_source(
         matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads * t.packed, rows, t.cols)[batch, head]
         return matrix
 
-    def wide(name: str, batch: int, head: int) -> Array:
-        return widen(source(name, batch, head)).astype(np.float64)
-
     @cache
     def source(name: str, batch: int, head: int) -> Array:
         t = by_name[name]
@@ -268,6 +256,24 @@ def kernel_source(
         return np.ascontiguousarray(values.T) if t.is_transposed else values
 
     return source
+
+
+def with_followers(
+    source: HeadSource, inputs: Sequence[GlobalTensor], follows: Mapping[str, Callable[[HeadSource, int, int], Array]]
+) -> HeadSource:
+    """Return the source with inputs that are functions of the others in float64, by batch and head."""
+    fmt = {t.name: t.fmt for t in inputs}
+
+    def wide(name: str, batch: int, head: int) -> Array:
+        return widen(read(name, batch, head)).astype(np.float64)
+
+    @cache
+    def read(name: str, batch: int, head: int) -> Array:
+        if name in follows:
+            return formats.cast(follows[name](wide, batch, head), fmt[name])
+        return source(name, batch, head)
+
+    return read
 
 
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:

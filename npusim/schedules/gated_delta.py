@@ -25,10 +25,10 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendChunkKernel
 from npusim.schedules import retention
-from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
+from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, sizes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -55,30 +55,20 @@ class GpuDeltaFields(GpuGatedFields):
 SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "tokens": 1024, "unit": True})
 
 
-def log_decays(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
-    """Return drawn log decays, (batch, heads, tokens), as `retention.log_gates` draws them."""
-    return retention.log_gates(seed, batch, heads, tokens, 1)[..., 0]
+def log_decays(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return drawn log decays of a head, (1, tokens), as `retention.log_gates` draws them."""
+    return np.array(retention.log_gates(problem.seed, *sizes_of(problem, SIZES)[:3], 1)[batch, head].T)
 
 
-def strengths(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
-    """Return drawn beta, (batch, heads, tokens): the sigmoid of normal entries."""
-    return 1 / (1 + np.exp(-retention.normal(seed, "beta", batch, heads, tokens)))
+def strengths(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return drawn beta of a head, (1, tokens): the sigmoid of normal entries."""
+    drawn = retention.normal(problem.seed, "beta", *sizes_of(problem, SIZES)[:3])[batch, head]
+    return np.array([1 / (1 + np.exp(-drawn))])
 
 
-def first_state(batch: int, heads: int, key: int, value: int) -> NDArray[np.float64]:
-    """Return the state before the first token, 0."""
-    return np.zeros((batch, heads, key, value))
-
-
-def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of the inputs besides Q, K and V: log decays and beta, and of the initial state."""
-    batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
-    drawn = problem.seed, batch, heads, tokens
-    return {
-        "a": as_stored(lambda: log_decays(*drawn)[:, :, None]),
-        "beta": as_stored(lambda: strengths(*drawn)[:, :, None]),
-        "first": as_stored(lambda: first_state(batch, heads, key, value)),
-    }
+def first_state(sizes: Mapping[str, int], problem: KernelProblem, *_of: Any) -> NDArray[np.float64]:
+    """Return the state before the first token, (channels of keys, of values): 0."""
+    return np.zeros(sizes_of(problem, sizes)[3:5])
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
@@ -92,7 +82,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     t, h = of.stack("t", of.chunk, of.chunk, p.factor), of.stack("h", of.key, of.value, p.factor)
     state = partial(of.tensor, rows=of.key, cols=of.value, fmt=F32)
     o = of.tensor("o", of.tokens, of.value, p.output, "output")
-    drawn, below = inputs_of(problem), GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
+    below = GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
     phases = []
     if unit:
         k = of.tensor("n", of.tokens, of.key, p.factor)
@@ -100,12 +90,12 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         sized = {"row": rows, "key": of.key}
         phases.append(recurrence.normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
     a = one("a", role="input")
-    phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], drawn, a=a))
+    phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], a=a))
     blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
     as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
-        known = {n: f for n, f in drawn.items() if n in bound}
+        known = {}
         if "below" in bound:  # what a token meets: what comes before it, and for results itself
             mask = bound["below"].name
             known[mask] = retention.below_diagonal(of.chunk, mask == "seen")
@@ -128,13 +118,13 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     return [replace(each, slice_elements=each.slice_elements or SLICE) for each in phases]
 
 
-def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> NDArray[np.float64]:
-    """Return o, (tokens, channels of values), of a head, token after token in float64."""
-    drawn = {n: np.asarray(function(), np.float64) for n, function in inputs_of(problem).items()}
-    a, beta = np.exp(drawn["a"][b, h, 0]), drawn["beta"][b, h, 0]
+def recurrence_of(problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
+    """Return o, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
+    q, k, v, state = map(read, ("q", "k", "v", "first"))
+    a, beta = np.exp(read("a")[0]), read("beta")[0]
     if dict(zip(SIZES, sizes_of(problem, SIZES), strict=True))["unit"]:
         k = k / np.sqrt((k * k).sum(1, keepdims=True) + recurrence.LEAST_LENGTH)
-    state, rows = drawn["first"][b, h], []
+    rows = []
     for at in range(len(q)):
         state = a[at] * state
         state = state + beta[at] * np.outer(k[at], v[at] - k[at] @ state)
@@ -149,4 +139,5 @@ SCHEDULES = retention.declared(
     "the gated delta rule in its WY form, chunk by chunk",
     SIZES,
     (DeltaFields, GpuDeltaFields),
+    {"a": log_decays, "beta": strengths, "first": partial(first_state, SIZES)},
 )

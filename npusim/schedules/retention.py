@@ -202,12 +202,13 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 def by_head(
     function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> NDArray[np.float64]:
-    """Return the results of ``function`` of a problem, batch and head for Q, K and V, which heads may share."""
-    share = {t.name: output.heads // t.heads for t in output.inputs if t.name in "qkv"}
-    heads = [
-        [function(problem, b, h, *(inputs(n, b, h // share[n]) for n in "qkv")) for h in range(output.heads)]
-        for b in range(output.batch)
-    ]
+    """Return the results of ``function(problem, batch, head, read)``, ``read(name)`` an input; heads may share some."""
+    of = {t.name: t for t in output.inputs}
+
+    def read(b: int, h: int, n: str) -> Any:
+        return inputs(n, b % of[n].batch, h * of[n].heads // output.heads)
+
+    heads = [[function(problem, b, h, partial(read, b, h)) for h in range(output.heads)] for b in range(output.batch)]
     return np.array(heads)
 
 
@@ -246,8 +247,12 @@ def declared(
     summary: str,
     sizes: Mapping[str, int] = SIZES,
     fields: tuple[type[Tiling], type[Tiling]] = (StateFields, GpuStateFields),
+    follows: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> tuple[Schedule, ...]:
-    """Return the schedule of a recurrence for both families; ``reference``: as for `by_head`; ``fields``: of each."""
+    """Return the schedule of a recurrence for both families; ``reference``: as for `by_head`; ``fields``: of each.
+
+    ``follows``: as in `Schedule`.
+    """
     made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
     setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
@@ -260,13 +265,14 @@ def declared(
         families=["ascend", "nvidia"],
         tiling=dict(zip(("ascend", "nvidia"), fields, strict=True)),
         reference=made,
+        follows=follows,
         grows=lambda *_of: ("batch", "heads", "tokens"),
         summary=summary,
     )
 
 
-def _of(gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> Any:
-    return recurrence(q, k, v, gates(problem)[b, h])
+def _of(gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, read: Any) -> Any:
+    return recurrence(read("q"), read("k"), read("v"), gates(problem)[b, h])
 
 
 SCHEDULES = (

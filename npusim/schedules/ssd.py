@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,10 @@ from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules import retention
 from npusim.schedules.gated_delta import first_state
-from npusim.schedules.retention import SLICE, GatedFields, GpuGatedFields, as_stored, sizes_of
+from npusim.schedules.retention import SLICE, GatedFields, GpuGatedFields, sizes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -40,33 +41,23 @@ SIZES: Mapping[str, int] = MappingProxyType(
 )
 
 
-def steps(seed: int, batch: int, heads: int, tokens: int) -> NDArray[np.float64]:
-    """Return drawn dt, (batch, heads, tokens): `STEP` times the softplus of normal entries."""
-    return STEP * np.logaddexp(0, retention.normal(seed, "dt", batch, heads, tokens))
+def steps(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
+    drawn = retention.normal(problem.seed, "dt", *sizes_of(problem, SIZES)[:3])[batch, head]
+    return np.array([STEP * np.logaddexp(0, drawn)])
 
 
-def rates(heads: int) -> NDArray[np.float64]:
-    """Return A by head: -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2: a head has the same A among more heads.
+def rate(_problem: KernelProblem, _inputs: Any, _batch: int, head: int) -> NDArray[np.float64]:
+    """Return a head's A, (1, 1): -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2, whatever other heads there are.
 
     source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
     """
-    return -1 - 15 * (np.arange(heads) * (math.sqrt(5) - 1) / 2 % 1)
+    return np.array([[-1 - 15 * (head * (math.sqrt(5) - 1) / 2 % 1)]])
 
 
-def skips(heads: int) -> NDArray[np.float64]:
-    """Return D by head: 1.  source: as `rates`."""
-    return np.ones(heads)
-
-
-def inputs_of(problem: KernelProblem) -> dict[str, Callable[[], Any]]:
-    """Return functions of the inputs besides C, B and x, of A and D, and of the state before the first token."""
-    batch, heads, tokens, key, value, _ = sizes_of(problem, SIZES)
-    return {
-        "dt": as_stored(lambda: steps(problem.seed, batch, heads, tokens)[:, :, None]),
-        "by": as_stored(lambda: rates(heads)[None, :, None, None]),
-        "skip": as_stored(lambda: skips(heads)[None, :, None, None]),
-        "first": as_stored(lambda: first_state(batch, heads, key, value)),
-    }
+def skip(_problem: KernelProblem, _inputs: Any, _batch: int, _head: int) -> NDArray[np.float64]:
+    """Return a head's D, (1, 1): 1.  source: as `rate`."""
+    return np.ones((1, 1))
 
 
 def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
@@ -79,22 +70,21 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
     v = of.tensor("v", of.tokens, of.value, fmt, "input")
     g, gd = (of.tensor(n, 1, of.tokens, F32) for n in ("g", "gd"))
     dt, end = of.tensor("dt", 1, of.tokens, F32, "input"), Ends("token", g)
-    by, skip = (GlobalTensor(n, 1, of.heads, 1, 1, F32, "input") for n in ("by", "skip"))
+    by, by_head = (GlobalTensor(n, 1, of.heads, 1, 1, F32, "input") for n in ("by", "skip"))
     first, last = of.tensor("first", of.key, of.value, F32, "input"), of.tensor("last", of.key, of.value, F32, "output")
     s, h = of.stack("s", of.key, of.value, F32), of.stack("h", of.key, of.value, p.factor)
     o = of.tensor("o", of.tokens, of.value, p.output, "output")
     below = GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
-    drawn, spans = inputs_of(problem), of.spans()
-    known = {**drawn, "below": retention.below_diagonal(of.chunk, is_seen=True)}
+    spans, mask = of.spans(), retention.below_diagonal(of.chunk, is_seen=True)
 
     def phase(kernel: Any, called: str, cells: Any, results: Any, **bound: Any) -> Any:
-        values = {n: f for n, f in known.items() if n in bound}
+        values = {"below": mask} if "below" in bound else {}
         return kernel.phase(called, cells, spans, results, values=values, p=p, arithmetic=p.arithmetic, **bound)
 
     added = {"k": k, "v": v, "g": gd, "end": end}
-    read = {"q": q, "k": k, "v": v, "h": h, "below": below, "g": g, "gt": gd, "x": v, "skip": skip}
+    read = {"q": q, "k": k, "v": v, "h": h, "below": below, "g": g, "gt": gd, "x": v, "skip": by_head}
     phases = [
-        recurrence.decay_sums(recurrence.stepped, of, tiling.block_sums, [g, gd], drawn, dt=dt, by=by),
+        recurrence.decay_sums(recurrence.stepped, of, tiling.block_sums, [g, gd], dt=dt, by=by),
         phase(recurrence.chunk_states, "chunk states", of.blocks(is_walked=True), [s], **added),
         phase(recurrence.passed, "states", of.panels(), [h, last], s=s, end=end, first=first),
         phase(recurrence.gated_outputs, "outputs", of.blocks(), [o], **read),
@@ -102,11 +92,10 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
     return [replace(each, slice_elements=each.slice_elements or SLICE) for each in phases]
 
 
-def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any) -> NDArray[np.float64]:
-    """Return y, (tokens, channels of values), of a head, token after token in float64."""
-    drawn = {n: np.asarray(function(), np.float64) for n, function in inputs_of(problem).items()}
-    dt, a, d = drawn["dt"][b, h, 0], drawn["by"][0, h, 0, 0], drawn["skip"][0, h, 0, 0]
-    state, rows = drawn["first"][b, h], []
+def recurrence_of(_problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
+    """Return y, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
+    q, k, v, state = map(read, ("q", "k", "v", "first"))
+    dt, a, d, rows = read("dt")[0], read("by").item(), read("skip").item(), []
     for at in range(len(q)):
         state = np.exp(dt[at] * a) * state + dt[at] * np.outer(k[at], v[at])
         rows.append(q[at] @ state + d * v[at])
@@ -114,5 +103,11 @@ def recurrence_of(problem: KernelProblem, b: int, h: int, q: Any, k: Any, v: Any
 
 
 SCHEDULES = retention.declared(
-    "ssd", ssd, recurrence_of, "Mamba-2's chunk scan, state-space duality", SIZES, (GatedFields, GpuGatedFields)
+    "ssd",
+    ssd,
+    recurrence_of,
+    "Mamba-2's chunk scan, state-space duality",
+    SIZES,
+    (GatedFields, GpuGatedFields),
+    {"dt": steps, "by": rate, "skip": skip, "first": partial(first_state, SIZES)},
 )

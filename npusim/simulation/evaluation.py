@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from npusim.config.load import load_device
+from npusim.config.messages import choices
 from npusim.config.outside import with_origin
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
 from npusim.numerics.evaluate import KernelOutput, evaluate, execute_rows, variant_rows
 from npusim.numerics.inputs import (
@@ -21,6 +22,7 @@ from npusim.numerics.inputs import (
     kernel_source,
     stored_source,
     with_filled_heads,
+    with_followers,
     with_padding,
     without_padding,
 )
@@ -28,6 +30,8 @@ from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import NDArray
 
     from npusim.config.problem import KernelProblem
@@ -49,9 +53,7 @@ def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
 def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
     """Return the inputs: the given ones, or the recipe's."""
     if isinstance(problem, KernelOutput):
-        seed = cast("KernelProblem", plan.problem).seed
-        follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items()}
-        return plan.sources.setdefault(problem, kernel_source(problem.inputs, seed, plan.tensors, follows))
+        return plan.sources.get(problem) or plan.sources.setdefault(problem, plain_source(plan, problem))
     if problem in plan.sources:
         return plan.sources[problem]
     if plan.tensors is None:
@@ -62,13 +64,33 @@ def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
     return plan.sources.setdefault(problem, with_padding(source, problem) if plan.request.padding else source)
 
 
+def plain_source(
+    plan: Plan, subject: KernelOutput, change: Callable[[HeadSource], HeadSource] | None = None
+) -> HeadSource:
+    """Return the inputs of a kernel of plain tensors, ``change`` applied to those that do not follow from others."""
+    source = kernel_source(subject.inputs, cast("KernelProblem", plan.problem).seed, plan.tensors)
+    given = plan.tensors or ()
+    follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items() if n not in given}
+    return with_followers(change(source) if change else source, subject.inputs, follows)
+
+
 def bits_of(plan: Plan, program: TileProgram, **how: Any) -> NumericResult:
     """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
     subject = subject_of(plan, program)
     if isinstance(subject, KernelOutput):
+        _check_read(plan.tensors or {}, program)
         how["exact_rows_of"] = partial(_exact_rows, plan, subject)
     how |= {"reference": partial(_reference, plan), "exact": plan.exact}
     return evaluate(program, subject, source_of(plan, subject), **how)
+
+
+def _check_read(given: Iterable[str], program: TileProgram) -> None:
+    """Raise `TensorError` for a tensor that nothing reads; of a launch, parameters without a view may be given too."""
+    tensors = [t for n, t in program.tensors.items() if n not in program.constants]
+    read, written = ([t.name for t in tensors if t.role == role] for role in ("input", "output"))
+    for name in () if any(t.view for t in tensors) else given:
+        if name not in (*read, *written):
+            raise TensorError(f"tensors: nothing in {program.name} reads {name!r}{choices(name, read)}")
 
 
 def compared_variants(

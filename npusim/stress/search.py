@@ -16,15 +16,8 @@ from npusim.config.problem import NormalData, Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.executors import executor
 from npusim.numerics.evaluate import SAMPLE_ROWS, chosen_heads
-from npusim.numerics.inputs import (
-    array_source,
-    drawn_source,
-    kernel_source,
-    recipe_source,
-    with_padding,
-    without_padding,
-)
-from npusim.simulation.evaluation import bits_of, subject_of
+from npusim.numerics.inputs import array_source, drawn_source, recipe_source, with_padding, without_padding
+from npusim.simulation.evaluation import bits_of, plain_source, subject_of
 from npusim.simulation.naming import folder_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
@@ -133,7 +126,7 @@ class StressedRun:
     def source(self, plan: Plan, subject: Problem | KernelOutput, point: Point) -> HeadSource:
         """Return the inputs of a plan at a point."""
         if not isinstance(subject, Problem):
-            return stressed(kernel_source(subject.inputs, self.seed, plan.tensors), subject, point, self.seed)
+            return plain_source(plan, subject, lambda base: stressed(base, subject, point, self.seed))
         given = plan.tensors and without_padding(array_source(plan.tensors, subject.data), subject)
         base = given or recipe_source(subject, self.seed)
         source = drawn_source(subject, stressed(base, subject, point, self.seed))

@@ -12,7 +12,7 @@ import argparse
 import csv
 import json
 import sys
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,13 @@ from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.numerics.inputs import recipe_source, with_followers
 from npusim.run import run
 from npusim.schedules import SCHEDULES
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.op import TileOp
@@ -197,13 +197,14 @@ class Case:
             timing = simulate_program(program, device, "block")
             found |= {"cycles": timing.cycles, "busy": busy_cycles(timing), "bytes": timing.link_bytes}
         if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem | KernelProblem):
-            found["bits"] = digest_of_bits(program, problem)
+            found["bits"] = digest_of_bits(program, problem, SCHEDULES[self.schedule, device.family].follows)
         return found
 
 
-def digest_of_bits(program: TileProgram, problem: Any) -> str:
-    """Return a hash of everything the program leaves in its outputs."""
+def digest_of_bits(program: TileProgram, problem: Any, follows: Mapping[str, Any]) -> str:
+    """Return a hash of everything the program leaves in its outputs; ``follows``: as in `Schedule`."""
     source = recipe_source(problem) if isinstance(problem, Problem) else drawn(program)
+    source = with_followers(source, [*program.tensors.values()], {n: partial(f, problem) for n, f in follows.items()})
     done = execute(program, source)
     total = sha256()
     for tensor in program.tensors.values():

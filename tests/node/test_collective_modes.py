@@ -43,6 +43,12 @@ def test_a_small_message_has_as_many_channels_as_find_work() -> None:
     assert rates == pytest.approx({4: 1, 64: 8, 192: 24, 1024: 24})
 
 
+@pytest.mark.parametrize("node", ["h200_x2", "h200_x4"])
+def test_no_longer_message_takes_less_time(node: str) -> None:
+    seconds = [planned(node, kib).seconds for kib in range(1, 512)]
+    assert seconds == sorted(seconds)
+
+
 def test_an_estimate_of_one_mode_alone_is_refused(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "hwconfigs" / "h200_x2.yaml").read_text(encoding="utf-8")
     at = text.rindex("        tuner:\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +12,10 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import build_tiling
-from npusim.errors import SpecError, TilingError
+from npusim.errors import SpecError, TensorError, TilingError
 from npusim.schedules import find_schedule, gated_delta, ssd
 from npusim.schedules.define import machine_of
 from npusim.schedules.registry import for_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: A last chunk that is ragged, several heads, and a width of values that is another than that of keys.
 PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}
@@ -39,10 +36,6 @@ def _integers(draw: np.random.Generator, groups: int, density: float) -> dict[st
     return {n: (draw.integers(-1, 2, x) * (draw.random(x) < density)).astype(np.float16) for n, x in shapes.items()}
 
 
-def _always(values: Array) -> Callable[..., Array]:
-    return lambda *_of: values
-
-
 @pytest.mark.parametrize("hw", DEVICES)
 @pytest.mark.parametrize("name", ["gated_delta", "ssd"])
 def test_results_are_those_of_the_recurrence(name: str, hw: str) -> None:
@@ -52,34 +45,28 @@ def test_results_are_those_of_the_recurrence(name: str, hw: str) -> None:
 
 
 @pytest.mark.parametrize("hw", DEVICES)
-def test_integers_of_the_delta_rule_are_exact(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_of_the_delta_rule_are_exact(hw: str) -> None:
     """Beta is 0, 1 or -1, and the state before the first token is no zero: sums, inverse and products are exact."""
     draw = np.random.default_rng(2)
-    beta = draw.integers(-1, 2, (1, 2, PROBLEM["tokens"])).astype(float)
-    first = (draw.integers(-1, 2, (1, 2, 32, 48)) * (draw.random((1, 2, 32, 48)) < 0.1)).astype(float)
-    monkeypatch.setattr(gated_delta, "log_decays", _always(np.zeros(beta.shape)))
-    monkeypatch.setattr(gated_delta, "strengths", _always(beta))
-    monkeypatch.setattr(gated_delta, "first_state", _always(first))
-    tensors = _integers(draw, 2, 0.06)
+    beta = draw.integers(-1, 2, (1, 2, 1, PROBLEM["tokens"])).astype(np.float32)
+    first = (draw.integers(-1, 2, (1, 2, 32, 48)) * (draw.random((1, 2, 32, 48)) < 0.1)).astype(np.float32)
+    tensors = {**_integers(draw, 2, 0.06), "a": 0 * beta, "beta": beta, "first": first}
     error = _run("gated_delta", hw, {"unit": 0}, tensors=tensors).numerics.error
     assert error.max_abs_error == 0
     assert np.abs(tensors["k"][0, 0].astype(int) @ tensors["k"][0, 0].T.astype(int)).sum() > 160  # tokens do meet
 
 
-def _as_pto(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
+def _as_pto(**more: Any) -> Any:
     """Return a run of PTO's kernels on integers: beta, whose logarithm they take, is 1."""
-    ones = np.ones((1, 2, PROBLEM["tokens"]))
-    monkeypatch.setattr(gated_delta, "log_decays", _always(0 * ones))
-    monkeypatch.setattr(gated_delta, "strengths", _always(ones))
-    tiling, tensors = {**TILING, "kernel": "pto_chunks"}, _integers(np.random.default_rng(2), 2, 0.06)
+    ones = np.ones((1, 2, 1, PROBLEM["tokens"]), np.float32)
+    tiling = {**TILING, "kernel": "pto_chunks"}
+    tensors = {**_integers(np.random.default_rng(2), 2, 0.06), "a": 0 * ones, "beta": ones}
     chosen = {"problem": {**PROBLEM, "unit": 0}, "tiling": tiling, "rows": "all", "heads": "all", "tensors": tensors}
     return npusim.run("gated_delta", hw="ascend_910b2", **chosen, **more)
 
 
-def test_integers_of_ptos_kernels_are_exact_and_products_left_in_16_bits_move_fewer_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wide, half = (_as_pto(monkeypatch, precision=f"stored,product={fmt}") for fmt in ("float32", "float16"))
+def test_integers_of_ptos_kernels_are_exact_and_products_left_in_16_bits_move_fewer_bytes() -> None:
+    wide, half = (_as_pto(precision=f"stored,product={fmt}") for fmt in ("float32", "float16"))
     for made in (wide, half):
         assert made.numerics.error.max_abs_error == 0
         assert any("kernel=pto_chunks" in note for note in made.notes)
@@ -106,16 +93,29 @@ def test_ptos_kernels_are_refused_where_vector_units_work_on_registers() -> None
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("hw", DEVICES)
-def test_integers_of_the_chunk_scan_are_exact(hw: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_of_the_chunk_scan_are_exact(hw: str, groups: int) -> None:
     """A step of 1, A = 0 and D = -3, heads of one group or of their own, and a state before the first token."""
     draw = np.random.default_rng(3)
-    first = draw.integers(-1, 2, (1, 2, 32, 48)).astype(float)
-    monkeypatch.setattr(ssd, "steps", _always(np.ones((1, 2, PROBLEM["tokens"]))))
-    monkeypatch.setattr(ssd, "rates", np.zeros)
-    monkeypatch.setattr(ssd, "skips", lambda heads: np.full(heads, -3.0))
-    monkeypatch.setattr(ssd, "first_state", _always(first))
-    error = _run("ssd", hw, {"groups": groups}, tensors=_integers(draw, groups, 0.2)).numerics.error
+    by_head, tokens = np.ones((1, 2, 1, 1), np.float32), np.ones((1, 2, 1, PROBLEM["tokens"]), np.float32)
+    first = draw.integers(-1, 2, (1, 2, 32, 48)).astype(np.float32)
+    more = {"dt": tokens, "by": 0 * by_head, "skip": -3 * by_head, "first": first}
+    error = _run("ssd", hw, {"groups": groups}, tensors={**_integers(draw, groups, 0.2), **more}).numerics.error
     assert error.max_abs_error == 0
+
+
+def test_a_tensor_that_nothing_reads_is_refused() -> None:
+    for name in ("beta_", "below"):  # a name of none, and a constant of the kernel's own
+        given = {**_integers(np.random.default_rng(2), 2, 0.06), name: np.ones((1, 2, 1, 80), np.float32)}
+        with pytest.raises(TensorError, match=f"nothing in gated_delta reads '{name}'.*beta"):
+            _run("gated_delta", "h200", tensors=given)
+
+
+@pytest.mark.parametrize("name", ["gated_delta", "ssd"])
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950"])
+def test_stages_with_slices_of_other_heights_read_one_vector(name: str, hw: str) -> None:
+    """Rows of 128 tokens are sliced to fewer than rows of 32 values, and both read the sums of decays."""
+    tiling, problem = {"chunk": 128, "block_value": 32}, {"heads": 2, "tokens": 200, "key": 64, "value": 32}
+    assert npusim.run(name, hw=hw, problem=problem, tiling=tiling, rows="all").numerics.error.rmse < 1e-3
 
 
 def test_a_chunk_changes_no_sum_but_its_order() -> None:
@@ -161,11 +161,12 @@ def test_other_sizes_are_refused(name: str, sizes: dict[str, int], message: str)
 
 
 def test_drawn_rates_and_steps_are_those_that_are_said() -> None:
-    assert ssd.rates(2).tolist() == [-1, -16]
-    dt = ssd.steps(0, 1, 1, 4096)
+    problem = KernelProblem(heads=1, tokens=4096)
+    assert [ssd.rate(problem, None, 0, h).item() for h in range(3)] == pytest.approx([-1, -10.2705, -4.5410], abs=1e-3)
+    dt = ssd.steps(problem, None, 0, 0)
     assert dt.min() > 0
     assert abs(dt.mean() - 0.0806) < 0.003  # a tenth of the mean of softplus(x), x normal
-    beta = gated_delta.strengths(0, 1, 1, 4096)
+    beta = gated_delta.strengths(problem, None, 0, 0)
     assert 0 < beta.min() < beta.max() < 1
 
 

@@ -126,7 +126,7 @@ class VectorShare:
         self.masks: dict[str, Ring] = {}
         self.single = self._single(stages)
         for s in stages:
-            self._place_ends(s)
+            self._place_ends(s, stages)
         for s in stages:
             for n in filter(frame.is_loaded, s.masks):
                 # One slot beside products: only the tiles on the diagonal need a mask.
@@ -158,13 +158,14 @@ class VectorShare:
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
         return {n for n in inputs if n not in twice[: max(0, spare)]}
 
-    def _place_ends(self, s: RowsStage) -> None:
-        """Place the rings of a stage's inputs and outputs."""
+    def _place_ends(self, s: RowsStage, stages: Sequence[RowsStage]) -> None:
+        """Place the rings of a stage's inputs and outputs, as large as the largest slice of ``stages`` needs."""
         frame, core, ring = self.frame, self.core, self.group.ring
         for n in s.inputs:
             if n in self.dropped:
                 continue
-            size = frame.row_bytes(n, frame.rows_of(n, (0, s.height))[1])
+            tallest = max(x.height for x in stages if n in x.inputs)
+            size = frame.row_bytes(n, frame.rows_of(n, (0, tallest))[1])
             self._share_ring(self.ins, n, size, s.inputs)
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
