@@ -77,10 +77,10 @@ class DriverMode(SpecModel):
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
-    def engines_for(self, size_bytes: int, ranks: int, most: int) -> float:
-        """Return how many of ``most`` engines serve a message of ``size_bytes`` a rank among ``ranks``; the last in part:
+    def engines_for(self, size_bytes: int, ranks: int, most: float) -> float:
+        """Return how many of ``most`` engines serve a message of ``size_bytes`` a rank among ``ranks``.
 
-        whole ones alone would make a message slower than one that is a little longer.
+        The last may serve in part: with whole engines alone, a message would be slower than a slightly longer one.
         """
         least = self.engine_least_bytes
         return most if least is None else min(most, max(1, size_bytes / (least.value * ranks)))
