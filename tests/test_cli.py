@@ -287,7 +287,9 @@ def test_words_of_a_command_are_the_same_everywhere(elsewhere: Path) -> None:
     )
     assert "ascend_910b2 -> mine" in _ok("compare", "flash", "flash --hw mine.yaml", *QUICK)
     assert ". Did you mean `flash`? There are " in _npusim("run", "flahs").stderr
-    assert "--band x: write a share from 0 to below 1 (or 100 %)" in _npusim("validate", "a.yaml", "--band", "x").stderr
+    assert (
+        "--band x: write a share from 0 to below 1 (or 100 %)" in _npusim("validate", "mine.yaml", "--band", "x").stderr
+    )
     assert run("flash", seq="1k", numerics=False).problem.seq_q == 1024  # type: ignore[arg-type,union-attr]
     with pytest.raises(SpecError, match="seq_kv 8q: write a positive whole number"):
         run("flash", seq_kv="8q")  # type: ignore[arg-type]
@@ -513,10 +515,10 @@ def test_compare_shows_what_changed() -> None:
 
 
 def test_compare_runs_schedules_on_the_spot_with_options_of_their_own() -> None:
-    found = _document("compare", "flash", "flash -t block_kv=256 --seq 64", *QUICK, "-t", "depth=1", "--json")
-    assert found["runs"] == ["flash", "flash -t block_kv=256 --seq 64"]
+    found = _document("compare", "flash", "flash -t block_kv=128 --seq 64", *QUICK, "-t", "depth=1", "--json")
+    assert found["runs"] == ["flash", "flash -t block_kv=128 --seq 64"]
     assert found["problems"] == ["problem.seq_q", "problem.seq_kv"]
-    assert found["differences"]["tiling.block_kv"] == [512, 256]
+    assert found["differences"]["tiling.block_kv"] == [256, 128]
     assert "tiling.depth" not in found["differences"]
     parts = found["latency"]["parts"]
     assert [sum(p["cycles"][i] for p in parts) for i in (0, 1)] == found["latency"]["cycles"]

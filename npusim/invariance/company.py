@@ -122,7 +122,7 @@ def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, l
 
 def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
     """Yield shares of the heads: whole groups, or the part of a group where several ranks share it."""
-    of_groups = next((name for name in SHARED if name in sizes), "heads")
+    of_groups = next((name for name in SHARED if sizes.get(name)), "heads")
     all_heads, all_groups = sizes["heads"], sizes[of_groups]
     for ranks in RANKS:
         heads, groups = all_heads // ranks, max(1, all_groups // ranks)

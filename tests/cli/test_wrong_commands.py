@@ -27,7 +27,7 @@ WRONG = (
     ("run Flash", "unknown schedule 'Flash'. Did you mean `flash`? There are allreduce,"),
     ("run flash pasa", "Got unexpected extra argument(s) (pasa)"),
     ("run flash --sqe 1", "No such option: --sqe (Possible options: --seed,"),
-    ("run gla --seq 8k", "the problem (--problem batch=..,heads=..,tokens=..,key=..,value=..); leave"),
+    ("run gla --seq 8k", "the problem states the sizes (--problem batch=..,heads=..,tokens=..,key=..,value=..); leave"),
     ("run flash --seq", "Option '--seq' requires an argument."),
     ("run flash --seq 0", "--seq 0: write a positive whole number: 4096, 8k"),
     ("run flash --seq -4", "--seq -4: write a positive whole number: 4096, 8k"),

@@ -314,7 +314,7 @@ def test_coordinates_of_a_shared_body_are_integers(part: Any) -> None:
     toy = Toy()
     q = toy.queue("q")
     program = toy.program([Loop("kv", range(2), Body(lambda *_: [toy.op("x", q)], 1, (0, (part,))))])
-    with pytest.raises(ProgramError, match=r"loop kv: the coordinates of a body hold .* integers alone"):
+    with pytest.raises(ProgramError, match=r"loop kv: the coordinates of a body hold .* may hold only integers"):
         check(program)
 
 

@@ -12,7 +12,7 @@ import pytest
 from npusim.config.device import DeviceSpec
 from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device, reader_of
-from npusim.config.problem import CopyProblem, GemmProblem, Problem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
 from npusim.config.quantity import Quantity
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
@@ -38,6 +38,7 @@ def small(**fields: Any) -> Problem:
 PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "flash": ("flash", small(heads=24, causal=True, seq_q=512, head_dim=128), {"block_kv": 128}, None),
     "pto": ("flash", small(heads=24, causal=True, seq_q=512, head_dim=128), {"block_kv": 128, "kernel": "pto"}, None),
+    "chunks": ("gated_delta", KernelProblem(heads=2, tokens=256), {"kernel": "pto_chunks"}, None),
     "half": ("flash", small(), {"block_kv": 128, "block_q": 64}, "fa16"),
     "brain": ("flash", small(dtype="bfloat16"), {"block_kv": 128}, None),
     "single": ("flash", small(dtype="float32"), {"block_kv": 64, "block_q": 32}, "fa2_fp32,arithmetic=ieee.f32"),
@@ -119,6 +120,7 @@ WHERE = {
         ("*.FIXP.queue_depth_count", ("fixed",)),
         ("*.VECTOR.queue_depth_count", ("ragged",)),
         ("*.CUBE.queue_depth_count", ("tall",)),
+        ("*.row_interval_cycles", ("chunks",)),
         ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused", "pto")),
     ),
     "nvidia": (

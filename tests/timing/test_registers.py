@@ -248,7 +248,7 @@ def test_cann_on_28_and_32_cores_is_as_fast_as_measured():
         112.4: {"batch": 4, "heads": 64, "kv_heads": 8, "seq_q": 512, "head_dim": 128},
         138.0: {"batch": 4, "heads": 32, "seq_q": 1024, "head_dim": 128, "causal": True},
     }
-    for hw, most in (("ascend_950_28", 0.06), ("ascend_950", 0.08)):
+    for hw, most in (("ascend_950_28", 0.06), ("ascend_950", 0.09)):
         launch = load_device(hw).timed_launch().task_all_s.value
         for measured, shape in prefill.items():
             problem = Problem(**shape, dtype="bfloat16")

@@ -194,7 +194,7 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             is_open = isinstance(tiling, GroupFields) and "stages" not in tiling.model_fields_set
-            if not is_open or warp_issue(self.device).copies.value != "staged":
+            if not (is_open and has_warps(self.device)) or warp_issue(self.device).copies.value != "staged":
                 return tiling
             # Without asynchronous copies tiles go through registers, one at a time.
             return type(tiling).model_construct(

@@ -130,12 +130,13 @@ class BlockPlaces:
     def _late(self) -> dict[Stage, tuple[str, ...]]:
         """Return the operands of products of a block without a loop that wait for an earlier product or result.
 
-        Triton gives them the shared memory of those before, so that their loads wait for the warps.
+        Triton gives them the shared memory of those before, so that their copies wait for the warps.
         """
         frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
         late: dict[Stage, tuple[str, ...]] = {}
         for s in frame.stages if self.tiling.work and not frame.loop_axis and not self.tiling.slice_elements else ():
-            own = tuple(n for n in s.read if s.is_product and n in self.shared and n not in seen)
+            copied = (n for n in s.read if n in self.shared and self.loaded.get(n) is self.near[n])
+            own = tuple(n for n in copied if s.is_product and n not in seen)
             if own and (is_out or made & {*s.read}):
                 late[s] = own
             seen |= {*own}
