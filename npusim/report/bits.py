@@ -144,7 +144,9 @@ def _error(bits: NumericRecord) -> str:
         )
     ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
     exact = "" if bits.rmse is None or bits.rmse < math.inf else " (the exact result is 0)"
-    return f"relative RMSE {scientific(bits.rmse)}{exact}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"
+    return (
+        f"relative RMSE {scientific(bits.rmse)}{exact}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"
+    )
 
 
 def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:

@@ -145,7 +145,11 @@ class AscendMachine(Machine):
         known, fields = type(tiling).model_fields, dict[str, object]()
         is_open = "kernel" in known and known["kernel"].default is None
         if has_registers(self.device):
-            fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN.fields["pipeline"], "barriers": None}
+            fields = {
+                "vector_rows": REGISTER_TILE["vector_rows"],
+                "pipeline": CANN.fields["pipeline"],
+                "barriers": None,
+            }
             fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
         elif is_open and attention_fields(tiling).kernel is None:
             preset = kernel_of(precision) or CANN

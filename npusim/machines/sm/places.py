@@ -293,7 +293,7 @@ class BlockPlaces:
         return self.slot(self.near[root], n, block, tile, first=first, last=last)
 
     def slots_of_rows(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
-        """Return the slots that a stage of rows reads and a block does not hold: a group without rows waits for them too."""
+        """Return the slots that a stage of rows reads and a block does not hold, for a group without rows too."""
         roots = {n: self.frame.storage.get(n, n) for n in s.read}
         return tuple(
             self._read_by_rows(root, n, s, block, tile)
