@@ -200,10 +200,8 @@ def validate(
         return
     if file is None or not file.exists():
         asked = "" if file is None else f"{file}: no such file; "
-        raise SpecError(
-            f"{asked}name a file of measured times (npusim validate --template > measured.yaml) "
-            "or of recorded bits (.npz)"
-        )
+        times = "npusim validate --template > measured.yaml"
+        raise SpecError(f"{asked}name a file of measured times ({times}) or of recorded bits (.npz)")
     if file.suffix == ".npz":
         others = {"--method": None if method == "auto" else method, "--jobs": None if jobs == 1 else jobs}
         refuse({"--band": band, **others}, "read with timings (.yaml); bits are equal or not: leave these out")

@@ -193,7 +193,8 @@ class HeldOutput:
         if explained:
             return explained, None
         better = list(islice((e for e in ranked if e.matched > base_matched and self._holds(e)), NEAREST))
-        pairs = [(e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field]
+        leads = [e.changes[0] for e in better]
+        pairs = [(a, b) for n, a in enumerate(leads) for b in singles if b.field != a.field and b not in leads[:n]]
         self.total += len(pairs)
         ranked = sorted([*ranked, *self._try(pairs, place, base)], key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total and self._holds(e)]
