@@ -200,6 +200,6 @@ def test_two_seeds_give_one_verdict_in_30_seconds_each(schedule: str, options: d
 def test_what_follows_from_inputs_follows_from_those_of_a_point() -> None:
     """LSE and O drawn beside Q, K and V were of no call: gradients overflowed on calm inputs, at any scale."""
     sizes = {"heads": 1, "tokens": 32, "key": 16, "value": 16}
-    found = npusim.stress("flash_backward", hw="h200", problem=sizes, over="scale", budget_s=5)
+    found = stress("flash_backward", hw="h200", problem=sizes, over=["scale"], budget_s=5)
     assert found.calm.rmse is not None
     assert found.calm.rmse < 1e-3
