@@ -78,9 +78,9 @@ class DriverMode(SpecModel):
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def engines_for(self, size_bytes: int, ranks: int, most: int) -> float:
-        """Return how many of ``most`` engines serve a message of ``size_bytes`` a rank among ``ranks``; the last in part:
+        """Return how many of ``most`` engines take part in a message of ``size_bytes`` a rank among ``ranks``.
 
-        whole ones alone would make a message slower than one that is a little longer.
+        The last takes part in proportion: with whole ones alone a message were slower than a longer one.
         """
         least = self.engine_least_bytes
         return most if least is None else min(most, max(1, size_bytes / (least.value * ranks)))
