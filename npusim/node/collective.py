@@ -304,7 +304,7 @@ def alpha_beta(
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)
-    engines: float = driver.engines_per_transfer
+    engines = float(driver.engines_per_transfer)
     if size_bytes is not None:
         engines = mode.engines_for(size_bytes, chosen.ranks, engines)
     transfer_rate = engine * engines
