@@ -77,7 +77,7 @@ class DriverMode(SpecModel):
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
-    def engines_for(self, size_bytes: int, ranks: int, most: float) -> float:
+    def engines_for(self, size_bytes: int, ranks: int, most: int) -> float:
         """Return how many of ``most`` engines take part in a message of ``size_bytes`` a rank among ``ranks``.
 
         The last takes part in proportion: with whole ones alone a message were slower than a longer one.

@@ -95,10 +95,8 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
-        known = {}
-        if "below" in bound:  # what a token meets: what comes before it, and for results itself
-            mask = bound["below"].name
-            known[mask] = retention.below_diagonal(of.chunk, mask == "seen")
+        masks = {t.name for n, t in bound.items() if n == "below"}  # tokens before one, and for results itself
+        known = {n: retention.below_diagonal(of.chunk, n == "seen") for n in masks}
         phases.append(kernel.phase(called, cells, spans, results, values=known, **bound, **more))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
