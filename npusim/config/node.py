@@ -77,10 +77,11 @@ class DriverMode(SpecModel):
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
-    def engines_for(self, size_bytes: int, ranks: int, most: float) -> float:
+    def engines_for(self, size_bytes: int, ranks: int, most: int) -> float:
         """Return how many of ``most`` engines serve a message of ``size_bytes`` a rank among ``ranks``.
 
-        The last may serve in part: with whole engines alone, a message would be slower than a slightly longer one.
+        NCCL uses whole channels; here the last one serves in part, since with whole ones alone a message would be
+        slower than a slightly longer one.  Multiples of the step are the same.
         """
         least = self.engine_least_bytes
         return most if least is None else min(most, max(1, size_bytes / (least.value * ranks)))

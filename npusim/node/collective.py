@@ -305,10 +305,8 @@ def alpha_beta(
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)
-    engines: float = driver.engines_per_transfer
-    if size_bytes is not None:
-        engines = mode.engines_for(size_bytes, chosen.ranks, engines)
-    transfer_rate = engine * engines
+    most = driver.engines_per_transfer
+    transfer_rate = engine * (most if size_bytes is None else mode.engines_for(size_bytes, chosen.ranks, most))
     for transfers in chosen.rounds:
         loads: dict[str, float] = defaultdict(float)
         rates: dict[str, float] = {}

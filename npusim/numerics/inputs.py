@@ -269,9 +269,8 @@ def with_followers(
 
     @cache
     def read(name: str, batch: int, head: int) -> Array:
-        if name in follows:
-            return formats.cast(follows[name](wide, batch, head), fmt[name])
-        return source(name, batch, head)
+        own = follows.get(name)
+        return formats.cast(own(wide, batch, head), fmt[name]) if own else source(name, batch, head)
 
     return read
 

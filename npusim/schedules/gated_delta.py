@@ -95,10 +95,8 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
-        known = {}
-        if "below" in bound:  # what a token meets: what comes before it, and for results itself
-            mask = bound["below"].name
-            known[mask] = retention.below_diagonal(of.chunk, mask == "seen")
+        masks = {t.name for n, t in bound.items() if n == "below"}  # tokens before one, and for results itself
+        known = {n: retention.below_diagonal(of.chunk, n == "seen") for n in masks}
         phases.append(kernel.phase(called, cells, spans, results, values=known, **bound, **more))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
@@ -121,10 +119,9 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
 def recurrence_of(problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
     """Return o, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
     q, k, v, state = map(read, ("q", "k", "v", "first"))
-    a, beta = np.exp(read("a")[0]), read("beta")[0]
+    a, beta, rows = np.exp(read("a")[0]), read("beta")[0], []
     if dict(zip(SIZES, sizes_of(problem, SIZES), strict=True))["unit"]:
         k = k / np.sqrt((k * k).sum(1, keepdims=True) + recurrence.LEAST_LENGTH)
-    rows = []
     for at in range(len(q)):
         state = a[at] * state
         state = state + beta[at] * np.outer(k[at], v[at] - k[at] @ state)

@@ -249,10 +249,7 @@ def declared(
     fields: tuple[type[Tiling], type[Tiling]] = (StateFields, GpuStateFields),
     follows: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> tuple[Schedule, ...]:
-    """Return the schedule of a recurrence for both families; ``reference``: as for `by_head`; ``fields``: of each.
-
-    ``follows``: as in `Schedule`.
-    """
+    """Return the schedule of a recurrence for both families, ``fields`` of each; ``reference``: as for `by_head`."""
     made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
     setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it

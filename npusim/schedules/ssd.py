@@ -78,7 +78,7 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
     spans, mask = of.spans(), retention.below_diagonal(of.chunk, is_seen=True)
 
     def phase(kernel: Any, called: str, cells: Any, results: Any, **bound: Any) -> Any:
-        values = {"below": mask} if "below" in bound else {}
+        values = {n: mask for n in bound if n == "below"}
         return kernel.phase(called, cells, spans, results, values=values, p=p, arithmetic=p.arithmetic, **bound)
 
     added = {"k": k, "v": v, "g": gd, "end": end}

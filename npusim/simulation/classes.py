@@ -55,7 +55,7 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
     """Yield the parts that determine the values of a phase."""
     yield repr((phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator))
     yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
-    yield repr({axis: phase.sizes[axis] for axis in sorted(_deciding(phase, arithmetic))})
+    yield repr({axis: phase.sizes.get(axis) for axis in sorted(_deciding(phase, arithmetic))})
     for loop in phase.loops:
         yield repr((loop.axis, [_rows(s, phase) for s in loop.stages]))
     yield repr([_rows(s, phase) for s in phase.finish])

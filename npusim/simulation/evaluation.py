@@ -51,11 +51,11 @@ def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
 
 
 def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
-    """Return the inputs: the given ones, or the recipe's."""
-    if isinstance(problem, KernelOutput):
-        return plan.sources.get(problem) or plan.sources.setdefault(problem, plain_source(plan, problem))
+    """Return the inputs: the given ones, or those of the recipe."""
     if problem in plan.sources:
         return plan.sources[problem]
+    if isinstance(problem, KernelOutput):
+        return plan.sources.setdefault(problem, plain_source(plan, problem))
     if plan.tensors is None:
         source = drawn_source(problem)
     else:

@@ -231,6 +231,12 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         )
 
 
+def test_a_fixed_order_of_sums_of_a_group_is_examined() -> None:
+    """The kernels that add up a group's dK and dV walk its members, an axis without a size of its own."""
+    problem, tiling = {**PROBLEM, **SHARED}, {**TILING, "method": "deterministic"}
+    assert npusim.invariant("flash_backward", hw="h200", problem=problem, tiling=tiling)
+
+
 def test_an_output_is_held_against_gradients() -> None:
     problem = {"heads": 1, "tokens": 128, "key": 64, "value": 32}
     given = {n: x.astype(np.float16) for n, x in _drawn(problem, np.random.default_rng(3)).items()}
