@@ -57,18 +57,21 @@ SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "tokens": 1024, 
 
 def log_decays(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn log decays of a head, (1, tokens), as `retention.log_gates` draws them."""
-    return np.array(retention.log_gates(problem.seed, *sizes_of(problem, SIZES)[:3], 1)[batch, head].T)
+    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
+    return np.array(retention.log_gates(problem.seed, batches, heads, tokens, 1)[batch, head].T)
 
 
 def strengths(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn beta of a head, (1, tokens): the sigmoid of normal entries."""
-    drawn = retention.normal(problem.seed, "beta", *sizes_of(problem, SIZES)[:3])[batch, head]
+    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
+    drawn = retention.normal(problem.seed, "beta", batches, heads, tokens)[batch, head]
     return np.array([1 / (1 + np.exp(-drawn))])
 
 
 def first_state(sizes: Mapping[str, int], problem: KernelProblem, *_of: Any) -> NDArray[np.float64]:
     """Return the state before the first token, (channels of keys, of values): 0."""
-    return np.zeros(sizes_of(problem, sizes)[3:5])
+    _batch, _heads, _tokens, key, value, *_ = sizes_of(problem, sizes)
+    return np.zeros((key, value))
 
 
 def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:

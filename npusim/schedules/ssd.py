@@ -43,7 +43,8 @@ SIZES: Mapping[str, int] = MappingProxyType(
 
 def steps(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
-    drawn = retention.normal(problem.seed, "dt", *sizes_of(problem, SIZES)[:3])[batch, head]
+    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
+    drawn = retention.normal(problem.seed, "dt", batches, heads, tokens)[batch, head]
     return np.array([STEP * np.logaddexp(0, drawn)])
 
 

@@ -322,7 +322,7 @@ def test_request_pickles_with_an_equal_device() -> None:
 def test_room_of_a_gpu_counts_the_registers_of_resident_blocks(hw: str, schedule: str) -> None:
     done = run(schedule, hw=hw, seq=512, numerics=False)
     words = re.search(
-        r"(\d+) resident blocks of (\d+) warps \(limit: .*\), (\d+) registers", "\n".join(done.program.notes)
+        r"(\d+) resident blocks? of (\d+) warps? \(limit: .*\), (\d+) registers", "\n".join(done.program.notes)
     )
     assert words
     fit, warps, registers = map(int, words.groups())

@@ -43,7 +43,8 @@ def test_steps_of_a_model_are_little_changed_by_their_attention_and_overlapping_
         of = {name.partition(" ")[2]: found for name, found in steps.items() if name.startswith(f"{batch} ")}
         assert min(of, key=lambda name: of[name]["step_ms"]) == "split_kv:pipeline=core"
         assert max(f["step_ms"] for f in of.values()) < 1.2 * min(f["step_ms"] for f in of.values())
-        assert of["split_kv"]["attention_us"] < of["standard"]["attention_us"]
+        # One kernel wins at batch 1 alone: at more, its blocks load, multiply and drain in turn.
+        assert (of["split_kv"]["attention_us"] < of["standard"]["attention_us"]) == (batch == 1)
 
 
 def test_pasa_loses_to_our_own_float32_kernel(data: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flow import conflicts, flow, storage, views
@@ -38,7 +39,7 @@ GROUP_WARPS = 4
 #: Keys of a step to try, the most first: a multiple of what every arrangement covers.
 _KEYS = (64, 32, 16)
 #: Fields of schedules that set the rows of a block along an axis.
-_ROWS = {"row": ("block_q", "tile_q", "chunk"), "key": ("tile_kv", "block_key", "block_kv")}
+_ROWS = MappingProxyType({"row": ("block_q", "tile_q", "chunk"), "key": ("tile_kv", "block_key", "block_kv")})
 
 
 # ---------------------------------------------------------------- fragments
