@@ -77,14 +77,16 @@ class DriverMode(SpecModel):
         """Return the time of a byte that is only copied."""
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
-    def engines_for(self, size_bytes: int, ranks: int, most: int) -> float:
-        """Return how many of ``most`` engines serve a message of ``size_bytes`` a rank among ``ranks``.
+    def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
+        """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
 
         NCCL uses whole channels; here the last one serves in part, since with whole ones alone a message would be
         slower than a slightly longer one.  Multiples of the step are the same.
         """
-        least = self.engine_least_bytes
-        return most if least is None else min(most, max(1, size_bytes / (least.value * ranks)))
+        least, engines = self.engine_least_bytes, float(most)
+        if least is not None and size_bytes is not None:
+            engines = min(most, max(1, size_bytes / (least.value * ranks)))
+        return engines * float(self.engine_bytes_per_s.value)
 
 
 class DriverSpec(SpecModel):

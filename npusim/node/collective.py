@@ -218,8 +218,8 @@ class PlannedCollective:
     @property
     def transfer_bytes_per_s(self) -> float:
         """Rate of the engines that serve one transfer."""
-        engines = self.mode.engines_for(self.call.size_bytes, self.collective.ranks, self.driver.engines_per_transfer)
-        return engines * float(self.mode.engine_bytes_per_s.value)
+        most, ranks = self.driver.engines_per_transfer, self.collective.ranks
+        return self.mode.transfer_bytes_per_s(most, ranks, self.call.size_bytes)
 
     def terms(self) -> tuple[tuple[str, float], ...]:
         """Return the constants of the closed form and their shares: starts, copies without addition, and bandwidth."""
@@ -305,8 +305,7 @@ def alpha_beta(
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)
-    most = driver.engines_per_transfer
-    transfer_rate = engine * (most if size_bytes is None else mode.engines_for(size_bytes, chosen.ranks, most))
+    transfer_rate = mode.transfer_bytes_per_s(driver.engines_per_transfer, chosen.ranks, size_bytes)
     for transfers in chosen.rounds:
         loads: dict[str, float] = defaultdict(float)
         rates: dict[str, float] = {}

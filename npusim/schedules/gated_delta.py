@@ -56,16 +56,16 @@ SIZES: Mapping[str, int] = MappingProxyType({**retention.SIZES, "tokens": 1024, 
 
 
 def log_decays(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
-    """Return drawn log decays of a head, (1, tokens), as `retention.log_gates` draws them."""
-    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
-    return np.array(retention.log_gates(problem.seed, batches, heads, tokens, 1)[batch, head].T)
+    """Return drawn log decays of a head, (1, tokens), as `retention.log_gate` draws them."""
+    _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
+    return retention.log_gate(problem.seed, batch, head, tokens, 1).T
 
 
 def strengths(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn beta of a head, (1, tokens): the sigmoid of normal entries."""
-    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
-    drawn = retention.normal(problem.seed, "beta", batches, heads, tokens)[batch, head]
-    return np.array([1 / (1 + np.exp(-drawn))])
+    _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
+    drawn: NDArray[np.float64] = 1 / (1 + np.exp(-retention.normal(problem.seed, "beta", batch, head, 1, tokens)))
+    return drawn
 
 
 def first_state(sizes: Mapping[str, int], problem: KernelProblem, *_of: Any) -> NDArray[np.float64]:

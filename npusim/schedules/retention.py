@@ -86,18 +86,20 @@ def log_decay(heads: int) -> NDArray[np.float64]:
     return decay
 
 
-@cache
-def normal(seed: int, name: str, batch: int, heads: int, *of_head: int) -> NDArray[np.float64]:
-    """Return normal entries, (batch, heads, tokens, ...), which do not depend on other batches, heads, later tokens."""
-    keys = ([seed, *name.encode(), b, h] for b in range(batch) for h in range(heads))
-    drawn = np.array([np.random.default_rng(key).standard_normal(of_head) for key in keys])
-    return drawn.reshape(batch, heads, *of_head)
+def normal(seed: int, name: str, batch: int, head: int, *shape: int) -> NDArray[np.float64]:
+    """Return normal entries of a head, (tokens, ...), which do not depend on other batches, heads, later tokens."""
+    return np.random.default_rng([seed, *name.encode(), batch, head]).standard_normal(shape)
+
+
+def log_gate(seed: int, batch: int, head: int, tokens: int, key: int) -> NDArray[np.float64]:
+    """Return drawn log gates of a head, (tokens, channels): log sigmoid of normal entries, over `GATE_DIVISOR`."""
+    return -np.logaddexp(0, -normal(seed, "gates", batch, head, tokens, key)) / GATE_DIVISOR
 
 
 @cache
 def log_gates(seed: int, batch: int, heads: int, tokens: int, key: int) -> NDArray[np.float64]:
-    """Return drawn log gates, (batch, heads, tokens, channels): log sigmoid of normal entries, over `GATE_DIVISOR`."""
-    return -np.logaddexp(0, -normal(seed, "gates", batch, heads, tokens, key)) / GATE_DIVISOR
+    """Return `log_gate` of all heads, (batch, heads, tokens, channels)."""
+    return np.array([[log_gate(seed, b, h, tokens, key) for h in range(heads)] for b in range(batch)])
 
 
 def _sums(gates: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:

@@ -43,9 +43,9 @@ SIZES: Mapping[str, int] = MappingProxyType(
 
 def steps(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
-    batches, heads, tokens, *_ = sizes_of(problem, SIZES)
-    drawn = retention.normal(problem.seed, "dt", batches, heads, tokens)[batch, head]
-    return np.array([STEP * np.logaddexp(0, drawn)])
+    _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
+    drawn: NDArray[np.float64] = STEP * np.logaddexp(0, retention.normal(problem.seed, "dt", batch, head, 1, tokens))
+    return drawn
 
 
 def rate(_problem: KernelProblem, _inputs: Any, _batch: int, head: int) -> NDArray[np.float64]:
