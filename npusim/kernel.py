@@ -19,6 +19,7 @@ from npusim.algorithms.blocks import (
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
 from npusim.algorithms.language import (
+    compare,
     erf,
     exp,
     fma,
@@ -27,6 +28,7 @@ from npusim.algorithms.language import (
     inverse,
     log,
     maximum,
+    minimum,
     per_tile,
     rsqrt,
     sqrt,
@@ -109,6 +111,7 @@ __all__ = [
     "attention_scores",
     "attention_tensors",
     "choose",
+    "compare",
     "dealt",
     "erf",
     "exp",
@@ -126,6 +129,7 @@ __all__ = [
     "log",
     "mask_of",
     "maximum",
+    "minimum",
     "online_softmax",
     "part_of",
     "per_tile",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.cache import cached_operands, reading_cache
-from npusim.algorithms.language import Value, exp, fma, full, maximum, tiles, where
+from npusim.algorithms.language import Value, compare, exp, fma, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import mask_of
@@ -381,7 +381,7 @@ def fa4(
         s = (q @ kj.T).to(p.scores).to(p.softmax)
         s = where(mask, score(s if before == 1 else s * before), hidden(unseen, p.softmax))
         m_tile = maximum(m, s.max())
-        m_new = m_tile if growth == 0 else where(maximum((m - m_tile) * -scale - growth, 0.0), m_tile, m)
+        m_new = m_tile if growth == 0 else where(compare((m - m_tile) * -scale, growth, "ogt"), m_tile, m)
         alpha = exp((m - m_new) * scale)
         against = fma(m_new, -scale, more) if more else m_new * -scale
         e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)

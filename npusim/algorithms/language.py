@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
-from npusim.formats import BLOCK_FORMATS, get_format, get_scale_rule, stored_format
+from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
-from npusim.ir.op import PLAIN, Attributes, Opcode
+from npusim.ir.op import COMPARED, PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from npusim.algorithms.phase import Visit
+    from npusim.formats.elementwise import MaxNan
 
+#: Format of masks.
+MASK = "int8"
 #: The axis of the one row of what all rows of a tile take: ``mean="1 head"``.
 ONE = "1"
 Kind = Literal["operand", "mask", "state", "product", "row"]
@@ -38,8 +41,8 @@ TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
 WORDS = (
-    "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, inverse, .to(format), .max(), .sum(), "
-    ".cumsum() and @"
+    "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, .to(format), "
+    ".max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
@@ -61,6 +64,9 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.FMA: "fma({}, {}, {})",
         Opcode.MATMUL: "({} @ {})",
         Opcode.MAX: "maximum({}, {})",
+        Opcode.MIN: "minimum({}, {})",
+        Opcode.COMPARE: "compare({}, {}, {variant!r})",
+        Opcode.LOGIC: "({} {variant} {})",
         Opcode.SELECT: "where({}, {}, {})",
     }
 )
@@ -169,6 +175,11 @@ def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber
     return TileNumber(lambda tile: varying(known, *(n.of(tile) for n in numbers)), text, key)
 
 
+def _mask_operator(function: str) -> Callable[[Value, Any], Value]:
+    """Return the method that joins two masks of compared values."""
+    return lambda self, other: _logic(function, self, other)
+
+
 def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
     """Return the method that records an operation of a value and another, or a number; ``swapped``: from the right."""
     return lambda self, other: _binary(opcode, other, self) if swapped else _binary(opcode, self, other)
@@ -208,7 +219,7 @@ class Value:
             return self.variable or self.name or "a state"
         srcs = [s.written() if isinstance(s, Value) else str(s) for s in e.srcs]
         if e.opcode in WRITTEN:
-            return WRITTEN[e.opcode].format(*srcs)
+            return WRITTEN[e.opcode].format(*srcs, variant=e.attributes.variant)
         source = f"({srcs[0]})" if " " in srcs[0] and srcs[0][-1] != ")" else srcs[0]
         return srcs[0] if e.read and e.read[0].fmt == self.fmt else f"{source}.to({self.fmt!r})"
 
@@ -243,6 +254,11 @@ class Value:
     def __neg__(self) -> Value:
         return _binary(Opcode.MUL, self, -1.0)
 
+    __and__, __or__, __xor__ = _mask_operator("and"), _mask_operator("or"), _mask_operator("xor")
+
+    def __invert__(self) -> Value:
+        return _logic("xor", self, 1.0)
+
     def __matmul__(self, other: Any) -> Product:
         return Product(self, other)
 
@@ -260,9 +276,9 @@ class Value:
             fmt, how = _checked(fmt), Attributes(overflow=overflow)
         return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
 
-    def max(self) -> Value:
-        """Return the maximum of each row."""
-        return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,))
+    def max(self, nan: MaxNan = "number") -> Value:
+        """Return the maximum of each row; ``nan``: as of `maximum`."""
+        return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
 
     def sum(self, order: str = "") -> Value:
         """Return the sum of each row, in a named order (the core's own by default)."""
@@ -304,7 +320,8 @@ class Value:
     __array_ufunc__ = None  # numpy leaves operations to it
     __bool__ = __lt__ = __gt__ = __le__ = __ge__ = _refused(
         "`if` on {}, or a comparison of it",
-        f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element",
+        f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element, and "
+        "compare(a, b, 'ogt') is such a mask",
     )
     __float__ = __int__ = __index__ = _refused("{} as a plain number", NOT_YET)
     __iter__ = _refused("{} unpacked", "tiles(k, v) gives one tile for each of its operands")
@@ -418,18 +435,38 @@ class Product:
     __bool__ = __lt__ = __gt__ = refuse
 
 
-def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
-    values = [x for x in (a, b) if isinstance(x, Value)]
+def _binary(opcode: Opcode, a: Any, b: Any, how: Attributes = PLAIN, fmt: str = "") -> Value:
+    """Record an operation of two; ``fmt``: of its result, where it is not theirs."""
+    values, what = [x for x in (a, b) if isinstance(x, Value)], f"{opcode.name} of {a} and {b}"
     if not values:
-        fail(f"{opcode.name} of {a} and {b}: neither is a tile or a vector of rows")
-    tile = max(values, key=lambda x: (len(x.axes), x.axes[0] != ONE))
+        fail(f"{what}: neither is a tile or a vector of rows")
     if len({x.fmt for x in values}) > 1:
-        fail(f"{opcode.name} of {a} and {b}: their formats differ; say which is converted, x.to(format)")
+        fail(f"{what}: their formats differ; say which is converted, x.to(format)")
+    return _rows(opcode, _joined(what, values), fmt or values[0].fmt, (a, b), how)
+
+
+def _joined(what: str, values: list[Value]) -> tuple[str, ...]:
+    """Return the axes of a result of values, of which vectors are spread over a tile's columns, or its one row."""
+    tile = max(values, key=lambda x: (len(x.axes), x.axes[0] != ONE))
     columns = [x.axes for x in values if len(x.axes) == 1]
     axes = (*columns[0], tile.axes[1]) if columns and tile.axes[:1] == (ONE,) != columns[0] else tile.axes
     if any(x.axes not in (axes, axes[:1], (ONE, *axes[1:]), (ONE,)) for x in values):
-        fail(f"{opcode.name} of {a} and {b}: their axes differ")
-    return _rows(opcode, axes, tile.fmt, (a, b))
+        fail(f"{what}: their axes differ")
+    return axes
+
+
+def _logic(function: str, a: Any, b: Any) -> Value:
+    for x in (a, b):
+        if isinstance(x, Value) and (x.kind == "mask" or x.fmt != MASK):
+            what = f"{x.name}, a mask by position" if x.kind == "mask" else str(x)
+            fail(f"{function} of {what}: it joins masks of compare(a, b, relation); each mask by position has its where")
+    return _binary(Opcode.LOGIC, a, b, Attributes(variant=function))
+
+
+def _by_nan(nan: str) -> Attributes:
+    if nan not in MAX_NANS:
+        fail(f"nan={nan!r}: there are {', '.join(MAX_NANS)}")
+    return Attributes(variant="" if nan == MAX_NANS[0] else nan)
 
 
 def _rows(
@@ -451,8 +488,10 @@ def full(axes: str, start: float, fmt: str) -> Value:
     return state
 
 
-def filled(axes: str, number: float, fmt: str) -> Value:
-    """Return a tile whose elements are a number, which rows write without reading anything."""
+def filled(axes: str, number: Source, fmt: str) -> Value:
+    """Return a tile whose elements are a number, which rows write without reading anything; or a vector of rows', each
+    in its whole row.
+    """
     return _rows(Opcode.FILL, tuple(axes.split()), _checked(fmt), (number,))
 
 
@@ -545,35 +584,60 @@ def _unary(opcode: Opcode, a: Any, variant: str) -> Value:
 
 
 def maximum(
-    a: Value, b: Value | float, *, only: Value | tuple[Value, ...] | Literal["always"] | None = "always"
+    a: Value,
+    b: Value | float,
+    *,
+    only: Value | tuple[Value, ...] | Literal["always"] | None = "always",
+    nan: MaxNan = "number",
 ) -> Value:
-    """Return the larger; ``only``: a mask, on whose tiles it is computed (elsewhere, and with None, the result is
-    ``a``).
+    """Return the larger, +0 above -0; ``only``: a mask, on whose tiles it is computed (elsewhere, and with None, the
+    result is ``a``).
+
+    ``nan``: of a number and NaN the ``number`` (IEEE 754-2019 maximumNumber), or NaN, ``propagate`` (maximum).
     """
     if isinstance(only, str):
-        return _binary(Opcode.MAX, a, b)
+        return _binary(Opcode.MAX, a, b, _by_nan(nan))
     masks = only if isinstance(only, tuple) else (only,) if isinstance(only, Value) else ()
     for mask in masks:
-        a = _rows(Opcode.MAX, a.axes, a.fmt, (a, b), only=mask.name)
+        a = _rows(Opcode.MAX, a.axes, a.fmt, (a, b), _by_nan(nan), only=mask.name)
     return a
 
 
-def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -> Value:
-    """Return ``kept`` where the mask is 1, else ``other``; one of them is a number.
+def minimum(a: Value, b: Value | float, nan: MaxNan = "number") -> Value:
+    """Return the smaller, -0 below +0; ``nan``: as of `maximum` (minimumNumber, minimum)."""
+    return _binary(Opcode.MIN, a, b, _by_nan(nan))
 
-    Tiles that the mask does not cut are unchanged; so are all without a mask (None).  Several masks are all applied.  A
-    value of the same axes and format as the two others may replace the mask: ``kept`` where it is not 0.
+
+def compare(a: Source, b: Source, relation: str) -> Value:
+    """Return the mask of where a relation of two values, or of a value and a number, holds; -0 equals +0.
+
+    ``relation``: ``oeq ogt oge olt ole one``, false where one is NaN; ``ueq ugt uge ult ule une``, true there; ``ord``:
+    none is NaN, ``uno``: one is.  ``where`` takes masks, and ``& | ^ ~`` join them.
     """
-    if isinstance(kept, Value) and isinstance(other, Value) and isinstance(mask, Value) and mask.kind != "mask":
-        if len({(x.axes, x.fmt) for x in (mask, kept, other)}) > 1:
-            fail(f"where({mask}, {kept}, {other}): their axes or formats differ")
-        return _rows(Opcode.SELECT, kept.axes, kept.fmt, (mask, kept, other))
+    if relation not in RELATIONS:
+        fail(f"compare({a}, {b}, {relation!r}): no such relation; there are {', '.join(RELATIONS)}")
+    return _binary(Opcode.COMPARE, a, b, Attributes(variant=relation), MASK)
+
+
+def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, fmt: str = "") -> Value:
+    """Return ``kept`` where the mask is 1, else ``other``, bit for bit.
+
+    By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.  By
+    a mask of positions, an argument of the kernel, one is a number, and tiles that the mask does not cut are unchanged;
+    so are all without a mask (None).  Several masks of positions are all applied.
+    """
+    if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
+        values, what = [x for x in (kept, other) if isinstance(x, Value)], f"where({mask}, {kept}, {other})"
+        if len(formats := {x.fmt for x in values} | ({_checked(fmt)} if fmt else set())) != 1:
+            fail(f"{what}: values of one format are needed, or the format of two numbers, fmt=...")
+        how = Attributes(variant=COMPARED)
+        return _rows(Opcode.SELECT, _joined(what, [mask, *values]), formats.pop(), (mask, kept, other), how)
     tile = kept if isinstance(kept, Value) else other
     if not isinstance(tile, Value) or (isinstance(kept, Value) and isinstance(other, Value)):
         fail(f"where(mask, {kept}, {other}): one of the two is a tile, the other a number")
     for one in mask if isinstance(mask, tuple) else () if mask is None else (mask,):
         if not isinstance(one, Value) or one.kind != "mask":
-            why = "it takes a mask, which is an argument of the kernel; maximum(a, b) compares values"
+            why = "it takes a mask, which is an argument of the kernel or of compare(a, b, relation)"
             fail(f"where({one}, ...): {why}")
         if one.axes != tile.axes:
             fail(f"where({one.name}, ...) of {tile}: a mask is of tiles, {' x '.join(one.axes)}")

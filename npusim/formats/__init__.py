@@ -15,7 +15,7 @@ from npusim.formats.blocks import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
-from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sub
+from npusim.formats.elementwise import MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
@@ -28,6 +28,8 @@ __all__ = [
     "BLOCK_FORMATS",
     "FORMATS",
     "IEEE",
+    "MAX_NANS",
+    "RELATIONS",
     "ROUNDINGS",
     "SCALE_RULES",
     "VARIANTS",
@@ -38,6 +40,7 @@ __all__ = [
     "ScaleRule",
     "add",
     "cast",
+    "compare",
     "cumulative_sum",
     "div",
     "erf",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,7 +14,13 @@ from npusim.formats.cast import Array, cast, plan_cast, widen, with_canonical_na
 from npusim.formats.float_format import FloatFormat, get_format
 
 MaxNan = Literal["number", "propagate"]
+MAX_NANS = get_args(MaxNan)
 _NATIVE = ("float32", "float64")
+_ORDERED: Mapping[str, Any] = MappingProxyType(
+    {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
+)
+#: Relations of two numbers, as LLVM names them: ``o``: false where one is NaN, ``u``: true there.
+RELATIONS = (*(f"{side}{r}" for side in "ou" for r in _ORDERED), "ord", "uno")
 
 
 def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ...]:
@@ -162,13 +168,38 @@ def _add_to_odd(x: Array, y: Array) -> Array:
     return np.asarray(np.where(inexact, bits + step, bits)).view(np.float64)
 
 
+def compare(x: Any, y: Any, relation: str, fmt: str | FloatFormat) -> Array:
+    """Return where a relation holds, int8: 1 where it does, else 0; exact.
+
+    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one of
+    `RELATIONS`: ``oeq ogt oge olt ole one`` hold of numbers alone, ``ueq ugt uge ult ule une`` also where one is NaN,
+    ``ord`` where none is NaN, ``uno`` where one is.  -0 equals +0.
+
+    Raises `FormatError` for an unknown format or relation or an operand of another dtype.
+
+    Examples
+    --------
+    >>> compare(np.float32([1, 3, np.nan]), 2.0, "ogt", "float32").tolist()
+    [0, 1, 0]
+    """
+    if relation not in RELATIONS:
+        raise FormatError(f"unknown relation {relation!r}; known: {', '.join(RELATIONS)}")
+    first, second = (widen(item) for item in check_operands((x, y), get_format(fmt)))
+    unordered = np.isnan(first) | np.isnan(second)
+    if relation in ("ord", "uno"):
+        return np.asarray(unordered == (relation == "uno"), np.int8)
+    with np.errstate(invalid="ignore"):
+        holds = _ORDERED[relation[1:]](first, second)
+    return np.asarray(np.where(unordered, relation.startswith("u"), holds), np.int8)
+
+
 def _select(x: Any, y: Any, name: Any, *, nan: str, largest: bool) -> Array:
     """Return the larger or smaller operand; +0 counts as larger than -0."""
     from npusim.formats import elementwise_kernels
 
     fmt = get_format(name)
-    if nan not in ("number", "propagate"):
-        raise FormatError(f"unknown NaN rule {nan!r} of max and min; known: number, propagate")
+    if nan not in MAX_NANS:
+        raise FormatError(f"unknown NaN rule {nan!r} of max and min; known: {', '.join(MAX_NANS)}")
     shaped = np.broadcast_arrays(*check_operands((x, y), fmt))
     signed = np.dtype(f"i{fmt.size_bytes}")
     first, second = (np.ascontiguousarray(item).reshape(-1).view(signed) for item in shaped)
@@ -188,8 +219,8 @@ def pattern_limits(fmt: FloatFormat) -> tuple[int, int, int]:
 def maximum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
     """Return the larger of ``x`` and ``y``; max(-0, +0) is +0.
 
-    ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (NVIDIA
-    ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (``max.NaN``).
+    ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (IEEE 754-2019 maximumNumber;
+    NVIDIA ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (maximum; ``max.NaN``).
 
     Raises `FormatError` for an unknown format or rule or an operand of another dtype.
     """

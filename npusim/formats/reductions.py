@@ -10,7 +10,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
+from npusim.formats.elementwise import MAX_NANS, MaxNan, add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
 Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes"] | str
@@ -170,17 +170,19 @@ def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
     return np.ascontiguousarray(values[..., 0])
 
 
-def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None) -> Array:
+def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None, nan: MaxNan = "number") -> Array:
     """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
 
-    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN
-    (all NaN: canonical NaN) and +0 over -0, as :func:`npusim.formats.maximum`.
+    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN (all NaN: canonical NaN), or
+    with ``nan="propagate"`` any NaN gives the canonical NaN; +0 wins over -0, as :func:`npusim.formats.maximum`.
 
-    Raises `FormatError` for an unknown format, another dtype, or nothing to compare.
+    Raises `FormatError` for an unknown format or rule, another dtype, or nothing to compare.
     """
     from npusim.formats import elementwise_kernels
 
     target = get_format(fmt)
+    if nan not in MAX_NANS:
+        raise FormatError(f"unknown NaN rule {nan!r} of max; known: {', '.join(MAX_NANS)}")
     (values,) = check_operands((x,), target)
     first = _start_of(values, target, start)
     if values.shape[-1] == 0:
@@ -191,4 +193,6 @@ def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None) -> Array:
     best = np.empty(patterns.shape[0], signed)
     elementwise_kernels.max_rows(patterns, best, pattern_limits(target))
     result = best.view(target.dtype).reshape(values.shape[:-1])
-    return result if first is None else maximum(first, result, target)
+    if nan == "propagate":
+        result = np.where(np.isnan(widen(values)).any(axis=-1), cast(np.float64(np.nan), target), result)
+    return result if first is None else maximum(first, result, target, nan=nan)

@@ -30,26 +30,30 @@ class Opcode(Enum):
 
     COPY a: a, bit for bit (a data move or a register copy)
     CAST a: a rounded once to dst's format; in a block format with scales by the rule ``variant`` along ``axis``
-    FILL constant: the constant everywhere
+    FILL a: a everywhere: a constant, or of a row vector each row's value
     MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
     ADD a, b: a + b
     SUB a, b: a - b
     MUL a, b: a * b
     DIV a, b: a / b
     FMA a, b, c: a b + c rounded once; by ``variant`` a b - c (``minus``), or c - a b (``from``)
-    MAX a, b: the larger of a and b
+    COMPARE a, b: the mask (int8) of where the relation ``variant`` holds (`npusim.formats.RELATIONS`): 1, else 0
+    LOGIC a, b: of masks: ``and``, ``or`` or ``xor`` of a and b, by ``variant``
+    MAX a, b: the larger of a and b; of a number and NaN the number, or NaN by ``variant`` (``propagate``)
+    MIN a, b: the smaller of a and b; NaN as of MAX
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
     RSQRT a: 1 / sqrt(a), as named by ``variant``
     SQRT a: the square root of a, as named by ``variant``
     TANH a: the hyperbolic tangent of a, as named by ``variant``
     ERF a: the error function of a, as named by ``variant``
-    ROW_MAX a: (rows, 1), the maximum of each row
+    ROW_MAX a: (rows, 1), the maximum of each row; NaN as of MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order
     CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
     INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
         named order
-    SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
+    SELECT mask, a, b: a where mask (int8) is non-zero, else b, bit for bit; one of them may be a constant.  ``variant``:
+        ``compared`` by a mask that COMPARE made; else the mask is one of positions
     """
 
     COPY = "copy"
@@ -61,7 +65,10 @@ class Opcode(Enum):
     MUL = "mul"
     DIV = "div"
     FMA = "fma"
+    COMPARE = "compare"
+    LOGIC = "logic"
     MAX = "max"
+    MIN = "min"
     EXP = "exp"
     LOG = "log"
     RSQRT = "rsqrt"
@@ -87,7 +94,8 @@ SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
         **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE), (1,)),
         **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
-        **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
+        **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV), (2,)),
+        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN), (2,)),
         Opcode.ROW_SUM: (1, 2),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
     }
@@ -102,7 +110,9 @@ class Attributes:
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
-    variant: str = ""  #: named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule
+    #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE, function
+    #: of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
     every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
@@ -120,12 +130,15 @@ class Attributes:
 
 
 PLAIN = Attributes()
+#: Of a SELECT: by a mask that comparisons of values made.
+COMPARED = "compared"
 Source = Operand | float
 
 
 @record
 class Step:
-    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
+    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format, of a COMPARE in its
+    other source's.
 
     ``name`` is the algorithm's name of the destination, in its step tables (``P``, ``m_new``) and before
     and after them: ``k`` a tile of keys as loaded, ``S_in`` scores as stored, ``k_shifted`` keys
@@ -145,6 +158,11 @@ class Step:
         if isinstance(a, float):
             raise ProgramError("a matrix product needs tiles, not constants")
         return a.rows if self.attributes.transpose_a else a.cols
+
+    @property
+    def constant_format(self) -> str:
+        """Format of the constants among its sources."""
+        return self.operands()[1].fmt if self.opcode is Opcode.COMPARE else self.dst.fmt
 
     def operands(self) -> tuple[Operand, ...]:
         """Return destination and sources, without constants."""

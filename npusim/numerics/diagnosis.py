@@ -19,7 +19,7 @@ from npusim import formats
 from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
 from npusim.formats.cast import widen
-from npusim.ir.op import Opcode, Step
+from npusim.ir.op import COMPARED, Opcode, Step
 from npusim.ir.opaque import at_lane
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
@@ -166,7 +166,7 @@ class Underflow:
                 row = at_lane(step.srcs[0].row, 0)  # a tile of keys may come in pieces
                 self._first_key = min(self._first_key, row) if self._is_loading else row
                 self._is_loading = True
-            case _, Opcode.SELECT if isinstance(step.srcs[2], float):
+            case _, Opcode.SELECT if isinstance(step.srcs[2], float) and step.attributes.variant != COMPARED:
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "weight", Opcode.EXP:
                 self._settle()

@@ -22,7 +22,7 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
-from npusim.ir.op import Attributes, Opcode, Source, Step, TileOp
+from npusim.ir.op import COMPARED, Attributes, Opcode, Source, Step, TileOp
 from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
@@ -355,7 +355,8 @@ class Lockstep:
     def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
         step = steps[0]
         fmt = step.dst.fmt
-        sources = [self._read(resolved, [s.srcs[i] for s in steps], fmt) for i in range(len(step.srcs))]
+        known = step.constant_format
+        sources = [self._read(resolved, [s.srcs[i] for s in steps], known) for i in range(len(step.srcs))]
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self._view(resolved, step.dst)
         result = self._apply(step, sources, before)
@@ -363,9 +364,9 @@ class Lockstep:
             is_all = count == len(self.lanes)
             read, outcome = (sources, result) if is_all else ([x[:count] for x in sources], result[:count])
             if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
-                known = [*read, before[:count]] if step.attributes.accumulate else read
-                self.events.look(resolved, step, outcome, known, before[:count].shape)
-            if step.opcode is Opcode.SELECT and read[0].dtype != np.int8:
+                had = [*read, before[:count]] if step.attributes.accumulate else read
+                self.events.look(resolved, step, outcome, had, before[:count].shape)
+            if step.opcode is Opcode.SELECT and step.attributes.variant == COMPARED:
                 self.events.count_chosen(step.name, read[0])
             for observer in self.observers:
                 role = self.phase.roles.get(step.name, "")

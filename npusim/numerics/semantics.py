@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
+from npusim.formats.float_format import format_of_dtype
 from npusim.ir.op import Attributes, Opcode
 
 Array = NDArray[Any]
@@ -85,8 +86,14 @@ def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantic
     return run
 
 
-def _row_max(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
-    return formats.reduce_max(sources[0], fmt)[..., None]
+def _extreme(function: Callable[..., Array]) -> Semantics:
+    """Return the larger or smaller of two operands, NaN by the rule ``variant``."""
+    return lambda sources, _before, fmt, attributes: function(*sources, fmt, nan=attributes.variant or "number")
+
+
+def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    nan: Any = attributes.variant or "number"
+    return formats.reduce_max(sources[0], fmt, nan=nan)[..., None]
 
 
 def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -110,6 +117,20 @@ def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attribu
     return formats.fma(-a if attributes.variant == "from" else a, b, -c if attributes.variant == "minus" else c, fmt)
 
 
+def _compare(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
+    fmt = format_of_dtype(sources[0].dtype)
+    assert fmt is not None
+    return formats.compare(*sources, attributes.variant, fmt)
+
+
+_LOGIC: Mapping[str, Any] = MappingProxyType({"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor})
+
+
+def _logic(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
+    first, second = (source != 0 for source in sources)
+    return np.asarray(_LOGIC[attributes.variant](first, second), np.int8)
+
+
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
     mask, kept, other = sources
     return np.where(mask != 0, kept, other)
@@ -126,7 +147,10 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.MUL: _binary(formats.mul),
         Opcode.DIV: _binary(formats.div),
         Opcode.FMA: _fma,
-        Opcode.MAX: _binary(formats.maximum),
+        Opcode.COMPARE: _compare,
+        Opcode.LOGIC: _logic,
+        Opcode.MAX: _extreme(formats.maximum),
+        Opcode.MIN: _extreme(formats.minimum),
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
         Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),

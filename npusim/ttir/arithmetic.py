@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from npusim.formats import cast
+from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
 from npusim.ttir.draft import Draft, Load, plain_name
 from npusim.ttir.rolled import REDUCTIONS
 from npusim.ttir.text import FORMATS, Op, shape_of
@@ -41,13 +41,17 @@ from npusim.ttir.values import (
 )
 
 BINARY = MappingProxyType(
-    {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
-    | {"minnumf": "minimum", "minimumf": "minimum"}
+    {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum propagate"}
+    | {"minnumf": "minimum", "minimumf": "minimum propagate"}
 )
-_NUMBERS: Mapping[str, Any] = MappingProxyType(
-    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max, "minimum": min}
-    | {"/": lambda a, b: a / b if b else math.nan}
+_NUMBERS: Mapping[str, Callable[[float, float, str], Any]] = MappingProxyType(
+    {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
+    | {f"{f.__name__} propagate": partial(f, nan="propagate") for f in (maximum, minimum)}
 )
+#: How masks are joined.
+_JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
+#: Format of masks of compared values, as TTIR has it.
+MASK = "i1"
 
 
 def _root(x: float) -> float:
@@ -78,8 +82,6 @@ _LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
     }
 )
-#: Relations of values by the one whose value is 0 where it does not hold, or where it does (ge, le, eq).
-_COMPARED = MappingProxyType({"gt": "gt", "le": "gt", "lt": "lt", "ge": "lt", "ne": "ne", "eq": "ne"})
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
 #: Numbers of a row may be any: what two of them give alike is known.
@@ -157,6 +159,9 @@ class Arithmetic(Draft):
         return Affine(every.astype(np.int64), (0,) * len(shape), shape)
 
     def _integer(self, op: Op, name: str, a: Known, b: Known) -> None:
+        if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
+            self._set(op, self._of_masks(op, name, a, b))
+            return
         if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
             self._set(op, Condition(a.of + b.of))
             return
@@ -174,11 +179,45 @@ class Arithmetic(Draft):
         else:
             raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & alone")
 
+    def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
+        """Return two masks joined, of which one at least is of compared values."""
+        a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
+        assert isinstance(a, ValueComparison)
+        if name not in _JOINED:
+            raise op.fail(f"{op.name} of a mask of values: masks are joined by & | ^ ~")
+        is_plain = a.within is None or name == "andi"
+        if isinstance(b, ValueComparison) and is_plain and (b.within is None or name == "andi"):
+            text = f"({a.of.text} {_JOINED[name]} {b.of.text})"
+            within = [w for w in (a.within, b.within) if w is not None]
+            both = Condition(tuple(rule for w in within for rule in w.of)) if within else None
+            return ValueComparison(Floats(text, self._joined(a.of, b.of), MASK), both)
+        other = None if isinstance(b, ValueComparison) else self._condition(op, b)
+        every, none = answers(other) if other is not None else (np.zeros(1, bool),) * 2
+        if other is not None and (np.all(every) or np.all(none)):
+            if name == "xori" and np.all(every):
+                return self._inverted(op, a)
+            return other if name != "xori" and np.all(every) == (name == "ori") else a
+        if other is not None and name == "andi":
+            return replace(a, within=Condition(other.of + (a.within.of if a.within else ())))
+        raise op.fail(f"{op.name} of a mask of values and one of indices: these are joined by & alone")
+
+    def _inverted(self, op: Op, x: ValueComparison) -> ValueComparison:
+        if x.within is not None:
+            raise op.fail("the opposite of a mask of values and indices")
+        pad = None if x.of.pad is None else 1 - x.of.pad
+        return ValueComparison(Floats(f"(~{x.of.text})", x.of.axes, MASK, pad))
+
     def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
+        relation = op.text.split()[1].rstrip(",")
+        if (isinstance(a, ValueComparison) or isinstance(b, ValueComparison)) and relation in ("eq", "ne"):
+            differs = self._of_masks(op, "xori", a, b)
+            if relation == "eq":
+                differs = self._inverted(op, differs) if isinstance(differs, ValueComparison) else differs
+            self._set(op, differs)
+            return
         a, b = self._as_integers(a), self._as_integers(b)
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
-        relation = op.text.split()[1].rstrip(",")
         is_below = np.any(a.base < 0) or np.any(b.base < 0) or any(x < 0 for x in (*a.steps, *b.steps))
         if relation.startswith("u") and is_below:
             raise op.fail("a comparison without sign of integers below 0")
@@ -196,8 +235,8 @@ class Arithmetic(Draft):
     def _binary(self, op: Op, how: str) -> None:
         a, b = (self.values[n] for n in op.operands[:2])
         if isinstance(a, Number) and isinstance(b, Number):
-            value = _rounded(_NUMBERS[how](a.value, b.value), shape_of(op.type)[1])
-            self._set(op, Number(value, f"({a.text} {how} {b.text})" if math.isnan(value) else literal(value), a.shape))
+            value, is_known = _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]), a.is_known and b.is_known
+            self._set(op, Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known))
             return
         if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
@@ -207,56 +246,63 @@ class Arithmetic(Draft):
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail(f"{op.name} of a float that integers make")
-        pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
+        pads = {_computed(how, _pad(a, other), _pad(b, other)) for other in _STAND_INS}
         pad = pads.pop() if len(pads) == 1 else math.nan
-        text = _extreme(how, self.text(a), self.text(b)) if how.endswith("mum") else self._combined(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
-        is_low = how == "maximum" and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
-        pad = None if math.isnan(pad) else pad
-        made = Floats(text, self._joined(*blocks), blocks[0].fmt, pad, factors=factors, is_low=is_low)
+        is_maximum = how.startswith("maximum")
+        is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
+        pad, axes = None if math.isnan(pad) else pad, self._joined(*blocks)
+        made = Floats(self._combined(how, a, b), axes, blocks[0].fmt, pad, factors=factors, is_low=is_low)
         self._bind(op, made)
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
             raise op.fail("a clamp of a value that is no block of floats")
-        text = _extreme("minimum", _extreme("maximum", self.text(x), self.text(low)), self.text(high))
+        nan = " propagate" if "propagateNan = all" in op.text else ""
+        text = _written(f"minimum{nan}", _written(f"maximum{nan}", self.text(x), self.text(low)), self.text(high))
         axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
         self._bind(op, Floats(text, axes, x.fmt))
 
     def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
-        """Write a comparison as a value that is 0 where it does not hold; of NaN, as if it held."""
-        relation = op.text.split()[1].rstrip(",")[1:]
-        if isinstance(a, Number) and isinstance(b, Floats):
-            a, b, relation = b, a, {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}.get(relation, relation)
-        if not isinstance(a, Floats) or not isinstance(b, Floats | Number) or relation not in _COMPARED:
+        """Write a comparison, a mask; of two numbers it is known."""
+        relation = op.text.split()[1].rstrip(",")
+        if relation in ("true", "false"):
+            self._set(op, constant(relation == "true", shape_of(op.type)[0]))
+            return
+        if isinstance(a, Number) and isinstance(b, Number) and a.is_known and b.is_known:
+            self._set(op, constant(int(compare(a.value, b.value, relation, "float64")), a.shape))
+            return
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail("a comparison of other than a block of floats with a block or a number")
-        x, y, is_swapped = self.text(a), self.text(b), relation in ("ge", "le", "eq")
-        if isinstance(b, Number) and math.isinf(b.value):
-            if b.value > 0 or relation not in ("eq", "ne"):
-                raise op.fail("a comparison with infinity, other than whether a value is -inf: tl.maximum, tl.minimum")
-            largest = float(np.finfo(np.float32).max)  # any finite value added to it leaves it
-            text = f"(maximum({x}, {-largest!r}) + {largest!r})"
-        elif isinstance(b, Number) and b.value == 0:
-            text = {"gt": f"maximum({x}, 0.0)", "lt": f"maximum(-{x}, 0.0)"}.get(_COMPARED[relation], x)
-        else:
-            one, other = (y, x) if _COMPARED[relation] == "lt" else (x, y)
-            text = f"({one} - {other})" if _COMPARED[relation] == "ne" else f"maximum(({one} - {other}), 0.0)"
-        axes = self._joined(a, b) if isinstance(b, Floats) else a.axes
-        self._bind(op, Floats(text, axes, a.fmt))
-        self._set(op, ValueComparison(self.values[op.results[0]], is_swapped))  # type: ignore[arg-type]
+        one, other = _hidden(a), _hidden(b)
+        pad = None if one is None or other is None else float(compare(one, other, relation, "float64"))
+        text = f"compare({self.text(a)}, {self.text(b)}, {relation!r})"
+        self._bind(op, Floats(text, self._joined(*blocks), MASK, pad))
+        self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
-        """Write a choice between two values by a comparison of values."""
-        kept, other = (b, a) if mask.is_swapped else (a, b)
-        blocks = [x for x in (kept, other) if isinstance(x, Floats)]
-        if not blocks or not all(isinstance(x, Floats | Number) for x in (kept, other)):
-            raise op.fail("tl.where by a comparison of values, of other than blocks of floats")
-        zero = f"({mask.of.text} * 0.0)"
-        texts = [self.text(x) if isinstance(x, Floats) else f"({zero} + {self.text(x)})" for x in (kept, other)]
-        axes = self._joined(mask.of, *blocks)
-        if any(x.fmt != mask.of.fmt for x in blocks):
-            raise op.fail("tl.where by a comparison of values in another format than its result")
-        self._bind(op, Floats(f"where({mask.of.text}, {texts[0]}, {texts[1]})", axes, blocks[0].fmt))
+        """Write a choice between two values by a mask of values."""
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail("tl.where by a comparison of values, of other than floats")
+        fmt = shape_of(op.type.rpartition(", ")[2])[1]
+        text = f"where({mask.of.text}, {self.text(a)}, {self.text(b)}"
+        text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
+        kept, other = _hidden(a), _hidden(b)
+        pad = (kept if kept == other else None) if mask.of.pad is None else kept if mask.of.pad else other
+        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad)
+        if mask.within is None:
+            self._bind(op, made)
+        elif isinstance(b, Number):
+            self._selected(op, mask.within, made, b)
+        else:
+            raise op.fail("tl.where by a mask of values and indices: the second of its values has to be a number")
+
+    def _arith_uitofp(self, op: Op, x: Known) -> None:
+        if not isinstance(x, ValueComparison):
+            raise op.fail("a conversion of integers without sign to floats")
+        self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
 
     def _fused(self, op: Op) -> list[bool]:
         """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
@@ -274,13 +320,13 @@ class Arithmetic(Draft):
         for one, other, form in ((a, b, ", 'minus'"), (b, a, ", 'from'")) if how in "+-" and self.choices.fuses else ():
             if isinstance(one, Floats) and one.factors and one.fmt in ("f32", "f16"):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
-        return f"({self.text(a)} {how} {self.text(b)})"
+        return _written(how, self.text(a), self.text(b))
 
     def _cast(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
         if isinstance(x, Number):
             value = _rounded(x.value, fmt)
-            self._set(op, Number(value, x.text if value == x.value or math.isnan(value) else literal(value), x.shape))
+            self._set(op, replace(x, value=value, text=literal(value) if x.is_known and value != x.value else x.text))
             return
         if isinstance(x, Identity):
             self._set(op, x)
@@ -323,7 +369,7 @@ class Arithmetic(Draft):
         times = np.arange(x.base.shape[1])[None]
         if self._walk and x.base.shape[1] > 1 and np.array_equal(np.broadcast_to(times, x.base.shape), x.base):
             walked = next(n.name for n in self.loads.values() if n.is_walked)
-            self._set(op, Number(math.nan, f"{walked}.index"))
+            self._set(op, Number(math.nan, f"{walked}.index", is_known=False))
             return
         if np.ptp(x.base):
             raise op.fail("a float of an index that differs between programs")
@@ -332,13 +378,13 @@ class Arithmetic(Draft):
 
     def _tt_reduce(self, op: Op, x: Known) -> None:
         inner = [o.name for o in op.body]
-        kind, neutral = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0))
+        kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
-            why = f"a {kind} along an axis that a mask cuts, whose masked values are {x.pad or 'unknown'}"
+            why = f"a {kind} along an axis that a mask cuts, whose masked values are {'unknown' if x.pad is None else x.pad}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
             of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
@@ -347,8 +393,8 @@ class Arithmetic(Draft):
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         self.reduced.append((axis, op.line))
-        order = self._orders[id(op)] if kind == "sum" else ""
-        self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
+        how = self._orders[id(op)] if kind == "sum" else nan
+        self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""
@@ -490,14 +536,20 @@ class Arithmetic(Draft):
         a, name = self._named(op, a), self._unique("seen")
         self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, Condition(tuple(rules)))[0, 0]
         self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
-        zero = f"({name} * 0.0)"
-        other = zero if b.value == 0 else f"({zero} + {b.text})"
-        self._bind(op, Floats(f"where({name}, {a.text}, {other})", a.axes, a.fmt, a.pad))
+        self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
 
 
-def _extreme(how: str, a: str, b: str) -> str:
-    """Return the larger or smaller of two values as the kernel of tiles writes it."""
-    return f"maximum({a}, {b})" if how == "maximum" else f"(-maximum(-{a}, -{b}))"
+def _written(how: str, a: str, b: str) -> str:
+    """Return an operation of two values as the kernel of tiles writes it."""
+    if how[0].isalpha():
+        word, _, nan = how.partition(" ")
+        return f"{word}({a}, {b}, nan={nan!r})" if nan else f"{word}({a}, {b})"
+    return f"({a} {how} {b})"
+
+
+def _computed(how: str, a: float, b: float) -> float:
+    """Return an operation of two numbers in float64; NaN, which stands for an unknown one too, where one is NaN."""
+    return math.nan if math.isnan(a + b) and (math.isnan(a) or math.isnan(b)) else float(_NUMBERS[how](a, b, "float64"))
 
 
 def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:
@@ -526,6 +578,14 @@ def _rounded(value: float, fmt: str) -> float:
 def _is_alike(x: Known) -> bool:
     """Return whether a value is the same in all columns of a row."""
     return isinstance(x, Number) or (isinstance(x, Floats) and (not x.axes or x.axes[-1] is None))
+
+
+def _hidden(x: Known) -> float | None:
+    """Return the value of hidden columns where it is known, also where all columns have one."""
+    if isinstance(x, Number):
+        return x.value if x.is_known else None
+    assert isinstance(x, Floats)
+    return x.pad
 
 
 def _pad(x: Known, other: float) -> float:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
-from npusim.ttir.values import Affine, Condition, Descriptor, Floats, Integers, Known, Masking, Number, constant
+from npusim.ttir.values import (
+    Affine,
+    Condition,
+    Descriptor,
+    Floats,
+    Integers,
+    Known,
+    Masking,
+    Number,
+    ValueComparison,
+    constant,
+)
 
 if TYPE_CHECKING:
     from npusim.ttir.layout import Access
 
 #: Words of the language that a kernel of tiles is written in.
-LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
+LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "minimum", "compare", "where", "tiles", "full")
+LANGUAGE += ("filled", "fma")
+#: Numbers of that language that have a name.
+NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 #: Names that a kernel of tiles has already.
-_WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
+_WORDS = frozenset({*LANGUAGE, *NUMBERS, "mask", "lambda", "out"})
+#: Axes in a statement: they have names when all loads and stores are known (`npusim.ttir.phase`).
+AXES_IN_TEXT = re.compile("'@([^']*)'")
 
 
 @dataclass(frozen=True)
@@ -171,7 +189,8 @@ class Draft:
         return constant(int(value))
 
     def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
-        axes = tuple(f"a{len(self._roots) + i}" if n > 1 else None for i, n in enumerate(shape))
+        fresh = (f"a{number}" for number in count(len(self._roots)))
+        axes = tuple(next(fresh) if n > 1 else None for n in shape)
         self._roots |= {a: a for a in axes if a is not None}
         return axes
 
@@ -214,6 +233,15 @@ class Draft:
         self._emit(f"{name} = {self.text(x)}", op.line)
         return replace(x, text=name, is_product=False)
 
+    def _spread(self, x: Floats, shape: Sequence[int]) -> Floats:
+        """Return a block with axes of its own in place of those of size 1 where ``shape`` has more elements."""
+        axes = tuple(a or b for a, b in zip(x.axes, self._axes(shape), strict=True))
+        if axes == x.axes:
+            return x
+        named = " ".join(a for a in axes if a is not None)
+        text = f"filled('@{named}', {self.text(x)}, {self.choices.fmt(x.fmt)!r})"
+        return Floats(text, axes, x.fmt, x.pad)
+
     def text(self, x: Known) -> str:
         """Return a float as the kernel of tiles writes it."""
         assert isinstance(x, Floats | Number), x
@@ -228,6 +256,8 @@ class Draft:
                 self.values[name] = x.at(programs)
             elif isinstance(x, Masking):
                 self.values[name] = replace(x, of=x.of.at(programs))
+            elif isinstance(x, ValueComparison) and x.within is not None:
+                self.values[name] = replace(x, within=x.within.at(programs))
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]

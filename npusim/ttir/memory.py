@@ -46,10 +46,13 @@ class Memory(Arithmetic):
             why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         pointer, tensor = self._in_part(pointer)
-        if pointer.shape and not any(pointer.steps):  # one element for all
-            pointer = replace(pointer, shape=(1,) * len(pointer.shape), left=())
+        lanes, shape = self._lanes(op, mask, pointer), pointer.shape
+        if not all(pointer.steps):  # along some axes one element for all lanes
+            sizes = tuple(n if step else 1 for n, step in zip(shape, pointer.steps, strict=True))
+            limits = tuple(x if step else None for x, step in zip(pointer.limits(), pointer.steps, strict=True))
+            pointer = replace(pointer, shape=sizes, left=limits)
         assert isinstance(tensor, Tensor)
-        is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
+        is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
         is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else None
@@ -64,7 +67,7 @@ class Memory(Arithmetic):
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: visit the same in both")
             self.walks[-1].loads.append(before.name)
-            self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
+            self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
             return
         name = self._unique(
             tensor.name.replace(".", "_") + ("j" if is_walked and self._walk and not self._walk.is_sum else "")
@@ -73,7 +76,23 @@ class Memory(Arithmetic):
         self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims, *at)
         if is_walked:
             self.walks[-1].loads.append(name)
-        self._set(op, Floats(name, axes, fmt, pad, is_transposed))
+        self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
+
+    def _in_lanes(
+        self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None
+    ) -> None:
+        """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
+        is_read = True if self._only is None else self._only
+        hidden = [i for i, (n, most) in enumerate(zip(shape, lanes, strict=True)) if np.any((most < n) & is_read)]
+        alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
+        if not alike:
+            self._set(op, x)
+            return
+        x = self._spread(x, shape)
+        for i in alike:
+            self.cuts.add(x.axes[i])
+            self.bounds.append((x.axes[i], lanes[i], op.line))
+        self._set(op, self._named(op, replace(x, pad=other.value if isinstance(other, Number) else None)))
 
     @property
     def _loop(self) -> int:
@@ -207,9 +226,12 @@ class Memory(Arithmetic):
 
     def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
         """Return how many elements a mask leaves along each axis, for each program and iteration."""
+        return _read_of(self._lanes(op, mask, pointer), pointer)
+
+    def _lanes(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
+        """Return how many lanes of a block a mask leaves along each axis, for each program and iteration."""
         known = zip(pointer.shape, pointer.limits(), strict=True)
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
-        left = [x if step else np.minimum(x, 1) for x, step in zip(left, pointer.steps, strict=True)]  # one for all
         if self._only is not None:
             left = [np.where(self._only, x, 0) for x in left]
         for relation, d in self._condition(op, mask).of if mask is not None else ():
@@ -230,6 +252,7 @@ class Memory(Arithmetic):
             raise op.fail("a store of a value that is no block of floats, or to a loaded address")
         pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
+        value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
         if self._walk:
@@ -249,6 +272,11 @@ class Memory(Arithmetic):
                 value=value,
             )
         )
+
+
+def _read_of(lanes: list[Integers], pointer: Affine) -> list[Integers]:
+    """Return how many elements the lanes of a block read along each axis: one where all have the same."""
+    return [x if step else np.minimum(x, 1) for x, step in zip(lanes, pointer.steps, strict=True)]
 
 
 def are_alike(a: Integers, b: Integers) -> bool:

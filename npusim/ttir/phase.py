@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations, product
-from math import inf, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor, Role
-from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
+from npusim.ttir.draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
 from npusim.ttir.layout import View
 from npusim.ttir.masks import mask_of_plain
 from npusim.ttir.placing import Result, TensorUse, matched, readings
@@ -65,7 +65,7 @@ def kernel_of(written: Written) -> Kernel:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
-    names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in LANGUAGE}}
+    names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
     axes, keeps = dict(written.axes), written.keeps_factors
     return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
@@ -184,6 +184,7 @@ class LaunchGrid:
                     is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
+                    base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
                     sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
                     own = self._has_rows(x), self._has_columns(x)
                     uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
@@ -256,6 +257,17 @@ class LaunchGrid:
         """Return the names of axes, none for axes of size 1."""
         listed = [self.names[self.reader.root(a)] for a in axes if a is not None]
         return " ".join(["row"] * self.is_row + listed)
+
+    def _with_axes(self, text: str) -> str:
+        """Return a statement with the names of the axes that it has."""
+
+        def named(match: re.Match[str]) -> str:
+            axes = match[1].split()
+            if any(self.reader.root(a) not in self.names for a in axes):
+                raise self._fault(self.stored.line, "one value in all lanes of a block along which nothing is stored")
+            return repr(self.called(tuple(axes)))
+
+        return AXES_IN_TEXT.sub(named, text)
 
     def _axes(self, load: Load) -> str:
         """Return the names of a load's axes, rows first; a load without the row's axis is the same for every row."""
@@ -409,7 +421,7 @@ class LaunchGrid:
         for axis, most, line in r.bounds:
             called = self.names.get(r.root(axis), "")
             if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
-                raise self._fault(line, "a mask hides elements that are loaded: load them under the same mask")
+                raise self._fault(line, "a mask hides elements that are stored: load and store them under one mask")
         for axis, line in () if self.stored.is_walked else r.reduced:
             called = self.names.get(r.root(axis), "")
             for x in r.loads.values() if called in stored else ():
@@ -469,7 +481,7 @@ class LaunchGrid:
             lines.append((f"    return {returned}", self.stored.line.number))
         gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
         lines = lines if r.walks else [lines[0], *sunk(lines[1:])]
-        lines = [(text, number) for text, number in lines if text not in gone]
+        lines = [(self._with_axes(text), number) for text, number in lines if text not in gone]
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
@@ -527,7 +539,8 @@ class LaunchGrid:
         if prelude:
             own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
             axes = dict(written.axes)[prelude.name]
-            before, bound[prelude.name] = phase_before(prelude, written, axes, cells, self.sizes, **own)
+            named = prelude._replace(lines=tuple((self._with_axes(text), line) for text, line in prelude.lines))
+            before, bound[prelude.name] = phase_before(named, written, axes, cells, self.sizes, **own)
             why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
             r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)

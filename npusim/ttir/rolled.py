@@ -13,9 +13,13 @@ from types import MappingProxyType
 
 from npusim.ttir.text import Function, Line, Op, shape_of
 
-#: Reductions by the operation of their region, and what they begin with.
-REDUCTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
-    {"arith.addf": ("sum", 0.0), **dict.fromkeys(("arith.maxnumf", "arith.maximumf"), ("max", -float("inf")))}
+#: Reductions by the operation of their region: the word, what they begin with, and the rule of NaN of a maximum.
+REDUCTIONS: Mapping[str, tuple[str, float, str]] = MappingProxyType(
+    {
+        "arith.addf": ("sum", 0.0, ""),
+        "arith.maxnumf": ("max", -float("inf"), ""),
+        "arith.maximumf": ("max", -float("inf"), "propagate"),
+    }
 )
 
 
@@ -134,7 +138,7 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
     return body
 
 
-_MAXIMA = ("arith.maxnumf", "arith.maximumf")
+_MAXIMA = tuple(name for name, (word, *_) in REDUCTIONS.items() if word == "max")
 
 
 def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:

@@ -158,11 +158,15 @@ class Descriptor:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A float that all elements share, and how the kernel of tiles writes it."""
+    """A float that all elements share, and how the kernel of tiles writes it.
+
+    Not ``is_known``: it differs between tiles, as the text says.
+    """
 
     value: float
     text: str
     shape: tuple[int, ...] = ()
+    is_known: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,10 +191,10 @@ class Floats:
 
 @dataclass(frozen=True, eq=False)
 class ValueComparison:
-    """A comparison of values: it holds where ``of`` is not 0, or with ``is_swapped`` where it is."""
+    """A mask of compared values, ``of``; within a mask of indices it is joined with that by &."""
 
     of: Floats
-    is_swapped: bool = False
+    within: Condition | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +220,11 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
         return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
-    if isinstance(x, Masking | ValueComparison):
+    if isinstance(x, Masking):
         return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
+    if isinstance(x, ValueComparison):
+        within = x.within and reshaped(x.within, shape, how)
+        return ValueComparison(reshaped(x.of, shape, how), within)  # type: ignore[arg-type]
     assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
@@ -359,5 +366,5 @@ def float_of(text: str, fmt: str) -> float:
 
 
 def literal(value: float) -> str:
-    """Return a number as Python writes it."""
-    return repr(value) if abs(value) != float("inf") else "inf" if value > 0 else "-inf"
+    """Return a number as the kernel of tiles writes it, where ``inf`` and ``nan`` are names."""
+    return repr(value)

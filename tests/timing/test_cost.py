@@ -124,6 +124,29 @@ def test_select_and_fill(device: DeviceSpec) -> None:
     assert vector(device, Opcode.FILL, ub(128, 64), 0.0) == 24 + 128
 
 
+@pytest.mark.parametrize(
+    ("relation", "compares", "joins"),
+    [("ogt", 1, 0), ("une", 1, 0), ("ult", 1, 1), ("one", 2, 1), ("uno", 2, 1), ("ueq", 2, 2)],
+)
+def test_a_relation_is_made_of_comparisons_and_operations_on_their_bits(
+    device: DeviceSpec, relation: str, compares: int, joins: int
+) -> None:
+    mask, how = ub(128, 64, "int8"), Attributes(variant=relation)
+    # 128 repeats of float32; a mask of 8192 bits is 1024 bytes, 4 repeats.
+    expected = compares * (22 + 128) + joins * (22 + 4)
+    assert vector(device, Opcode.COMPARE, mask, ub(128, 64), ub(128, 64), how=how) == expected
+    half = ub(128, 64, "float16")
+    assert vector(device, Opcode.COMPARE, mask, half, 1.0, how=Attributes(variant="ogt")) == 26 + 64
+
+
+def test_masks_are_joined_by_their_bits(device: DeviceSpec) -> None:
+    mask = ub(128, 64, "int8")
+    for function, count in (("and", 1), ("or", 1), ("xor", 4)):
+        cycles = vector(device, Opcode.LOGIC, mask, mask, mask, how=Attributes(variant=function))
+        assert cycles == count * (22 + 4)
+    assert vector(device, Opcode.LOGIC, mask, mask, 1.0, how=Attributes(variant="xor")) == 22 + 4
+
+
 def test_a_column_operand_is_spread_first(device: DeviceSpec) -> None:
     # vbrcb: 64 rows, 8 rows a repeat: 8 repeats + 18; then vsub over 64 * 512 / 64 repeats + 22, its
     # second source the same block for a whole row: 1.67 a repeat.
@@ -339,6 +362,11 @@ def some_step(opcode: Opcode) -> Step:
             return Step(opcode, ub(64, 64), (ub(64, 64),), Attributes(order="rows"))
         case Opcode.SELECT:
             return Step(opcode, x, (ub(16, 64, "int8"), x, 0.0))
+        case Opcode.COMPARE:
+            return Step(opcode, ub(16, 64, "int8"), (x, 0.0), Attributes(variant="ogt"))
+        case Opcode.LOGIC:
+            mask = ub(16, 64, "int8")
+            return Step(opcode, mask, (mask, mask), Attributes(variant="and"))
         case Opcode.CAST:
             return Step(opcode, ub(16, 64, "float16"), (x,))
         case Opcode.FILL:

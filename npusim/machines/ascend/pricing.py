@@ -327,7 +327,8 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
     looked_at: list[Hashable] = []
     places: dict[int, int] = {}
     for step in steps:
-        looked_at += (step.opcode, step.attributes.order, step.attributes.every, step.attributes.comparisons)
+        a = step.attributes
+        looked_at += (step.opcode, a.order, a.every, a.comparisons, a.variant)
         for operand in (step.dst, *step.srcs):
             if isinstance(operand, (Tile, RingTile)):
                 at, cols = _place(operand), operand.cols
@@ -377,6 +378,8 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
 
 
 Instructions = list[tuple[str, int]]
+#: Of a byte.
+BITS = 8
 
 
 def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
@@ -397,7 +400,7 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
             chosen = f"{name}_{step.dst.fmt}"
         # An operand with gaps between its rows needs repeats of its own for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
-        listed = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
+        listed = [(chosen, max(repeats(t, spec, step.constant_format) for t in whole))]
         # A mask or bias that is made of indices: each comparison, or step of its arithmetic, is an instruction.
         listed += [("scalar", listed[0][1])] * step.attributes.comparisons
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
@@ -415,6 +418,30 @@ def _made_of(step: Step, spec: VectorEngine) -> Instructions:
     count = repeats(step.dst, spec, step.dst.fmt)
     names = registers.MADE_OF[step.opcode]
     return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div", "sqrt") else "scalar", count) for n in names]
+
+
+#: Of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor is made of them.
+_LOGIC: Mapping[str, int] = MappingProxyType({"and": 1, "or": 1, "xor": 4})
+
+
+def _compare(step: Step, spec: VectorEngine) -> Instructions:
+    """Return the comparisons of a relation, each as fast as an Add or Adds, and what joins their masks.
+
+    64 elements of float32 and 128 of float16 a cycle (asc-devkit 0da921b9, appendix to docs/zh/api: Compare, Compares).
+    """
+    compares, joins = registers.COMPARISONS[step.attributes.variant]
+    listed = _elementwise("binary")(step, spec)
+    return [*listed, *listed[-1:] * (compares - 1), *[_of_bits(step, spec)] * joins]
+
+
+def _logic(step: Step, spec: VectorEngine) -> Instructions:
+    is_not = any(isinstance(s, float) for s in step.srcs)
+    return [_of_bits(step, spec)] * (1 if is_not else _LOGIC[step.attributes.variant])
+
+
+def _of_bits(step: Step, spec: VectorEngine) -> tuple[str, int]:
+    """Return an operation on a mask, which Compare makes of one bit an element."""
+    return "binary", ceil_div(step.dst.rows * step.dst.cols, BITS * spec.repeat_bytes.value)
 
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
@@ -477,6 +504,9 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.SUB: _elementwise("binary"),
         Opcode.MUL: _elementwise("binary"),
         Opcode.MAX: _elementwise("binary"),
+        Opcode.MIN: _elementwise("binary"),
+        Opcode.COMPARE: _compare,
+        Opcode.LOGIC: _logic,
         Opcode.FMA: _elementwise("binary"),
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),

@@ -39,6 +39,9 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.SUB: "sub",
         Opcode.MUL: "mul",
         Opcode.MAX: "max",
+        Opcode.MIN: "max",
+        Opcode.COMPARE: "compare",
+        Opcode.LOGIC: "and",
         Opcode.DIV: "div",
         Opcode.FMA: "multiply_add",
         Opcode.EXP: "exp",
@@ -61,6 +64,16 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
         Opcode.RSQRT: ("sqrt", "div"),
         Opcode.SQRT: ("sqrt",),
         Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
+    }
+)
+#: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge, of
+#: which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others are made of these.
+COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
+        **dict.fromkeys(("ult", "ugt", "ule", "uge"), (1, 1)),
+        **dict.fromkeys(("one", "ord", "uno"), (2, 1)),
+        "ueq": (2, 2),
     }
 )
 #: What is done along a tile pass after pass, and the order in which vector units do it.
@@ -203,6 +216,9 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
         parts = MADE_OF.get(step.opcode, (*["compare"] * step.attributes.comparisons, name))
+        if step.opcode is Opcode.COMPARE:
+            compares, joins = COMPARISONS[step.attributes.variant]
+            parts = ("compare",) * compares + ("and",) * joins
         fmt = step.dst.fmt
         if step.opcode is Opcode.CAST and fmt in BLOCK_FORMATS:
             is_along = (step.attributes.axis == PLAIN.axis) == (code.layout == "nd")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
-from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
+from npusim.ir.op import COMPARED, Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
@@ -417,7 +417,8 @@ class ResidentBlock:
     def _masks_end(self, steps: list[Step]) -> int:
         """Return the number of a softmax's steps up to its last mask, where masks are a separate operation; else 0."""
         begin = next((i for i, x in enumerate(steps) if x.opcode is Opcode.ROW_MAX), 0) if self.masks_apart else 0
-        return max((i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT), default=0)
+        masks = (i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT)
+        return max((i for i in masks if steps[i - 1].attributes.variant != COMPARED), default=0)
 
     def _results(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of a stage's results: to shared memory for products, or to the output."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
+    from npusim.config.engine import LanePipe
     from npusim.ir.op import CodeWork, Due, GroupWork, Step, WarpPlan
     from npusim.machines.published.kernel import Specialised
 
@@ -77,6 +78,12 @@ def special(step: Step) -> tuple[str, Mapping[str, int]]:
     if step.opcode is Opcode.SQRT:
         return "rsqrt", {} if step.attributes.variant == APPROXIMATE_ROOT else ROOT
     return name, {name: 1} if step.opcode in (Opcode.TANH, Opcode.ERF) else {}
+
+
+def instruction(name: str, variant: str, *pipes: LanePipe) -> str:
+    """Return what a device file calls an operation: with its variant, where a pipe names that one apart."""
+    apart = f"{name}_{variant}"
+    return apart if any(apart in pipe.ops for pipe in pipes) else name
 
 
 @dataclass(frozen=True, slots=True)

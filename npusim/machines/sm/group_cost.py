@@ -37,6 +37,7 @@ from npusim.machines.sm.core import (
     TENSOR,
     WARPS,
     Tally,
+    instruction,
     special,
     warp_issue,
 )
@@ -383,7 +384,7 @@ class GroupModel:
         tile = source if is_reduction else step.dst
         assert not isinstance(tile, float)
         values = elements(tile, work)
-        name = step.opcode.name.lower()
+        name = instruction(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
         if step.opcode not in SPECIAL:
             values *= step.attributes.share
         if step.opcode in SPECIAL:
@@ -401,7 +402,9 @@ class GroupModel:
             self._issue("compare", values * max(0, more), "", count)
             count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
-            self._reduce(name, elements(step.dst, work), tile.fmt, work, count)
+            joins = "max" if step.opcode is Opcode.ROW_MAX else "add"
+            joins = instruction(joins, step.attributes.variant, *self.lanes.values())
+            self._reduce(joins, elements(step.dst, work), tile.fmt, work, count)
 
     def _issue(self, name: str, values: float, fmt: str, count: Count) -> None:
         """Count the instructions of an operation on so many elements of a lane."""
@@ -466,11 +469,14 @@ class GroupModel:
                 count.issued += passes.times * passes.products * each_product
                 count.latency += passes.times * 2 * spec.latency_cycles.value
 
-    def _reduce(self, name: str, rows: float, fmt: str, work: GroupWork, count: Count) -> None:
-        """Count the way of a row's parts from lane to lane, and from warp to warp where several share a row."""
+    def _reduce(self, joins: str, rows: float, fmt: str, work: GroupWork, count: Count) -> None:
+        """Count the way of a row's parts from lane to lane, and from warp to warp where several share a row.
+
+        ``joins``: the instruction that joins two.
+        """
         count.issued += ROUNDS * rows
         count.shared += ROUNDS * rows * self.shared.shuffle_cycles.value
-        self._issue("max" if name == "row_max" else "add", ROUNDS * rows, fmt, count)
+        self._issue(joins, ROUNDS * rows, fmt, count)
         count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
         if work.across > 1 and work.repeats == 1:
             count.shared += CROSS_ACCESSES + CROSS_BARRIERS * self.sharing.barrier_warp_cycles.value

@@ -28,7 +28,20 @@ from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.along import ALONG, along_passes
-from npusim.machines.sm.core import FMA, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of, special
+from npusim.machines.sm.core import (
+    FMA,
+    LSU,
+    MUFU,
+    REDUCTIONS,
+    SM,
+    SPECIAL,
+    TENSOR,
+    WARPS,
+    Tally,
+    engine_of,
+    instruction,
+    special,
+)
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.units import ceil_div, chunks, round_up
@@ -160,8 +173,8 @@ class LaneModel:
     # ---------------------------------------------------------------- lanes
 
     def _element_wise(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
-        name = step.opcode.name.lower()
         pipe = MUFU if step.opcode in SPECIAL else FMA
+        name = instruction(step.opcode.name.lower(), step.attributes.variant, self.lanes[pipe])
         source = step.srcs[0]
         if step.opcode in ALONG:
             self._along(step, plan, tally)
