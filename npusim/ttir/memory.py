@@ -32,6 +32,10 @@ from npusim.ttir.values import (
 )
 
 
+#: What leaves a block's elements in their order, or exchanges its axes.
+CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
+
+
 class Memory(Arithmetic):
     """Operations that load and store blocks."""
 
@@ -47,10 +51,10 @@ class Memory(Arithmetic):
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         pointer, tensor = self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
-        if not all(pointer.steps):  # along some axes one element for all lanes
-            sizes = tuple(n if step else 1 for n, step in zip(shape, pointer.steps, strict=True))
-            limits = tuple(x if step else None for x, step in zip(pointer.limits(), pointer.steps, strict=True))
-            pointer = replace(pointer, shape=sizes, left=limits)
+        if not any(pointer.steps) or not (all(pointer.steps) or self._is_factor(op)):  # one element for some lanes
+            by_step = list(zip(pointer.steps, shape, pointer.limits(), strict=True))
+            limits = tuple(most if step else None for step, _, most in by_step)
+            pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
@@ -93,6 +97,11 @@ class Memory(Arithmetic):
             self.cuts.add(x.axes[i])
             self.bounds.append((x.axes[i], lanes[i], op.line))
         self._set(op, self._named(op, replace(x, pad=other.value if isinstance(other, Number) else None)))
+
+    def _is_factor(self, op: Op) -> bool:
+        """Return whether a product reads what an operation makes, as it is or converted."""
+        readers = self._uses.get(op.results[0], [])
+        return any(o.name == "tt.dot" or (o.name in CONVERSIONS and self._is_factor(o)) for o in readers)
 
     @property
     def _loop(self) -> int:

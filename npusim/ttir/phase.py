@@ -362,7 +362,7 @@ class LaunchGrid:
                 self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
-        elif called == "value" and (self.is_cut or np.any(at[is_visited])):
+        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
         elif called:

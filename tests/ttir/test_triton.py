@@ -306,10 +306,10 @@ REFUSED = {
     ),
     "atomics": ("atomics: let", "described", "    tl.store(ob, ", "    tl.atomic_add(O, 1.0)\n    tl.store(ob, "),
     "a condition on values": (
-        "a comparison with infinity",
+        "arith.addi of a mask of values: masks are joined by",
         "described",
         "        mn = ",
-        "        s = tl.where(s == float('inf'), s, 0.0)\n        mn = ",
+        "        s = tl.where((s > 0).to(tl.int32) + 1 > 1, s, 0.0)\n        mn = ",
     ),
     "an address that is loaded": (
         "a load of one element of K",

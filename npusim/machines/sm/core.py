@@ -80,7 +80,7 @@ def special(step: Step) -> tuple[str, Mapping[str, int]]:
     return name, {name: 1} if step.opcode in (Opcode.TANH, Opcode.ERF) else {}
 
 
-def instruction(name: str, variant: str, *pipes: LanePipe) -> str:
+def listed_as(name: str, variant: str, *pipes: LanePipe) -> str:
     """Return what a device file calls an operation: with its variant, where a pipe names that one apart."""
     apart = f"{name}_{variant}"
     return apart if any(apart in pipe.ops for pipe in pipes) else name

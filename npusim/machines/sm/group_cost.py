@@ -37,7 +37,7 @@ from npusim.machines.sm.core import (
     TENSOR,
     WARPS,
     Tally,
-    instruction,
+    listed_as,
     special,
     warp_issue,
 )
@@ -384,7 +384,7 @@ class GroupModel:
         tile = source if is_reduction else step.dst
         assert not isinstance(tile, float)
         values = elements(tile, work)
-        name = instruction(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
+        name = listed_as(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
         if step.opcode not in SPECIAL:
             values *= step.attributes.share
         if step.opcode in SPECIAL:
@@ -403,7 +403,7 @@ class GroupModel:
             count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
             joins = "max" if step.opcode is Opcode.ROW_MAX else "add"
-            joins = instruction(joins, step.attributes.variant, *self.lanes.values())
+            joins = listed_as(joins, step.attributes.variant, *self.lanes.values())
             self._reduce(joins, elements(step.dst, work), tile.fmt, work, count)
 
     def _issue(self, name: str, values: float, fmt: str, count: Count) -> None:

@@ -39,7 +39,7 @@ from npusim.machines.sm.core import (
     WARPS,
     Tally,
     engine_of,
-    instruction,
+    listed_as,
     special,
 )
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
@@ -174,7 +174,7 @@ class LaneModel:
 
     def _element_wise(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         pipe = MUFU if step.opcode in SPECIAL else FMA
-        name = instruction(step.opcode.name.lower(), step.attributes.variant, self.lanes[pipe])
+        name = listed_as(step.opcode.name.lower(), step.attributes.variant, self.lanes[pipe])
         source = step.srcs[0]
         if step.opcode in ALONG:
             self._along(step, plan, tally)
