@@ -82,6 +82,23 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
     )
 
 
+def in_bands(blocks: tuple[WorkTile, ...], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
+    """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
+
+    ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
+    operand of a product, so that those of a wave read few rows and columns.
+    """
+    (_, _, height), (_, _, width) = blocks[0].spans[:2]
+    band = (width if are_columns else height) * together
+
+    def order(block: WorkTile) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = block.spans[:2]
+        place = (col // band, row, col) if are_columns else (row // band, col, row)
+        return block.batch, block.head, *place
+
+    return tuple(sorted(blocks, key=order))
+
+
 def with_columns(
     blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:

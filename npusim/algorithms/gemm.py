@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.blocks import grid, with_columns
+from npusim.algorithms.blocks import grid, in_bands, with_columns
 from npusim.algorithms.language import Value, exp, full, rsqrt, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
@@ -94,13 +94,15 @@ def gemm_tiles(
     is_transposed: bool = False,
     arithmetic: str = "",
     splits: int = 1,
+    bands: tuple[int, bool] = (1, False),
 ) -> tuple[Phase, ...]:
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
     ``splits`` > 1: so many blocks share a tile's k, and a further phase adds their results, in float32.
+    ``bands``: how many rows of tiles blocks go through together, and whether they are columns of tiles (`in_bands`).
     """
-    m, n, k = tile
-    whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
+    (m, n, k), (together, are_columns) = tile, bands
+    whole = with_columns(in_bands(grid(c, ("m", m), ("n", n)), together, are_columns=are_columns), a.cols, k)
     splits = min(splits, tiles_of(whole[0]))
     out: GlobalTensor | Stacked = c
     if splits > 1:

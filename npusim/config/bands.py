@@ -193,9 +193,15 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 
 
 def kind_of(tiling: Tiling | None) -> str:
-    """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile."""
-    fields = dict(tiling or ())
-    return fields.get("kernel") or ("library" if fields.get("stages", "") is None else "")
+    """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile.
+
+    A library's stages are open, or stated as ``library``.
+    """
+    fields, named = dict(tiling or ()), tiling.model_fields_set if tiling is not None else ()
+    stages = fields.get("stages", "")
+    if tiling is not None and "stages" in fields and "stages" not in named:
+        stages = type(tiling).model_fields["stages"].default
+    return fields.get("kernel") or ("library" if stages is None else "")
 
 
 def tile_of(tiling: Tiling | None) -> str:

@@ -326,6 +326,9 @@ class GroupWork:
         Warps that execute the operation together; ``across`` of them share the columns, the others the rows.
     generation
         Generation of the matrix instructions.
+    is_transposed
+        Whether a product is computed as that of its exchanged and transposed operands: ``rows`` and ``columns`` are
+        those of the transposed result.
     repeats
         How often the whole operation is computed: eight warps on 64 rows compute S twice.
     is_awaited, is_serial
@@ -355,6 +358,7 @@ class GroupWork:
     warps: int
     across: int = 1
     generation: Generation = "wgmma"
+    is_transposed: bool = False
     repeats: int = 1
     is_awaited: bool = True
     is_serial: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from npusim.algorithms.blocks import in_bands
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
 from npusim.algorithms.gemm import copy as copy_phase
@@ -18,7 +19,6 @@ from npusim.schedules.define import check_multiplied, schedule
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
 
@@ -32,17 +32,6 @@ def needs_groups(device: DeviceSpec) -> str:
     if device.family != "nvidia" or has_warps(device):
         return ""
     return f"{device.name}'s file describes no concurrent warp groups; h200's does"
-
-
-def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:
-    """Return tiles of C column by column within bands of so many rows of tiles."""
-    rows = blocks[0].rows
-
-    def order(block: WorkTile) -> tuple[int, ...]:
-        (_, row, _), (_, col, _) = block.spans
-        return block.batch, block.head, row // (rows * together), col, row
-
-    return tuple(sorted(blocks, key=order)) if together > 1 else blocks
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
@@ -61,7 +50,7 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic, is_transposed=is_transposed)
     if not isinstance(tiling, GemmFields) or tiling.swizzle == 1:
         return list(phases)
-    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle)) for phase in phases]
+    return [replace(phase, cells=in_bands(phase.cells, tiling.swizzle)) for phase in phases]
 
 
 class CopyFields(Tiling):

@@ -52,6 +52,7 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("H200, kernels in production", SILICON / "h200_attention.yaml"),
     ("H200, other shapes", SILICON / "h200_heldout.yaml"),
     ("H200, other shapes", SILICON / "h200_ragged.yaml"),
+    ("H200, other shapes", SILICON / "h200_products.yaml"),
 )
 #: What is a case's time, the first that was measured.
 TIMES = ("latency_us", "core_us", "tokens_per_s")

@@ -1,4 +1,8 @@
-"""cuBLAS's matrix products: the tile, the splits of k and the stages that it takes."""
+"""cuBLAS's matrix products: the tile, the splits of k and the stages that it takes, and the order of its tiles.
+
+A product and its transpose have mirrored tiles in mirrored order: the library computes C, or C^T with its operands
+exchanged (kernels of 128 x 256 for one and of 256 x 128 for the other, reports/silicon/h200_products.yaml).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from itertools import product
 from npusim.ir.op import Charge
 from npusim.units import ceil_div
 
-#: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
-#: cores' own time, and cycles of its start and end.
-ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
+#: Sides of a library's tiles, one of each in either direction, and splits; what a wave of them costs (hopper.md
+#: section 3.12): over the tensor cores' own time, and cycles of its start and end.
+SIDES, OTHER_SIDES, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
 #: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, reports/silicon/products.json).
 MOST_STAGES = 16
@@ -17,6 +21,9 @@ MOST_STAGES = 16
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
+#: Tiles along the shorter side of C from which a band has so many side by side (CUTLASS 0046e366,
+#: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
+BANDS = ((6, 8), (3, 4), (2, 2))
 #: Pieces of k, and how many are in shared memory, of kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).
 STAGED, COPIED = (32, 2), (64, 3)
@@ -36,11 +43,13 @@ def library_tile(
     """Return rows, columns and splits with the least waves' time among a library's; ``given`` values stay.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    None, or where no choice fits: all are tried.
+    None, or where no choice fits: all are tried.  Of equal choices the tile with most elements is used, then the one
+    nearest to a square, then one as long as a side of C, whose other operand is read once, then the one that is longer
+    along the longer side.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
-    def time(choice: tuple[int, int, int]) -> tuple[float, int]:
+    def time(choice: tuple[int, int, int]) -> tuple[float, int, int, bool, bool]:
         rows, columns, splits = choice
         waves = ceil_div(heads * ceil_div(m, rows) * ceil_div(n, columns) * splits, cores)
         # A product of 64 x N x 16 takes N / 2 cycles, its operands come at 64 bytes a cycle (hopper.md section 1).
@@ -48,12 +57,24 @@ def library_tile(
         # Parts are written and read again, in float32, by a kernel more.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
         # None is faster than memory: where several are as fast as it, nothing is split.
-        return max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts, -rows * columns
+        taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts
+        is_cut = rows < m and columns < n
+        return taken, -rows * columns, rows + columns, is_cut, (rows > columns) != (m > n)
 
-    rows, columns, splits = (
-        (value,) if value else choices for value, choices in zip(given, (ROWS, COLUMNS, SPLITS), strict=True)
-    )
-    choices = list(product(rows, columns, splits))
+    tiles = dict.fromkeys(tile for pair in product(SIDES, OTHER_SIDES) for tile in (pair, pair[::-1]))
+    rows, columns, splits = given
+    tiles = dict.fromkeys((rows or own[0], columns or own[1]) for own in tiles)
+    choices = [(*tile, parts) for tile, parts in product(tiles, (splits,) if splits else SPLITS)]
     fitting = [c for c in choices if c[0] + c[1] <= edges and (area is None or c[0] * c[1] <= area)]
-    best: tuple[int, int, int] = min(fitting or choices, key=time)
-    return best
+    return min(fitting or choices, key=time)
+
+
+def tile_order(m: int, n: int, tile: tuple[int, int], band: int | None) -> tuple[int, bool]:
+    """Return how many tiles of C are side by side in a band (``band``: given), and whether they are columns of tiles.
+
+    A band goes along the side of C with fewer tiles, of equal ones along the shorter one (CUTLASS, the same file,
+    get_rasterization_order), so that the operand of that side is the one that is read again.
+    """
+    sides = ceil_div(m, tile[0]), ceil_div(n, tile[1])
+    band = band or next((count for least, count in BANDS if min(sides) >= least), 1)
+    return band, (sides[1], n) > (sides[0], m)

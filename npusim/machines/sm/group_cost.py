@@ -254,7 +254,7 @@ class GroupModel:
         spec = self.tensor.wgmma
         assert spec is not None
         row_bytes = get_format(a.fmt).size_bytes * max(work.depth, step.depth)
-        size = max(work.rows, step.dst.rows), max(work.columns, step.dst.cols), row_bytes, memory_of(a) == "SMEM"
+        size = *whole_sizes(step.dst, work), row_bytes, memory_of(a) == "SMEM"
         count, busy, memory = self._instructions(size, work)
         each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), work.warps // self.subcores
         lone, share = count * each, 1.0
@@ -274,9 +274,8 @@ class GroupModel:
     ) -> tuple[float, float, float, float, float]:
         """Return the same of products of single warps, which load their operands first, and their instructions."""
         spec, size = self.tensor.mma, get_format(a.fmt).size_bytes
-        down = max(1, work.warps // work.across)
-        rows = ceil_div(max(work.rows, step.dst.rows), down * FRAGMENT_ROWS)
-        columns = ceil_div(max(work.columns, step.dst.cols), work.across * FRAGMENT_COLUMNS)
+        down, (rows, columns) = max(1, work.warps // work.across), whole_sizes(step.dst, work)
+        rows, columns = ceil_div(rows, down * FRAGMENT_ROWS), ceil_div(columns, work.across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
         pieces = ceil_div(step.depth * size, MATRIX_BYTES)
@@ -484,14 +483,24 @@ class GroupModel:
             count.latency += self.sharing.reduction_cycles.value * (CROSS_STEPS + CROSS_ROW_STEPS * rows)
 
 
+def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
+    """Return rows and columns of a group's result as matrix instructions compute it: those of the whole tile at least.
+
+    A transposed result has as many rows and columns of instructions as the work states, whatever the tile has.
+    """
+    if work.is_transposed:
+        return work.rows, work.columns
+    return max(work.rows, tile.rows), max(work.columns, tile.cols)
+
+
 def elements(tile: Operand, work: GroupWork) -> float:
     """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
     if work.is_even:
         each = WARP_LANES if tile.cols > 1 else 1
         return tile.rows * tile.cols / (work.warps * each)
-    down = max(1, work.warps // (work.across * work.repeats))
-    rows = ceil_div(max(work.rows, tile.rows), down * FRAGMENT_ROWS)
+    down, (rows, columns) = max(1, work.warps // (work.across * work.repeats)), whole_sizes(tile, work)
+    rows = ceil_div(rows, down * FRAGMENT_ROWS)
     if tile.cols == 1 and not (work.columns > 1 and isinstance(tile, Tile) and tile.stride > 1):
         return rows * LANE_ROWS
-    columns = ceil_div(max(work.columns, tile.cols), work.across * FRAGMENT_COLUMNS)
+    columns = ceil_div(columns, work.across * FRAGMENT_COLUMNS)
     return rows * columns * FRAGMENT_ROWS * FRAGMENT_COLUMNS / WARP_LANES

@@ -499,35 +499,58 @@ class GpuRowsFields(Tiling):
 
 
 class GpuGemmFields(Tiling):
-    """Tile of C and the piece of k on a GPU; open fields have a library's choice."""
+    """Tile of C, the piece of k and the order of tiles on a GPU; open fields have a library's choice."""
 
-    block_m: int | None = Field(default=None, ge=64, le=256, multiple_of=64, description="rows of a tile of C")
+    block_m: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="rows of a tile of C")
     block_n: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="columns of a tile of C")
     block_k: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
     splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
-    stages: int | None = Field(default=None, ge=1, le=8, description="pieces of k in shared memory")
+    stages: int | None = Field(default=None, ge=1, le=16, description="pieces of k in shared memory")
+    swizzle: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="tiles side by side that blocks go through together, along the side of C with fewer tiles",
+    )
+
+
+def library_fields(
+    sizes: tuple[int, int, int], fmt: str, heads: int, tiling: GpuGemmFields, device: DeviceSpec
+) -> GpuGemmFields:
+    """Return the tiling with a library's choice of its open fields, which stay unnamed.
+
+    ``sizes``: m, n and k of each of ``heads`` products of operands in the format ``fmt``.
+    """
+    rows, cols, depth = sizes
+    size, issue = get_format(fmt).size_bytes, warp_issue(device)
+    is_staged = issue.copies.value == "staged"
+    of_library = cublas.STAGED if is_staged else cublas.COPIED
+    k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
+    edges = issue.block_memory_bytes.value // (stages * k * size)
+    # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
+    area = issue.registers_count.value // 4 if is_staged else None
+    given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
+    m, n, splits = cublas.library_tile(rows, cols, depth, cores, given, heads, edges, area)
+    is_one_wave = heads * ceil_div(rows, m) * ceil_div(cols, n) * splits <= cores
+    if is_one_wave and not is_staged and tiling.stages is None:
+        stages = max(stages, min(cublas.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
+    swizzle, _ = cublas.tile_order(rows, cols, (m, n), tiling.swizzle)
+    values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
+    return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
 
 
 def library_tiling(
     a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, fields: GpuGemmFields, device: DeviceSpec
-) -> tuple[tuple[int, int, int], int, SmTiling]:
-    """Return the tile (m, n, k) in which a library multiplies, its splits of k, and how warps execute it.
+) -> SmTiling:
+    """Return how warps execute a library's product in a tile, all of whose ``fields`` have values.
 
-    A warp group for 64 rows, copies by warps of their own.
+    Copies have warps of their own, products a warp group for every 64 elements of the tile's shorter side, which are
+    rows of C, or of C^T.
     """
+    m, n, k, splits, stages = (getattr(fields, f) for f in ("block_m", "block_n", "block_k", "splits", "stages"))
     size, issue = get_format(a.fmt).size_bytes, warp_issue(device)
-    is_staged = issue.copies.value == "staged"
-    of_library = cublas.STAGED if is_staged else cublas.COPIED
-    k, stages = (given or own for given, own in zip((fields.block_k, fields.stages), of_library, strict=True))
-    edges = issue.block_memory_bytes.value // (stages * k * size)
-    heads, cores = c.batch * c.heads, device.group_count.value
-    # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
-    area = issue.registers_count.value // 4 if is_staged else None
-    given = fields.block_m, fields.block_n, fields.splits
-    m, n, splits = cublas.library_tile(c.rows, c.cols, a.cols, cores, given, heads, edges, area)
-    is_one_wave = heads * ceil_div(c.rows, m) * ceil_div(c.cols, n) * splits <= cores
-    if is_one_wave and not is_staged and fields.stages is None:
-        stages = max(stages, min(cublas.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
+    is_staged, blocks = issue.copies.value == "staged", c.batch * c.heads * splits
+    is_one_wave = blocks * ceil_div(c.rows, m) * ceil_div(c.cols, n) <= device.group_count.value
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
     if shared > most:
@@ -536,13 +559,15 @@ def library_tiling(
         )
     engine = engine_of(device, TENSOR, GroupMatrixEngine)
     generation: Literal["mma", "wgmma"] = "mma" if engine.wgmma is None else "wgmma"
-    work = GroupWork(GROUP_WARPS, across=2 if is_staged else 1, generation=generation, is_specialised=True)
+    across, is_transposed = 2 if is_staged else 1, m > n >= GROUP_ROWS or m < min(n, GROUP_ROWS)
+    (rows, columns), groups = (n, m) if is_transposed else (m, n), max(1, min(m, n) // GROUP_ROWS)
+    rows = ceil_div(rows, groups)  # however few a ragged tile has
+    work = GroupWork(GROUP_WARPS, across, generation, is_transposed, is_specialised=True, rows=rows)
     goes_on = issue.library is not None and not is_one_wave
     charges = [cublas.TILE if goes_on else START]
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % cublas.ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
         charges += cublas.UNALIGNED
-    groups = max(1, m // GROUP_ROWS)
     warps, there = groups * GROUP_WARPS, issue.registers_count.value
     registers = m * n // (warps * WARP_LANES) + UNNAMED_REGISTERS
     of_block = registers * warps * WARP_LANES
@@ -550,4 +575,4 @@ def library_tiling(
     held = {RF: (REGISTER_BYTES * of_block, REGISTER_BYTES * there), SMEM: (shared, memory)}
     room = Occupancy(min(limits.values()), warps, registers, shared, limits, held)
     tiling = SmTiling(groups, room.blocks, depth=stages, work=work, charges=tuple(charges), occupancy=room)
-    return (m, n, k), splits, tiling
+    return replace(tiling, widths={"n": columns})

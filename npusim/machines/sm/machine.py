@@ -21,6 +21,7 @@ from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
 from npusim.machines.published import find_kernel
+from npusim.machines.published.cublas import tile_order
 from npusim.machines.published.kernel import GpuKernel
 from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
@@ -42,6 +43,7 @@ from npusim.machines.sm.groups import (
     GpuRowsFields,
     group_tiling,
     kernel_tiling,
+    library_fields,
     library_tiling,
     operator_tiling,
     plain_tiling,
@@ -192,6 +194,9 @@ class SmMachine(Machine):
 
         Faults of such a kernel are reported where its program is built.
         """
+        if isinstance(tiling, GpuGemmFields) and has_warps(self.device):
+            sizes = problem.m, problem.n, problem.k
+            return library_fields(sizes, problem.dtype, problem.count, tiling, self.device)
         if not isinstance(tiling, SmFields):
             is_open = isinstance(tiling, GroupFields) and "stages" not in tiling.model_fields_set
             if not (is_open and has_warps(self.device)) or warp_issue(self.device).copies.value != "staged":
@@ -316,11 +321,14 @@ class SmMachine(Machine):
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         how.pop("role", None)  # of accumulated tiles the last is the result
-        fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
-        tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
-        first, *rest = gemm_tiles(a, b, c, tile, label=label, splits=splits, **how)
+        fields, sizes = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields(), (c.rows, c.cols, a.cols)
+        fields = library_fields(sizes, a.fmt, c.batch * c.heads, fields, self.device)
+        of_product = library_tiling(a, b, c, fields, self.device)
+        m, n, k, splits = (getattr(fields, name) for name in ("block_m", "block_n", "block_k", "splits"))
+        bands = tile_order(c.rows, c.cols, (m, n), fields.swizzle)
+        first, *rest = gemm_tiles(a, b, c, (m, n, k), label=label, splits=splits, bands=bands, **how)
         parts, blocks = plural(splits, "split"), plural(of_product.residents, "block")
-        note = f"tiles of {tile[0]} x {tile[1]}, {splits} {parts} of k, {of_product.residents} resident {blocks}"
+        note = f"tiles of {m} x {n}, {splits} {parts} of k, {of_product.residents} resident {blocks}"
         first = replace(first, notes=(f"{label}: {note}",))
         return [(first, of_product), *((phase, plain_tiling(self.device)) for phase in rest)]
 
