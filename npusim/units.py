@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -39,6 +39,21 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield ``(start, length)`` of the pieces of ``total``, the last one ragged."""
     for start in range(0, total, size):
         yield start, min(size, total - start)
+
+
+def spans(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """Return rising indices as runs of consecutive ones, ``(first, last)``.
+
+    Examples
+    --------
+    >>> spans([0, 1, 2, 5])
+    [(0, 2), (5, 5)]
+    """
+    runs: list[tuple[int, int]] = []
+    for index in map(int, indices):
+        follows = bool(runs) and runs[-1][1] + 1 == index
+        runs.append((runs.pop()[0] if follows else index, index))
+    return runs
 
 
 #: Suffixes of counts: ``8k`` tokens are 8,192, as the field says it.

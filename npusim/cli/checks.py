@@ -287,7 +287,9 @@ def diff(
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
         why = f"none of {difference.tried} changes of the schedule's choices explains it"
-        if difference.problem:
+        if difference.blank:
+            why = f"{difference.blank} are NaN"
+        elif difference.problem:
             why = f"float64 is nearer with another problem, {difference.problem.change}"
         unequal = difference.total - difference.matched
         raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")

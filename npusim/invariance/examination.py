@@ -6,7 +6,7 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
@@ -42,7 +42,7 @@ from npusim.simulation.evaluation import source_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
-from npusim.simulation.tile import choose_tile, open_fields, program_of
+from npusim.simulation.tile import choose_tile, fields_of_run, open_fields, program_of
 from npusim.simulation.variants import Variant, Variants, named_fields, row_key
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def examine(
         plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
     base = run_plan(plan)
     chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
-    examination = _Examination(plan, base, [*named, *chosen], on_tried)
+    examination = _Examination(plan, base, on_tried)
     is_ruled = isinstance(base.tiling, SplitFields) and base.tiling.splits == "auto"
     may_choose = open_fields(plan.schedule, plan.device) - named or is_ruled
     if not (plan.is_open and may_choose):
@@ -241,9 +241,7 @@ def examine(
 
 
 class _Examination:
-    def __init__(
-        self, plan: Plan, base: RunData, named: Iterable[str], on_tried: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, plan: Plan, base: RunData, on_tried: Callable[[int, int], None] | None) -> None:
         problem, request = cast("Problem | KernelProblem", base.problem), plan.request
         self.base, self.problem = base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
@@ -263,7 +261,7 @@ class _Examination:
             precision=request.precision,
             arithmetic=request.arithmetic,
         )
-        self.variants = Variants(replace(self.asked, tiling={n: v for n, v in base.tiling if n in named}))
+        self.variants = Variants(replace(self.asked, tiling=fields_of_run(plan, base.tiling)))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
         self._other: dict[str, None] = {}
         if isinstance(problem, Problem):

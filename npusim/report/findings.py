@@ -29,6 +29,7 @@ from npusim.report.text import (
     whole,
 )
 from npusim.simulation.request import short_name
+from npusim.validate.given import BLANK
 from npusim.validate.times import Residual, TimesReport, median_error
 
 if TYPE_CHECKING:
@@ -225,6 +226,10 @@ def difference_table(output: Path, difference: Difference) -> tuple[Block, ...]:
 
 def _difference_facts(d: Difference) -> Iterator[Fact]:
     style: Style = "good" if d.matched == d.total else "warn" if d.explained else "bad"
+    if d.blank:
+        yield "NaN", cells(f"{d.blank}; {BLANK}", style="bad")
+    if d.tile:
+        yield "tile", cells(d.tile)
     yield "equal", cells(f"{d.matched:,} of {d.total:,} outputs, {percent(d.matched / d.total)}", style=style)
     if d.first is not None:
         batch, head, row, column = d.first
@@ -237,14 +242,14 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
         yield "explained by", tuple(lines)
     elif d.problem is not None:
         yield "another problem", cells(str(d.problem), style="bad")
+    if d.blank or d.problem is not None or d.first is None:
         return
-    elif d.nearest is not None:
+    if d.nearest is not None:
         near = d.nearest
         yield "nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))
-    elif d.first is not None:
+    elif not d.explained:
         yield "nearest", cells("no explanation: no change makes half of the different outputs equal", style="bad")
-    if d.first is not None:
-        yield "tried", cells(f"{d.tried} changes to the choices of {short_name(d.run.schedule)}")
+    yield "tried", cells(f"{d.tried} changes to the choices of {short_name(d.run.schedule)}")
 
 
 def _step(one: Explanation) -> tuple[Cell, ...]:
@@ -266,6 +271,8 @@ def difference_document(output: Path, d: Difference) -> dict[str, object]:
         explained=[_explanation(one) for one in d.explained],
         nearest=None if d.nearest is None else _explanation(d.nearest),
         problem=None if d.problem is None else asdict(d.problem),
+        blank=d.blank or None,
+        tile=d.tile,
         tried=d.tried,
         passed=d.passed,
     )

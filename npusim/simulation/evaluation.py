@@ -102,6 +102,14 @@ def compared_variants(
     return variant_rows(program, subject, source_of(plan, subject), variants, rows=r.rows, heads=r.heads)
 
 
+def exact_rows(plan: Plan, problem: Problem, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+    """Return rows of a plan's attention in float64, (rows, dv), for a ``problem`` that may have another scale."""
+    source = source_of(plan, cast("Problem", plan.problem))
+    wide = [widen(source(n, batch, head // (1 if n == "q" else problem.group_size))).astype(np.float64) for n in "qkv"]
+    of_head = _reference(plan, wide[0][row : row + rows], *wide[1:], problem.sequence(batch), row, head)
+    return of_head[:, : problem.output_cols]
+
+
 def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
     """Return rows of a kernel of plain tensors in float64: by its own reference, else by the kernel itself."""
     source = source_of(plan, subject)

@@ -195,6 +195,15 @@ def choose_tile(plan: Plan) -> TileChoice:
         return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
+def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
+    """Return the fields of a run's ``tiling`` that make its tile: those that its ``plan`` names, and the chosen ones.
+
+    A request that names them has this tile whatever else of it changes, and sizes that nobody named stay free to fit.
+    """
+    names = plan.tiling.model_fields_set | choose_tile(plan).fields.keys()
+    return {n: value for n, value in tiling if n in names}
+
+
 def _may_choose(plan: Plan) -> bool:
     return plan.is_open and isinstance(plan.problem, Problem) and plan.device.is_timed
 

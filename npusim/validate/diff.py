@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
-from math import prod
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
 from npusim.config.problem import KernelProblem, Problem
-from npusim.errors import NpusimError, SpecError, TensorError
-from npusim.formats import ARITHMETICS, get_format
-from npusim.numerics.evaluate import KernelOutput, chosen, chosen_heads, execute_rows, named_choices
+from npusim.config.tiling import word_of
+from npusim.errors import NpusimError, SpecError
+from npusim.formats import ARITHMETICS
+from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.schedules import find_schedule
 from npusim.schedules.registry import NAMED
 from npusim.simulation.evaluation import source_of, subject_of
-from npusim.simulation.inputs import read_tensors
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
+from npusim.simulation.tile import fields_of_run, open_fields, program_of
 from npusim.simulation.variants import Variant, Variants
+from npusim.validate.given import GivenOutput, read_output
 from npusim.validate.neighbours import Neighbour, nearest_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import BlockRows, KernelOutput
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed
     from npusim.schedules.registry import Precision
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
     from npusim.simulation.result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
-#: Keys under which a file may have the output.
-KEYS = ("o", "out", "output")
-#: Single changes that come nearest, with which all others are tried in pairs.
-NEAREST = 3
+#: Single changes that come nearest, with which all others are tried in pairs, if they make more outputs equal than
+#: changes do by chance: so many square roots of the number of outputs.
+NEAREST, CHANCE = 3, 4.0
 #: Share of the outputs that differ which a change makes equal at least, to be named as the nearest: one that explains
 #: nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
 CLOSES = 0.5
@@ -91,19 +92,22 @@ class Explanation:
 class Difference:
     """A kernel's output compared with predicted bits, on the computed rows.
 
-    ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its values;
-    ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the closest change
-    where none does: the arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of
-    the differing outputs equal; ``tried`` counts the changes.  ``problem`` is another problem whose float64 result is
-    nearer: no choice is tried then.
+    ``tile``: the fields of the tile that were named or chosen.  ``first`` is the first element that differs (batch,
+    head, row, column), ``given`` and ``predicted`` its values.  ``blank`` are whole rows of the output that are NaN, in
+    words; ``problem`` is another problem that the kernel computes: no choice is tried then.  ``explained`` are the
+    changes that make every output equal, the simplest alone, and ``nearest`` the closest change where none does: the
+    arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of the differing outputs
+    equal; ``tried`` counts the changes.
     """
 
     run: RunData
+    tile: str
     matched: int
     total: int
     first: tuple[int, int, int, int] | None = None
     given: float = 0.0
     predicted: float = 0.0
+    blank: str = ""
     explained: tuple[Explanation, ...] = ()
     nearest: Explanation | None = None
     tried: int = 0
@@ -122,10 +126,15 @@ def diff(
 
     ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the
     run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
-    ``o``, ``out`` or ``output``, or alone.  ``on_tried`` gets the number of changes tried, and of all.
+    ``o``, ``out`` or ``output``, or alone.  A key ``computed`` of such a file, (batch, heads, seq_q), states which rows
+    it has (not 0): these alone are compared, and all of them unless the request names rows or heads.  ``on_tried`` gets
+    the number of changes tried, and of all.
 
-    Raises `TensorError` if the file is not readable or has no output, or that is of another shape or dtype; `SpecError`
-    if the request is no attention, or is one of a node; `NpusimError` as `npusim.run`.
+    Tiling fields that the request does not name are chosen, as `npusim.run` chooses them.
+
+    Raises `TensorError` if the file is not readable or has no output, that is of another shape or dtype, or it has none
+    of the requested rows; `SpecError` if the request is no attention, or is one of a node; `NpusimError` as
+    `npusim.run`.
     """
     return comparison(output, request, on_tried).difference()
 
@@ -134,29 +143,46 @@ def comparison(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
 ) -> HeldOutput:
     """Return a kernel's output with the program of a request; arguments and errors as for `diff`."""
-    # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
-    plan = replace(plan_of(request, is_bare=True), is_open=False)
+    plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
     if not isinstance(base.problem, Problem | KernelProblem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     problem = subject_of(plan, base.program)
-    out = _output(output, problem, base.program.tensors["o"].fmt)
-    return HeldOutput(plan, base, request, problem, source_of(plan, problem), out, on_tried)
+    given = read_output(output, problem, base.program.tensors["o"].fmt)
+    asked = replace(given.named_in(request), tiling=fields_of_run(plan, base.tiling))
+    of_run = replace(plan, tiling=base.tiling)
+    return HeldOutput(of_run, base, plan.tiling, asked, problem, source_of(plan, problem), given, on_tried)
 
 
 @dataclass
 class HeldOutput:
-    """A kernel's output (batch, heads, rows, columns), and the prediction for comparison."""
+    """A kernel's output, and the prediction for comparison; ``request`` names the tile of the run ``base``.
+
+    ``declared``: the tile of the schedule before any field was chosen.
+    """
 
     plan: Plan
     base: RunData
+    declared: Tiling
     request: Request
     problem: Problem | KernelOutput
     source: HeadSource
-    out: NDArray[Any]
+    given: GivenOutput
     on_tried: Callable[[int, int], None] | None
     tried: int = 0
     total: int = 0
+
+    def of(self, output: str | Path | NDArray[Any]) -> HeldOutput:
+        """Return another output of the same request."""
+        return replace(self, given=read_output(output, self.problem, self.base.program.tensors["o"].fmt))
+
+    @property
+    def tile(self) -> str:
+        """The fields of the run's tile that are named or may be chosen, as they are written."""
+        named = dict(self.request.tiling or {})
+        names = open_fields(self.plan.schedule, self.plan.device) if self.plan.is_open else frozenset()
+        words = {n: word_of(type(self.declared), n, x) for n, x in self.base.tiling if n in names or n in named}
+        return " ".join(f"{n}={word}" for n, word in words.items() if word is not None)
 
     @cached_property
     def _variants(self) -> Variants:
@@ -164,44 +190,68 @@ class HeldOutput:
 
     def difference(self) -> Difference:
         """Return the difference, with its explanation."""
-        written = self.rows(self.base.program)
-        matched, total = self._equal(written)
+        written = self.given.cut(self.rows(self.base.program))
+        matched, total = self.equal(written)
         at = self._first(written)
         if at is None:
-            return Difference(self.base, matched, total)
+            return Difference(self.base, self.tile, matched, total)
         batch, head, row, column = at
-        blocks = sorted(written.items())
-        start, rows = next((r, b) for (n, h, r), b in blocks if (n, h) == at[:2] and r <= row < r + len(b))
-        place, given, predicted = Place(row, head, batch), float(self.out[at]), float(rows[row - start, column])
-        own = self.plan.schedule
+        start, rows = next((r, b) for (n, h, r), b in sorted(written.items()) if (n, h) == at[:2] and row < r + len(b))
+        given, predicted = float(self.given.values[at]), float(rows[row - start, column])
+        blank = self.given.blank(written)
+        found = Difference(self.base, self.tile, matched, total, at, given, predicted, blank)
+        if found.blank:
+            return found
+        place, own = Place(row, head, batch), self.plan.schedule
         is_plain = not (own.reference or own.sees or own.is_hooked)
         if is_plain and isinstance(self.problem, Problem):
-            block = self.out[batch, head, row : start + len(rows)]
-            if other := nearest_problem(block, self.problem, self.source, place):
-                return Difference(self.base, matched, total, at, given, predicted, problem=other)
+            both = self.given.values[batch, head, row : start + len(rows)], rows[row - start :]
+            if other := nearest_problem(*both, self.problem, self.source, place, partial(self._predicted, place)):
+                return replace(found, problem=other)
         explained, nearest = self._explain(place, total)
-        return Difference(self.base, matched, total, at, given, predicted, tuple(explained), nearest, tried=self.tried)
+        return replace(found, explained=tuple(explained), nearest=nearest, tried=self.tried)
 
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
         base = self._compute(self.base.program, place)
         singles = alternatives(self.base)
-        self.total = len(singles)
-        base_matched = self._probe(base, place)
-        ranked = sorted(self._try([(c,) for c in singles], place, base), key=lambda e: -e.matched)
+        listed = [*((c,) for c in singles), *self._declared()]
+        self.total = len(listed)
+        base_matched, of = self._probe(base, place)
+        ranked = sorted(self._try(listed, place, base), key=_rank)
         explained = [e for e in ranked if e.matched == total and self._holds(e)]
         if explained:
-            return explained, None
-        better = list(islice((e for e in ranked if e.matched > base_matched and self._holds(e)), NEAREST))
-        leads = [e.changes[0] for e in better]
-        pairs = [(a, b) for n, a in enumerate(leads) for b in singles if b.field != a.field and b not in leads[:n]]
+            return _simplest(explained), None
+        least = base_matched + CHANCE * of**0.5
+        better = list(islice((e for e in ranked if e.matched > least and self._holds(e)), NEAREST))
+        leads = [e.changes for e in better]
+        pairs = [
+            (*lead, c)
+            for n, lead in enumerate(leads)
+            for c in singles
+            if c.field not in {x.field for x in lead} and (c,) not in leads[:n]
+        ]
         self.total += len(pairs)
-        ranked = sorted([*ranked, *self._try(pairs, place, base)], key=lambda e: -e.matched)
+        ranked = sorted([*ranked, *self._try(pairs, place, base)], key=_rank)
         explained = [e for e in ranked if e.matched == total and self._holds(e)]
         near = next((e for e in ranked if not any(map(self.is_foreign, e.changes)) and self._holds(e)), None)
         if explained or near is None or near.matched - base_matched < CLOSES * (near.of - base_matched):
-            return explained, None
+            return _simplest(explained), None
         return [], near
+
+    def _predicted(self, place: Place, problem: Problem) -> NDArray[Any]:
+        """Return the schedule's rows from a place on for another problem; NaN where it does not compute that."""
+        plan = replace(self.plan, problem=problem, is_open=False)
+        try:
+            return self._compute(program_of(plan, is_hinted=False)[1], place).rows[place.head]
+        except NpusimError:
+            return np.full((1, problem.output_cols), np.nan)
+
+    def _declared(self) -> list[tuple[Change, ...]]:
+        """Return the fields that were chosen for the run, as declared: the tile of a published kernel, all together."""
+        kind, declared = type(self.declared), dict(self.declared)
+        moved = [n for n, value in dict(self.request.tiling or {}).items() if declared[n] != value]
+        return [tuple(Change("tiling", n, word_of(kind, n, declared[n])) for n in moved)] if moved else []
 
     def is_foreign(self, change: Change) -> bool:
         """Return whether a change is to the matrix arithmetic of another maker's device."""
@@ -222,9 +272,9 @@ class HeldOutput:
                 other = self._compute(built.program, place)
             except NpusimError:
                 continue  # this schedule, device or call has no such choice
-            matched, of = self._probe(other, place), other.rows[place.head].size
+            matched, of = self._probe(other, place)
             if matched == of:
-                matched, of = self._equal(self.rows(built.program))
+                matched, of = self.equal(self.given.cut(self.rows(built.program)))
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
     def _built(self, changes: tuple[Change, ...]) -> BuiltPlan:
@@ -242,24 +292,25 @@ class HeldOutput:
     def _compute(self, program: TileProgram, place: Place) -> Computed:
         return compute(program, place, self.source)
 
-    def _probe(self, computed: Computed, place: Place) -> int:
-        """Return how many outputs of the block from a row on are equal."""
-        rows = computed.rows[place.head]
-        return _count(rows, self.out[place.batch, place.head, place.row : place.row + len(rows)])
+    def _probe(self, computed: Computed, place: Place) -> tuple[int, int]:
+        """Return how many outputs of the block from a row on are equal, and of how many."""
+        return self.equal(self.given.cut({(place.batch, place.head, place.row): computed.rows[place.head]}))
 
-    def rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
-        """Return a program's result for the compared rows, by batch, head and first row."""
+    def rows(self, program: TileProgram) -> dict[BlockRows, NDArray[Any]]:
+        """Return a program's result for the requested rows, by batch, head and first row."""
         r, problem = self.request, self.problem
         rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
         return execute_rows(program, self.source, rows, heads)[1]
 
-    def _equal(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int]:
-        pairs = [(block, self.out[n, h, r : r + len(block)]) for (n, h, r), block in written.items()]
-        return sum(_count(a, b) for a, b in pairs), sum(a.size for a, _ in pairs)
+    def equal(self, written: Mapping[BlockRows, NDArray[Any]]) -> tuple[int, int]:
+        """Return how many outputs have the bits of some rows, and how many these are."""
+        given = self.given.beside(written)
+        return sum(_count(x, given[at]) for at, x in written.items()), sum(x.size for x in written.values())
 
-    def _first(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int, int, int] | None:
+    def _first(self, written: Mapping[BlockRows, NDArray[Any]]) -> tuple[int, int, int, int] | None:
+        given = self.given.beside(written)
         for (n, h, r), block in sorted(written.items()):
-            at = first_unlike(block, self.out[n, h, r : r + len(block)])
+            at = first_unlike(block, given[n, h, r])
             if at is not None:
                 return n, h, r + at[0], at[1]
         return None
@@ -269,40 +320,13 @@ def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
     return int((bits_of(a) == bits_of(b)).sum()) if (a.dtype, a.shape) == (b.dtype, b.shape) else 0
 
 
-def _output(output: str | Path | NDArray[Any], problem: Problem | KernelOutput, fmt: str) -> NDArray[Any]:
-    """Return the output as (batch, heads, rows, columns) in the run's format."""
-    where, values = "output", output
-    if isinstance(values, str | Path):
-        where = str(values)
-        if not Path(values).is_file():
-            raise TensorError(f"{where}: no such file; an .npz or .safetensors with the kernel's output is needed")
-        values = _picked(read_tensors(Path(values)), where)
-    shape = (problem.batch, problem.heads, problem.seq_q, problem.output_cols)
-    if values.ndim == 3 and problem.batch == 1:
-        values = values[None]
-    if isinstance(problem, KernelOutput) and values.size == prod(shape):
-        values = values.reshape(shape)
-    if values.shape != shape:
-        raise TensorError(
-            f"{where}: the output has shape {values.shape}; this run's is {shape}: batch, heads, rows, head size"
-        )
-    dtype = get_format(fmt).dtype
-    if values.dtype in (np.dtype(f"u{dtype.itemsize}"), np.dtype(f"V{dtype.itemsize}")):  # .npz has bfloat16 as V2
-        return values.view(dtype)
-    if values.dtype != dtype:
-        raise TensorError(
-            f"{where}: the output is {values.dtype}; this run's is {fmt}, or its bit patterns as u{dtype.itemsize}"
-            "; another output format is asked for with --precision output=..."
-        )
-    return values
+def _rank(explanation: Explanation) -> tuple[int, int]:
+    return -explanation.matched, len(explanation.changes)
 
 
-def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
-    name = next((key for key in KEYS if key in arrays), next(iter(arrays)) if len(arrays) == 1 else None)
-    if name is None:
-        listed = ", ".join(arrays) or "nothing"
-        raise TensorError(f"{where}: no key {', '.join(KEYS)}; it holds {listed}")
-    return arrays[name]
+def _simplest(explained: list[Explanation]) -> list[Explanation]:
+    fewest = min((len(e.changes) for e in explained), default=0)
+    return [e for e in explained if len(e.changes) == fewest]
 
 
 # ---------------------------------------------------------------- other choices

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_arithmetic
 from npusim.numerics.evaluate import named_choices
-from npusim.numerics.paths import bits_of
 from npusim.simulation import evaluation
 from npusim.simulation.variants import Variant, Variants
+from npusim.validate.bias import BiasCheck, Measure
 from npusim.validate.diff import Change, HeldOutput, alternatives, comparison
+from npusim.validate.given import BLANK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,16 +42,10 @@ DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 FACTOR, QUANTILE = 2.0, 0.99
 #: And where correct kernels have large errors too, above this share of what zeros have.
 MOST = 0.5
-#: What the errors are that `_errors` returns.
+#: Share of the scale by which it is moved for its derivative.
+TILT = 2.0**-8
+#: Errors that `_errors` returns.
 MEASURES = "the error of all outputs", "the largest error of a row", "the largest error of an output"
-
-
-class Measure(NamedTuple):
-    """One error of the output against float64, and the largest that is allowed."""
-
-    name: str
-    value: float
-    allowed: float
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,8 @@ class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
     ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
-    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite.
+    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite;
+    ``blank``: whole rows that are NaN, in words.
     """
 
     matched: int
@@ -67,6 +63,7 @@ class Judgement:
     measures: tuple[Measure, ...] = ()
     lost: int = 0
     unjudged: int = 0
+    blank: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -78,6 +75,8 @@ class Judgement:
         """Return the decision on one line."""
         if self.matched == self.total:
             return f"right: all {self.total:,} outputs have the predicted bits"
+        if self.blank:
+            return f"wrong: {self.blank} are NaN in the output ({self.lost:,} of {self.total:,} outputs); {BLANK}"
         if self.lost:
             return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
         worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
@@ -94,24 +93,41 @@ def judge(
     An output is right if its bits are equal, or if its errors against float64 are at most twice the 99th percentile of
     the errors of correct kernels of the same formats (the schedule with other orders of sums, roundings, tiles and
     splits, drawn with the request's seed) and at most half of the error of zeros.  Errors are the norm over all
-    outputs, the largest norm of a row, and the largest of an element. Outputs where one of these kernels has NaN or Inf
-    are not judged.  Each output, and errors raised, are as for `npusim.validate.diff.diff`; `SpecError` too where no
-    output is left.
+    outputs, the largest norm of a row, and the largest of an element.  Its biases (`BiasCheck`) must be those of such
+    kernels too.  Outputs where one of these kernels has NaN or Inf are not judged.  Each output, the rows that are
+    compared, and errors raised, are as for `npusim.validate.diff.diff`; `SpecError` too where no output is left.
     """
-    all_held = [comparison(output, request) for output in outputs]
-    held = all_held[0]
-    bits = evaluation.bits_of(held.plan, held.base.program, rows=request.rows, heads=request.heads)
-    exact = {at: held.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
-    given = [{(n, h, r): one.out[n, h, r : r + len(rows)] for (n, h, r), rows in bits.rows.items()} for one in all_held]
-    total = sum(rows.size for rows in bits.rows.values())
-    matched = [sum(int((bits_of(x[at]) == bits_of(rows)).sum()) for at, rows in bits.rows.items()) for x in given]
-    if all(count == total for count in matched):
-        return [Judgement(total, total) for _ in outputs]
-    kernels: list[Rows] = [bits.rows]
-    for number, kernel in enumerate(_legal(held)):
-        kernels += [kernel] if {n: len(x) for n, x in kernel.items()} == {n: len(x) for n, x in exact.items()} else []
-        if on_tried:
-            on_tried(number + 1, DRAWN)
+    first = comparison(outputs[0], request)
+    all_held = [first, *map(first.of, outputs[1:])]
+    bits = evaluation.bits_of(first.plan, first.base.program, rows=first.request.rows, heads=first.request.heads)
+    exact = {at: first.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
+    if all(matched == total for matched, total in (held.equal(held.given.cut(bits.rows)) for held in all_held)):
+        kernels, tilt = [bits.rows], None
+    else:
+        kernels = [bits.rows, *_legal(first, {at: len(rows) for at, rows in bits.rows.items()}, on_tried)]
+        tilt = _tilt(first, exact)
+    return [_judged(held, kernels, exact, tilt) for held in all_held]
+
+
+def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> Rows | None:
+    """Return the derivatives of float64 rows by the logarithm of the scale of scores; None without one."""
+    problem = held.plan.problem
+    if "attention" not in held.plan.features:
+        return None
+    tilted = [problem.model_copy(update={"scale": problem.scale * (1 + x)}) for x in (TILT, -TILT)]
+    both = [{at: evaluation.exact_rows(held.plan, p, *at, len(rows)) for at, rows in exact.items()} for p in tilted]
+    return {at: (both[0][at] - both[1][at]) / (2 * TILT) for at in exact}
+
+
+def _judged(
+    held: HeldOutput, kernels: Sequence[Rows], exact: Mapping[BlockRows, NDArray[np.float64]], tilt: Rows | None
+) -> Judgement:
+    """Return whether an output is right, by its rows; ``kernels``: the predicted rows, then those of others."""
+    cut, kernels = held.given.cut, [held.given.cut(kernel) for kernel in kernels]
+    exact, given = cut(exact), held.given.beside(kernels[0])
+    matched, total = held.equal(kernels[0])
+    if matched == total:
+        return Judgement(matched, total)
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
     judged = sum(int(cells.sum()) for cells in finite.values())
     if not judged:
@@ -120,18 +136,17 @@ def judge(
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
     of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
     quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")
-    allowed = [float(x) for x in np.minimum(FACTOR * quantile, MOST * np.array(of_zeros))]
-    return [
-        Judgement(
-            count,
-            total,
-            len(kernels),
-            tuple(Measure(*m) for m in zip(MEASURES, _errors(x, exact, finite), allowed, strict=True)),
-            sum(int((finite[at] & ~_is_finite(x[at])).sum()) for at in exact),
-            total - judged,
-        )
-        for x, count in zip(given, matched, strict=True)
-    ]
+    allowed = np.minimum(FACTOR * quantile, MOST * np.array(of_zeros)).tolist()
+    bias = BiasCheck(exact, tilt and cut(tilt), finite, kernels).measures(given)
+    return Judgement(
+        matched,
+        total,
+        len(kernels),
+        (*(Measure(*m) for m in zip(MEASURES, _errors(given, exact, finite), allowed, strict=True)), *bias),
+        sum(int((finite[at] & ~_is_finite(given[at])).sum()) for at in exact),
+        total - judged,
+        held.given.blank(kernels[0]),
+    )
 
 
 def _is_finite(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -146,8 +161,13 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
     return float(np.sqrt((by_row**2).sum())), float(by_row.max()), max(float(np.abs(e).max()) for e in errors)
 
 
-def _legal(held: HeldOutput) -> Iterator[Rows]:
-    """Yield the results of other correct kernels of the same formats: choices drawn together that can be built."""
+def _legal(
+    held: HeldOutput, sizes: Mapping[BlockRows, int], on_tried: Callable[[int, int], None] | None
+) -> Iterator[Rows]:
+    """Yield the results of other correct kernels of the same formats, on blocks of rows of some sizes.
+
+    Their choices are drawn together, from those that can be built.
+    """
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):
@@ -161,9 +181,14 @@ def _legal(held: HeldOutput) -> Iterator[Rows]:
         seen.add(chosen)
         tiling, precision = ({c.field: c.value for c in chosen if c.kind == k} for k in ("tiling", "precision"))
         try:
-            yield held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
+            kernel = held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
         except NpusimError:  # this schedule, device or call has no such choice
             seen.discard(chosen)
+            continue
+        if on_tried:
+            on_tried(len(seen) - 1, DRAWN)
+        if {at: len(rows) for at, rows in kernel.items()} == sizes:
+            yield kernel
 
 
 def _is_as_exact(change: Change, held: HeldOutput) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import pytest
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
+from npusim.numerics.inputs import recipe_source
 from npusim.report.findings import difference_table
 from npusim.report.text import plain
-from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.simulate import run_plan
+from npusim.simulation.simulate import run_request
 from npusim.validate.diff import Difference, diff
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "attention_h200.npz"
@@ -37,20 +36,26 @@ CHANGED: tuple[tuple[str, dict[str, Any], str, str], ...] = (
     ("fp8/sink7_s256_rev_chain", {"precision": f"{FA3},scale=1.0"}, "scale=256.0", "softmax P_fp8"),
     ("fp8/sink7_s256_rev_chain", {"precision": "fa3"}, "fold=False", "softmax m_new"),
 )
-FAMILIES = {"flash": ("flash", "float16"), "pasa": ("pasa", "float16"), "fp8": ("fp8_attention", "float8_e4m3fn")}
+#: Schedule, format of the inputs, and the keys of a tile of each family of recorded kernels.
+FAMILIES = {
+    "flash": ("flash", "float16", 64),
+    "pasa": ("pasa", "float16", 128),
+    "fp8": ("fp8_attention", "float8_e4m3fn", 64),
+}
 
 
 def _silicon(name: str, **asked: Any) -> tuple[Any, Request]:
     """Return the first 64 rows of a recorded kernel's first head, and a request of their inputs."""
     if not GOLDEN.is_file():
         pytest.skip(f"{GOLDEN.name} of the golden vectors is not there")
-    schedule, fmt = FAMILIES[name.partition("/")[0]]
+    schedule, fmt, keys = FAMILIES[name.partition("/")[0]]
+    asked = {**asked, "tiling": {"block_kv": keys, **asked.get("tiling", {})}}
     with np.load(GOLDEN) as archive:
         inputs = str(archive[f"{name}/inputs"])
         tensors = {n: archive[f"inputs/{inputs}/{n}"].view(get_format(fmt).dtype)[None, :1] for n in "qkv"}
         out = archive[f"{name}/o"][:1, :64]
         if f"{name}/beta" in archive.files:
-            asked = {**asked, "tiling": {"beta": float(archive[f"{name}/beta"]), **asked.get("tiling", {})}}
+            asked = {**asked, "tiling": {"beta": float(archive[f"{name}/beta"]), **asked["tiling"]}}
     tensors["q"] = tensors["q"][:, :, :64]
     return out, Request(schedule, hw="h200", tensors=tensors, rows="all", heads="all", causal=False, **asked)
 
@@ -82,8 +87,7 @@ SMALL: dict[str, Any] = {"seq_q": 16, "seq_kv": 96, "rows": "all", "heads": [0],
 
 def _ours(**changes: Any) -> Any:
     asked = Request("flash", **{**SMALL, "trace_groups": (), **changes})
-    out = run_plan(replace(plan_of(asked), is_open=False)).output  # a kernel of the declared tile
-    return np.nan_to_num(out)
+    return np.nan_to_num(run_request(asked).output)
 
 
 def _diff(out: Any, **changes: Any) -> Difference:
@@ -180,8 +184,7 @@ def _of(**changes: Any) -> Problem:
 
 
 def _computed(problem: Problem) -> Any:
-    asked = Request("flash", problem=problem, hw="h200", rows="all", heads="all", trace_groups=())
-    return run_plan(replace(plan_of(asked), is_open=False)).output
+    return run_request(Request("flash", problem=problem, hw="h200", rows="all", heads="all", trace_groups=())).output
 
 
 def _held(out: Any, problem: Problem) -> Difference:
@@ -227,14 +230,56 @@ def test_heads_of_keys_are_neighbours() -> None:
     whole = {"q": tensors["q"], **{n: np.tile(tensors[n], (1, 2, 1, 1)) for n in "kv"}}
     call: dict[str, Any] = {"hw": "h200", "rows": "all", "heads": "all", "causal": False}
     asked = Request("flash", tensors=whole, trace_groups=(), **call)
-    found = diff(run_plan(replace(plan_of(asked), is_open=False)).output, Request("flash", tensors=tensors, **call))
+    found = diff(run_request(asked).output, Request("flash", tensors=tensors, **call))
     assert found.problem is not None
     assert found.problem.change == "heads of K and V interleaved (head % kv_heads)"
 
 
 def test_a_choice_of_formats_is_no_other_problem() -> None:
     asked = Request("flash", **{**SMALL, "trace_groups": (), "window": (40, 5), "precision": "scores=float16"})
-    out = run_plan(replace(plan_of(asked), is_open=False)).output
-    found = _diff(out, window=(40, 5))
+    found = _diff(run_request(asked).output, window=(40, 5))
     assert found.problem is None
     assert "scores=float16" in [str(e) for e in found.explained]
+
+
+def _without_scores(problem: Problem, *, is_masked: bool) -> Any:
+    """Return the mean of V over the keys that a query sees, or over all."""
+    source = recipe_source(problem)
+    seen = problem.seen.matrix(problem.causal_offset, problem.seq_q, 0, problem.seq_kv) | (not is_masked)
+    means = [seen @ source("v", 0, h // problem.group_size).astype(float) for h in range(problem.heads)]
+    return (np.array(means) / seen.sum(axis=1)[:, None]).astype(np.float16)[None]
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "named"),
+    [(True, "uniform weights (the mean of V)"), (False, "uniform weights of all keys (the mean of V)")],
+)
+def test_the_mean_of_v_is_named_as_such(is_masked: bool, named: str) -> None:
+    problem = _of()
+    found = _held(_without_scores(problem, is_masked=is_masked), problem)
+    assert found.problem is not None
+    assert found.problem.change == named
+    assert found.problem.error < 1e-3
+
+
+def test_zeros_are_named_as_such() -> None:
+    found = _held(np.zeros((1, 4, 64, 64), np.float16), _of())
+    assert (str(found.problem), found.tried) == ("zeros: relative RMSE 0 against float64, 1 as asked", 0)
+
+
+@pytest.mark.parametrize(("asked", "cap"), [(None, 2.0), (None, 0.75), (4.0, 1.5)])
+def test_a_soft_cap_of_a_kernel_is_found_by_its_number(asked: float | None, cap: float) -> None:
+    found = _held(_computed(_of(softcap=cap)), _of(softcap=asked))
+    assert found.problem is not None
+    assert (found.problem.change, found.tried) == (f"softcap={cap:g}", 0)
+    assert found.problem.error < 1e-3
+
+
+def test_a_neighbour_that_is_nearer_and_explains_nothing_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half way from the scale to its square the latter is nearer, by far more than rounding."""
+    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    asked = _of(softcap=None, window=None, heads=2)
+    found = _held(_computed(_of(softcap=None, window=None, heads=2, scale=asked.scale**1.8)), asked)
+    assert found.problem is None
+    assert not found.passed
+    assert found.tried > 20
