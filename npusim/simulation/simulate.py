@@ -201,8 +201,8 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
-    notes = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
-    notes += inputs_notes(program, plan.tensors, bits)
+    padding = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    notes = (*padding, *inputs_notes(program, plan.tensors, bits))
     bits = replace(bits, against=plan.schedule.against)
     return ComputedBits(bits, spread, finite=finite, compared=compared, notes=notes)
 
