@@ -80,7 +80,7 @@ def bits(
     Nothing but the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
     """
     from npusim.config.load import load_device
-    from npusim.probe.files import DEFAULT_CASES, cases_of, folder_contents
+    from npusim.probe.files import DEFAULT_CASES, cases_of, folder_contents, others_files
 
     device = None if hw is None else load_device(hw)
     names, left_out = (DEFAULT_CASES, ()) if device is None else cases_of(device)
@@ -93,8 +93,12 @@ def bits(
     contents = folder_contents(names, "" if hw is None else hw)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        others = others_files(out, contents)
     except OSError as error:
         raise SpecError(f"--out {out}: cannot be created: {error.strerror}") from None
+    if others:
+        listed = ", ".join(str(file) for file in others)
+        raise SpecError(f"--out {out}: {listed} would be overwritten; name another folder, or move the files away")
     for name, content in contents.items():
         write(out / name, content)
     if json:

@@ -44,7 +44,7 @@ def stress(
         str,
         o.option(
             "--require finite|max-rmse=X",
-            "Exit code 1 where the worst input found does not meet it.",
+            "Exit code 1 where the worst input found does not meet it; finite: amplitudes grow beyond default bounds.",
             panel="How",
             shown=False,
         ),
@@ -71,7 +71,8 @@ def stress(
     # A comma is followed by another aspect, or by another value.
     aspects = [part for text in over or () for part in re.split(r",(?=[a-z])", text)]
     with progress(f"searching inputs for {short_name(request.schedule)}") as advance:
-        result = examine(request, aspects, budget_s=budget, jobs=jobs, progress=advance)
+        is_finite = require == "finite"
+        result = examine(request, aspects, is_finite=is_finite, budget_s=budget, jobs=jobs, progress=advance)
     file = out or RUNS / f"{result.name}-stress.safetensors"
     write(file, tensor_bytes(result.inputs, {"worst": str(result.worst), "seed": str(result.seed)}))
     asked = [pair for pair in replace(request, tensors=None).asked() or () if pair[0] not in _OF_TENSORS]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_text
-from npusim.config.huggingface_keys import unread_keys
+from npusim.config.huggingface_keys import rotary_parts, spelled_once, unread_keys
 from npusim.config.layers import Experts, LatentAttention, StoredWeights
 from npusim.config.messages import explain
 from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, StrictBool, fault_at
@@ -103,7 +103,10 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 #: Multimodal configs whose text part may leave out its own type.
-_TEXT_TYPES = MappingProxyType({"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"})
+_TEXT_TYPES = MappingProxyType(
+    {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral", "qwen2_vl": "qwen2_vl_text"}
+    | {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
+)
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -141,7 +144,7 @@ class HuggingFaceConfig(BaseModel):
     max_positions: int | None = _named(None, "max_position_embeddings", "n_positions", "n_ctx")
     dtype: str | None = _named(None, "dtype", "torch_dtype")
     is_decoder: bool | None = None
-    is_encoder_decoder: bool = False
+    is_causal: bool | None = _named(None, "is_causal", "causal")
     image_size: object = None
     patch_size: object = None
     sliding_window: int | None = _named(None, "sliding_window", "sliding_window_size")
@@ -183,24 +186,30 @@ class HuggingFaceConfig(BaseModel):
 _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
+#: Fields whose spellings may differ: they decide whether an FFN is gated, and the tokens of a run that names none.
+_MAY_DIFFER = ("activation", "max_positions")
+#: Sizes of latent attention that nothing reads where a file has no rank of K and V.
+_OF_LATENTS = frozenset(("q_lora_rank", "qk_rope_head_dim"))
+#: Keys beside a text part that hold for it too, and those of images.
+_INHERITED = ("quantization_config", "tie_word_embeddings", "is_causal", "causal")
+_OF_IMAGES = ("image_size", "patch_size")
+
+
+def _spellings() -> dict[str, tuple[str, ...]]:
+    """Return the names of each field in files."""
+    aliases = {n: f.validation_alias or n for n, f in HuggingFaceConfig.model_fields.items() if n != "unread"}
+    return {n: tuple(map(str, a.choices)) if isinstance(a, AliasChoices) else (str(a),) for n, a in aliases.items()}
+
+
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model of a config with the defaults of its model type, and its keys that nothing reads."""
-    inner = data.get("text_config")
-    config = dict(data)
-    if isinstance(inner, dict) and "num_attention_heads" not in data:
-        is_stated = any(inner.get(key) is not None for key in _DTYPE_KEYS)
-        above = ("quantization_config", *(() if is_stated else _DTYPE_KEYS))
-        inherited = {key: data[key] for key in above if data.get(key) is not None and inner.get(key) is None}
-        outer = str(data.get("model_type", ""))
-        config = {"model_type": _TEXT_TYPES.get(outer, outer), **inner, **inherited}
+    spellings = _spellings()
+    read = {name for names in spellings.values() for name in names}
+    config, outside = _text_part(data, read)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list) and kinds and not any(config.get(key) for key in _LAYERS):
         config["num_hidden_layers"] = len(kinds)
     defaults = dict(_DEFAULTS.get(str(config.get("model_type", "")), {}))
-    if "hidden_activation" in config:
-        defaults.pop("hidden_act", None)
-    aliases = [f.validation_alias or n for n, f in HuggingFaceConfig.model_fields.items()]
-    read = {str(n) for a in aliases for n in (a.choices if isinstance(a, AliasChoices) else (a,))}
     part, stored = config.get("attn_config"), config.get("quantization_config")
     if isinstance(part, dict):
         read.add("attn_config")
@@ -208,7 +217,42 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
         defaults |= {"multi_query": True} if part.get("attn_type") == "multiquery_attention" else {}
     if isinstance(stored, dict) and not _stored_bits(stored):
         read.remove("quantization_config")
-    return {**defaults, **config, "unread": tuple(unread_keys(config, read))}
+    known, others = spelled_once(config, defaults, spellings.values())
+    may_differ = {name for field in _MAY_DIFFER for name in spellings[field]}
+    if known.get("kv_lora_rank") is None:
+        read -= _OF_LATENTS
+    unread = dict.fromkeys((*unread_keys(config, read), *(n for n in others if n not in may_differ), *outside))
+    return {**known, "unread": tuple(unread)}
+
+
+def _text_part(data: Mapping[str, Any], read: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the text model of a config, and the keys beside it that are ``read`` in others and not in this one."""
+    inner = data.get("text_config")
+    if not isinstance(inner, dict) or "num_attention_heads" in data:
+        return dict(data), []
+    is_stated = any(inner.get(key) is not None for key in _DTYPE_KEYS)
+    above = (*_INHERITED, *(() if is_stated else _DTYPE_KEYS))
+    beside = {key: data[key] for key in data if data[key] is not None and inner.get(key) is None}
+    inherited = {key: beside[key] for key in above if key in beside}
+    outer = str(data.get("model_type", ""))
+    named = set(read) - {"model_type", *inherited, *_DTYPE_KEYS, *_OF_IMAGES}
+    outside = [key for key, value in beside.items() if value and key in named]
+    return {"model_type": _TEXT_TYPES.get(outer, outer), **inner, **inherited}, outside
+
+
+def _check_form(data: Mapping[str, Any]) -> None:
+    """Raise an error for a model that no workload describes: an encoder with a decoder, layers of several sizes."""
+    inner = data.get("text_config")
+    parts = [data, *([inner] if isinstance(inner, dict) else [])]
+    marks = ("is_encoder_decoder", "decoder_layers")
+    for part in parts:
+        two = [m for m in marks if part.get(m) and (m == marks[0] or part.get("encoder_layers"))]
+        if two:
+            raise fault_at(two[0], "its encoder and its decoder attend differently; write a workload file for each")
+        for key in _spellings()["heads"]:
+            if isinstance(part.get(key), list):
+                differ = "its layers differ; write a workload file for each kind"
+                raise fault_at(key, f"expected a whole number, got {part[key]}: {differ}")
 
 
 def import_config(
@@ -228,26 +272,25 @@ def import_config(
     ``max_window_layers`` enable them; latent attention (MLA) becomes plain attention of its
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
     ``attention_multiplier``'s or YaRN's where one of these is stated.  A multimodal config contributes its text
-    model, with the library's defaults.  Features that
-    npusim does not compute are listed in ``unmodelled``; an unknown model type, and keys that nothing reads and that
-    may change attention, caches or parameters, are listed in ``unread``.  Without a stated dtype: float16; without a
-    known activation the FFN has two matrices, and ``source`` states this.
+    model, with the library's defaults.  ``is_causal`` has precedence over what the model type says.  Features that
+    npusim does not compute are listed in ``unmodelled``.  Listed in ``unread`` are an unknown model type, and keys that
+    nothing reads and that may change attention, caches or parameters: also keys of ``rope_scaling`` and of other
+    dictionaries (``rope_scaling.key``), and a second name of a value that states another one.  Without a stated dtype:
+    float16; without a known activation the FFN has two matrices, and ``source`` states this.
 
     Raises
     ------
     SpecError
-        The file is no JSON, lacks sizes, states a dtype that Q, K and V cannot have, or describes an
-        encoder with a decoder (``file:line  key: ``); or the heads cannot be shared among
+        The file is no JSON, lacks sizes, states a dtype that Q, K and V cannot have, or describes an encoder with a
+        decoder or layers with different numbers of heads (``file:line  key: ``); or the heads cannot be shared among
         ``tensor_parallel`` devices (lists the divisors).
     """
     path = Path(path)
     text = read_text(path)
     data = _json_object(path, text)
     try:
+        _check_form(data)
         config = HuggingFaceConfig.model_validate(with_defaults(data))
-        if config.is_encoder_decoder:
-            two = "its encoder and its decoder attend differently; write a workload file for each"
-            raise fault_at("is_encoder_decoder", two)
         options = {"tensor_parallel": tensor_parallel, "seq": seq, "batch": batch, "name": name, "dtype": dtype}
         return _workload_of(config, path, text, options)
     except ValidationError as error:
@@ -300,7 +343,7 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
         tensor_parallel=options["tensor_parallel"],
         batch=options["batch"],
         seq=options["seq"] or _default_seq(config),
-        causal=config.model_type not in ENCODERS or bool(config.is_decoder),
+        causal=_is_causal(config),
         dtype=options["dtype"] or _dtype(config, "dtype" if _line(text, "dtype") > 1 else "torch_dtype"),
     )
 
@@ -353,6 +396,8 @@ def _head_sizes(config: HuggingFaceConfig) -> tuple[int, int, LatentAttention | 
             q_lora_rank=config.q_lora_rank, kv_lora_rank=config.kv_lora_rank, nope_head_dim=nope, rope_head_dim=rope
         )
         return nope + rope, value, latent
+    if nope is not None:
+        raise fault_at("qk_nope_head_dim", "latent attention also needs kv_lora_rank")
     if config.head_dim is not None:
         return config.head_dim, value or config.head_dim, None
     if config.hidden_size % config.heads:
@@ -383,8 +428,8 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
     window = config.sliding_window
     used = config.use_sliding_window
     if used is None:
-        # Qwen2 and Qwen3 state a window that is off unless said otherwise.
-        used = not config.model_type.startswith("qwen")
+        # Qwen2, Qwen3 and MiMo, which is a Qwen2, state a window that is off unless said otherwise.
+        used = not config.model_type.startswith("qwen") and config.model_type != "mimo"
     if window is None or window <= 0 or not used:
         return None, None, 0
     pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
@@ -402,6 +447,12 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
     else:
         sliding = config.layers
     return (window, None, sliding) if sliding else (None, None, 0)
+
+
+def _is_causal(config: HuggingFaceConfig) -> bool:
+    if config.is_causal is not None:
+        return config.is_causal
+    return config.model_type not in ENCODERS or bool(config.is_decoder)
 
 
 def _is_gated(config: HuggingFaceConfig) -> bool:
@@ -500,7 +551,7 @@ def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
     present: dict[Unmodelled, object] = {
         "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,
         # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
-        "rotary": "dynamic" in (scaling.get("rope_type"), scaling.get("type")),
+        "rotary": any("dynamic" in (part.get("rope_type"), part.get("type")) for part in rotary_parts(scaling)),
         "sparse": config.index_topk is not None,
         "layers": not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"},
     }

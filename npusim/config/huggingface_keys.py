@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +15,33 @@ MODEL_TYPES = frozenset(
         *("deberta", "deberta-v2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deit", "dinov2", "distilbert"),
         *("dots1", "electra", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
         *("glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium"),
-        *("internlm2", "kimi_k2", "llama", "llama4_text", "minicpm", "minicpm3", "ministral", "mistral", "mixtral"),
-        *("mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "pangu", "pangu_alpha", "persimmon", "phi"),
+        *("internlm2", "kimi_k2", "llama", "llama4_text", "mimo", "minicpm", "minicpm3", "ministral", "mistral"),
+        *(
+            "mixtral",
+            "mpt",
+            "nemotron",
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "olmoe",
+            "opt",
+            "pangu",
+            "pangu_alpha",
+            "persimmon",
+            "phi",
+        ),
         *("phi3", "phimoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text"),
-        *("qwen3", "qwen3_moe", "qwen3_vl_text", "roberta", "seed_oss", "siglip_vision_model", "smollm3", "stablelm"),
+        *(
+            "qwen3",
+            "qwen3_moe",
+            "qwen3_vl_moe_text",
+            "qwen3_vl_text",
+            "roberta",
+            "seed_oss",
+            "siglip_vision_model",
+            "smollm3",
+            "stablelm",
+        ),
         *("starcoder2", "vit", "vit_mae", "xlm-roberta"),
     )
 )
@@ -48,10 +71,40 @@ _NEUTRAL = re.compile(
     |pooler_\w+|summary_\w+|layer_?scale_\w+|use_mean_pooling|auxiliary_\w+|semantic_loss_ignore_index|projection_dim
     |reshape_hidden_states|max_relative_positions|attn_temperature_tuning|floor_scale|input_jitter_noise|slow_but_exact
     |sinusoidal_pos_embds|use_mask_token|mask_ratio|norm_pix_loss
-    |attn_config\.(alibi|attn_(impl|pdrop|type|uses_sequence_id)|clip_qkv|kv_n_heads|prefix_lm|qk_ln|rope\w*|softmax_scale)
     """,
     re.VERBOSE,
 )
+_ROTARY = re.compile(
+    r"""
+    (rope_)?type|rope_theta|partial_rotary_factor|factor|(original_)?max_position_embeddings|attn_factor|attention_factor
+    |beta_(fast|slow)|(low|high)_freq_factor|(short|long)_m?(factor|scale)|mscale(_all_dim)?|truncate|finetuned|alpha
+    |mrope_(section|interleaved)
+    """,
+    re.VERBOSE,
+)
+#: Keys of the dictionaries in a config that are read or neutral: MPT's attention, rotary positions, and how weights are
+#: stored.
+_PARTS: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "attn_config": re.compile(
+            r"alibi|attn_(impl|pdrop|type|uses_sequence_id)|clip_qkv|kv_n_heads|prefix_lm|qk_ln|rope\w*|softmax_scale"
+        ),
+        "rope_scaling": _ROTARY,
+        "rope_parameters": _ROTARY,
+        "quantization_config": re.compile(
+            r"""
+            quant_method|bits|group_size|version|zero_point|desc_act|sym|damp_percent|static_groups|true_sequential|backend
+            |activation_scheme|fmt|weight_block_size|modules_to_(not_convert|fuse)|ignored_layers|do_fuse|fuse_max_seq_len
+            |checkpoint_format|format|is_marlin_format|model_(name_or_path|file_base_name)|quantizer|meta|lm_head|dataset
+            |(use_)?exllama\w*|tokenizer|block_name_to_quantize|module_name_preceding_first_block|batch_size|use_cuda_fp16
+            |pad_token_id|model_seqlen|max_input_length|cache_block_outputs|activation_scale_ub|dequantize
+            """,
+            re.VERBOSE,
+        ),
+    }
+)
+#: Kinds of layers for which ``rope_parameters`` may have a dictionary each.
+_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 #: Letters of a key beyond which it is none of these.
 _LONGEST = 64
 #: Values at which a key changes nothing.
@@ -68,12 +121,45 @@ def unread_keys(config: Mapping[str, Any], read: Collection[str]) -> Iterator[st
     """
     if str(config.get("model_type")) not in MODEL_TYPES:
         yield "model_type"
-    inner = config.get("attn_config")
-    parts = {f"attn_config.{key}": value for key, value in inner.items()} if isinstance(inner, dict) else {}
     # Widths that change nothing where they are the hidden size.
     same = {**_WITHOUT_EFFECT, **dict.fromkeys(("word_embed_proj_dim", "embedding_size"), config.get("hidden_size"))}
-    for key, value in {**config, **parts}.items():
+    for key, value in config.items():
         is_neutral = len(key) <= _LONGEST and _NEUTRAL.fullmatch(key)
         is_known = key in read or is_neutral or (key.startswith("index_") and config.get("index_topk"))
         if value and not is_known and value != same.get(key):
             yield key or '""'
+        elif key in _PARTS and isinstance(value, dict):
+            yield from (name for name, x in _unread_parts(key, value, _PARTS[key]) if x and x != same.get(name))
+
+
+def _unread_parts(name: str, part: Mapping[str, Any], known: re.Pattern[str]) -> Iterator[tuple[str, object]]:
+    """Yield the keys of a dictionary in a config that are not ``known``, as ``name.key``, and their values."""
+    for key, value in part.items():
+        if key in _KINDS and isinstance(value, dict):
+            yield from _unread_parts(f"{name}.{key}", value, known)
+        elif len(key) > _LONGEST or not known.fullmatch(key):
+            yield f"{name}.{key}", value
+
+
+def rotary_parts(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the dictionaries of rotary positions: one for all layers, or one for each kind of layer."""
+    yield part
+    yield from (value for key, value in part.items() if key in _KINDS and isinstance(value, dict))
+
+
+def spelled_once(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], spellings: Iterable[tuple[str, ...]]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a config with one key for each value, and the keys that state another value for it.
+
+    ``spellings`` lists the names of each value.  The first name with a value is read; ``defaults`` count where the file
+    has none of the names.
+    """
+    left, others = {**defaults, **config}, list[str]()
+    for names in spellings:
+        stated = [n for n in names if config.get(n) is not None]
+        for name in names:
+            if stated and name != stated[0]:
+                left.pop(name, None)
+        others += [n for n in stated[1:] if config[n] != config[stated[0]]]
+    return left, others

@@ -420,6 +420,19 @@ def get_scale_rule(name: str | ScaleRule, fmt: BlockFormat) -> ScaleRule:
     return rule
 
 
+def _lost(scales: Array, quotients: Array | None) -> str:
+    """Return which parts of a tensor a rule makes NaN, empty where it makes none.
+
+    torchao divides by the tensor's scale.  In float32 that scale is 0 below 2688 x 2^-150, and its inverse is Inf below
+    2688 x 2^-128: what the cast to FP4 makes of 0 times Inf differs between instruction and library.
+    """
+    if np.isnan(scale_values(scales)).any():
+        return "scales are NaN, because the tensor's scale is 0 in float32,"
+    if quotients is not None and np.isnan(quotients).any():
+        return "zeros become NaN, because the inverse of the tensor's scale is Inf in float32,"
+    return ""
+
+
 def quantize(
     x: ArrayLike, fmt: str | BlockFormat, *, rule: str | ScaleRule | None = None, axis: int = -1
 ) -> BlockArray:
@@ -443,7 +456,8 @@ def quantize(
         2^-127).  NaN in a block: scale NaN and elements 0 where scales are E8M0; Inf by the rule.
 
     Raises `FormatError` for an unknown format or rule, a rule for another format, an axis that ``block`` does not
-    divide where the format does not pad, and NaN or Inf, or scales that become NaN, where scales are not E8M0.
+    divide where the format does not pad, NaN or Inf where scales are not E8M0, and a tensor so small that a rule with
+    a tensor scale makes scales or zeros NaN.
 
     Examples
     --------
@@ -466,11 +480,11 @@ def quantize(
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
         quotients, scales, tensor_scale = found.apply(blocks, amax, chosen, tensor)
         elements = chosen.store(quotients).reshape(*wide.shape[:-1], -1)[..., :length]
-        is_lost = chosen.scale != E8M0 and np.isnan(scale_values(scales)).any()
-    if is_lost:  # TransformerEngine's and torchao's rules divide by the tensor's scale
+        lost = "" if chosen.scale == E8M0 else _lost(scales, quotients if found.reads_tensor else None)
+    if lost:
         raise FormatError(
-            f"{chosen.name}: rule {found.name}: scales of a tensor whose largest magnitude is {tensor:g} are NaN: "
-            "in float32 the tensor's scale is 0; scale the tensor up first, or use another rule"
+            f"{chosen.name}: rule {found.name}: {lost} of a tensor whose largest magnitude is {tensor:g}; "
+            "scale the tensor up first, or use another rule"
         )
     return BlockArray(
         fmt=chosen,

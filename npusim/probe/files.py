@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from importlib.resources import files
 from io import BytesIO
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.errors import TensorError
+from npusim.errors import NpusimError, TensorError
 from npusim.formats import cast, get_arithmetic, get_format
 from npusim.formats.cast import widen
 from npusim.probe import vector
@@ -91,6 +92,19 @@ def folder_contents(names: Sequence[str], device: str = "") -> dict[str, bytes]:
     scripts = {"run_torch.py": "run_torch.txt", "run_triton.py": "run_triton.txt", "README.md": "folder.txt"}
     packaged = {name: (files("npusim.probe") / source).read_bytes() for name, source in scripts.items()}
     return {"probes.npz": probes_archive(names, device), **packaged}
+
+
+def others_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Return existing files with names of ``contents`` that npusim did not write: neither equal nor probes."""
+    existing = [folder / name for name in contents if os.path.lexists(folder / name)]
+    return [f for f in existing if not (f.is_file() and (f.read_bytes() == contents[f.name] or _is_probes(f)))]
+
+
+def _is_probes(file: Path) -> bool:
+    try:
+        return file.suffix == ".npz" and _facts(file, read_tensors(file)).get("form") == FORM
+    except NpusimError:
+        return False
 
 
 @dataclass(frozen=True)

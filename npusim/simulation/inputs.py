@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import Problem
     from npusim.config.workload import Workload
+    from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Request
 
@@ -461,3 +462,23 @@ def padding_note(problem: Problem, bits: NumericResult) -> str:
     unread = problem.batch * problem.seq_kv - problem.key_count
     beyond = f"; no tile reads the {unread} keys beyond lengths" if problem.lengths else ""
     return f"padding: NaN in {count} of {of} keys, which no query sees, reaches {which}{beyond}"
+
+
+def inputs_notes(program: TileProgram, given: Tensors | None, bits: NumericResult) -> tuple[str, ...]:
+    """Return a note on each given input with values that are not finite, where outputs are not finite either.
+
+    Names the input, its first such value, and the operation where NaN begins.
+    """
+    if bits.error.is_finite or given is None:
+        return ()
+    read = dict.fromkeys(t.view.parameter if t.view else t.name for t in program.tensors.values() if t.role == "input")
+    first = next((f", first {event}" for event in bits.first_events if event.kind == "nan"), "")
+    lost = f"{bits.nan_count + bits.inf_count:,} of {bits.count:,} outputs are NaN or Inf{first}"
+    notes = []
+    for name in (n for n in read if n in given):
+        bad = ~np.isfinite(given[name])
+        if bad.any():
+            at = tuple(int(i[0]) for i in np.nonzero(bad))
+            count = f"{int(bad.sum()):,} of {bad.size:,} values not finite"
+            notes.append(f"input {name} = {given[name][at]} at {at}, {count}: {lost}")
+    return tuple(notes)

@@ -14,7 +14,7 @@ from npusim.ir.check import check
 from npusim.schedules.define import machine_of
 from npusim.simulation.apart import done_apart
 from npusim.simulation.evaluation import bits_of, compared_variants
-from npusim.simulation.inputs import padding_note
+from npusim.simulation.inputs import inputs_notes, padding_note
 from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.result import (
     ComputedBits,
@@ -201,7 +201,8 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
-    notes = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    padding = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    notes = (*padding, *inputs_notes(program, plan.tensors, bits))
     bits = replace(bits, against=plan.schedule.against)
     return ComputedBits(bits, spread, finite=finite, compared=compared, notes=notes)
 

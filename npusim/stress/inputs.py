@@ -43,7 +43,7 @@ class Aspect:
 
     ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
     ``is_range``: values between the first and the last are tried too; the values of a factor differ by factors.  An
-    aspect with the single value 1 is a switch.
+    aspect with the single value 1 is a switch.  ``is_default``: its values are not a user's, and may be exceeded.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Aspect:
     values: tuple[float, ...] = (1.0,)
     needs: str = "attention"
     is_range: bool = False
+    is_default: bool = True
 
     def between(self, share: float) -> float:
         """Return the value at a share of the way from the first to the last."""
@@ -62,6 +63,19 @@ class Aspect:
         """Return the aspect with `LEVELS` values from ``low`` to ``high``."""
         bounds = replace(self, values=(low, high), is_range=True)
         return replace(bounds, values=tuple(bounds.between(n / (LEVELS - 1)) for n in range(LEVELS)))
+
+    def grown(self, factor: float) -> tuple[float, ...]:
+        """Return amplitudes beyond the bounds: ``factor`` times the last value, and a negative first one.
+
+        None for switches, a number of keys, and bounds of a user.
+        """
+        if not (self.is_range and self.is_default) or self.needs == "tail":
+            return ()
+        return tuple(factor * bound for bound in (self.values[-1], *self.values[:1]) if bound < 0 or bound > 1)
+
+    def is_bound(self, value: float) -> bool:
+        """Return whether a value is an end of the range."""
+        return self.is_range and value in (self.values[0], self.values[-1])
 
 
 #: logit_std: Q times it, which scales the spread of scores; logit_mean: all scaled scores are moved by it; resonance:
@@ -122,6 +136,7 @@ def bounded(text: str) -> tuple[Aspect, ...]:
     if not all(map(math.isfinite, numbers)) or is_wrong or is_tail:
         above = f", LOW below HIGH{' and above 0' if aspect.neutral == 1 else ''}, or values with commas between them"
         raise SpecError(f"--over {text}: write {name}=LOW:HIGH{above}{'; keys are whole numbers' if is_tail else ''}")
+    aspect = replace(aspect, is_default=False)
     return (aspect.within(*numbers) if is_range else replace(aspect, values=numbers, is_range=False),)
 
 

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 
+from npusim import formats
 from npusim.config.problem import NormalData, Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.executors import executor
+from npusim.formats import get_format
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
 from npusim.numerics.evaluate import SAMPLE_ROWS, chosen_heads
 from npusim.numerics.inputs import array_source, drawn_source, recipe_source, with_padding, without_padding
 from npusim.simulation.evaluation import bits_of, plain_source, subject_of
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Choice, KernelOutput
+    from npusim.numerics.evaluate import Choice, KernelOutput, References
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import Diagnosis, NumericResult
     from npusim.simulation.plan import Plan
@@ -49,24 +53,31 @@ CALM, CALM_KEYS = {"logit_std": 0.5}, 256
 JOINED, AROUND = 4, 16
 #: Powers of two by which inputs grow, or shrink, for the margin.
 GROWN, SHRUNK = 6, 4
+#: Amplitudes beyond the default bounds, where finite outputs are required: each factor is the square of the last.
+GROWTH = (2.0, *(2.0**2**n for n in range(1, 8)))
 #: Shares of the budget that are spent when the search for the worst input, and when all else, ends.
 SEARCHED, ENDED = 0.55, 0.95
 
 
 @dataclass(frozen=True)
 class PointError:
-    """Error of a schedule at one point: relative to float64, None where an output is NaN or Inf."""
+    """Error of a schedule at one point: relative to float64, None where an output is NaN or Inf.
+
+    ``is_beyond``: an exact output exceeds the output's format, so that every schedule has Inf there.
+    """
 
     point: Mapping[str, float]
     rmse: float | None
+    is_beyond: bool = False
 
     @property
     def badness(self) -> float:
-        """The error, infinite where there is none."""
-        return math.inf if self.rmse is None else self.rmse
+        """The error: infinite where there is none, 0 where the exact outputs exceed their format."""
+        return 0.0 if self.is_beyond else math.inf if self.rmse is None else self.rmse
 
     def __str__(self) -> str:
-        return f"{'not finite' if self.rmse is None else f'error {self.rmse:.2g}'} at {words(self.point)}"
+        error = "not finite" if self.rmse is None else f"error {self.rmse:.2g}"
+        return f"{'exact outputs beyond their format' if self.is_beyond else error} at {words(self.point)}"
 
 
 @dataclass(eq=False)
@@ -132,10 +143,16 @@ class StressedRun:
         source = drawn_source(subject, stressed(base, subject, point, self.seed))
         return with_padding(source, subject) if point.get("padding") or self.request.padding else source
 
-    def bits(self, plan: Plan, program: TileProgram, point: Point, **how: Any) -> NumericResult:
-        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named."""
+    def bits(
+        self, plan: Plan, program: TileProgram, point: Point, exact: References | None = None, **how: Any
+    ) -> NumericResult:
+        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named.
+
+        ``exact`` stores the float64 results.
+        """
         subject, rows = subject_of(plan, program), self.request.rows
-        plan = replace(plan, exact={}, sources={subject: self.source(plan, subject, point)})
+        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # of these inputs
+        plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
         if rows == "sample" and isinstance(subject, Problem) and not subject.lengths:  # where a block has fewer, too
             rows = range(max(0, subject.seq_q - SAMPLE_ROWS), subject.seq_q)
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
@@ -147,7 +164,38 @@ class StressedRun:
 
     def outcome(self, plan: Plan, program: TileProgram, point: Point) -> PointError:
         """Return the error of a plan's program at a point."""
-        return PointError(point, self.bits(plan, program, point).error.rmse)
+        exact: References = {}
+        rmse, fmt = self.bits(plan, program, point, exact).error.rmse, program.tensors["o"].fmt
+        is_beyond = rmse is None and any(
+            not np.isfinite(widen(formats.cast(rows, fmt))[np.isfinite(rows)]).all() for rows in exact.values()
+        )
+        return PointError(point, rmse, is_beyond)
+
+    def sizes(self, plan: Plan, program: TileProgram) -> dict[str, tuple[int, int]]:
+        """Return batches and heads of the inputs that the computed heads read, by name."""
+        p, subject = plan.problem, subject_of(plan, program)
+        if isinstance(p, Problem):
+            of_keys = 1 + max(chosen_heads(p, self.heads(p))) // p.group_size
+            return {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
+        return {t.name: (t.batch, t.heads) for t in cast("KernelOutput", subject).inputs}
+
+    def room(self, point: Point) -> Literal["more", "last", "none"]:
+        """Return whether amplitudes may grow beyond a point's, or end with it or before it.
+
+        They end where an input has reached the end of its format, and before a sum of an input's squares leaves
+        float32, the widest format in which matrix units add.
+        """
+        plan, program = self.at(point)
+        source = self.source(plan, subject_of(plan, program), point)
+        stored = [source(name, 0, 0) for name in self.sizes(plan, program)]
+        largest = [(x, fmt, _largest(x)) for x in stored if (fmt := format_of_dtype(x.dtype)) is not None]
+        if any(x.size * most**2 > get_format("float32").max_finite for x, _, most in largest):
+            return "none"
+        return "last" if not largest or any(most >= fmt.max_finite for _, fmt, most in largest) else "more"
+
+
+def _largest(x: NDArray[Any]) -> float:
+    return float(np.nanmax(np.abs(widen(x).astype(np.float64)), initial=0.0))
 
 
 def built(plan: Plan) -> tuple[Plan, TileProgram]:
@@ -166,8 +214,11 @@ class Stress:
     roundings. ``lost_mass`` and ``clipped_mass``: the share of a row's sum whose P became 0, and the share that
     saturation cut, means over rows. ``margin``: the power of two by which Q (of plain tensors, all inputs) may be
     larger than in the base, 0 where not even a 16th of it holds, None where the budget ended before.  ``choices``:
-    errors on the worst input, for the choices that hold there, else for the nearest one.  ``is_whole``: the budget was
-    enough for all of this. ``inputs``: the worst inputs, for the computed heads.
+    errors on the worst input, for the choices that hold there, else for the nearest one.  ``rounding``: the first
+    choice of precision that holds where ``first`` is empty, so that roundings accumulate without it.  ``at_bound``:
+    aspects of ``worst`` with an end of their range, so that inputs beyond it may be worse.  ``beyond``: outcomes
+    beyond the default bounds, of which ``worst`` may be one only if it is not finite.  ``is_whole``: the budget
+    was enough for all of this. ``inputs``: the worst inputs, for the computed heads.
     """
 
     name: str
@@ -186,7 +237,10 @@ class Stress:
     clipped_mass: float | None
     margin: float | None
     choices: Mapping[str, float]
+    rounding: str
+    at_bound: tuple[str, ...]
     outcomes: tuple[PointError, ...]
+    beyond: tuple[PointError, ...]
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
 
@@ -196,6 +250,7 @@ def stress(
     schedule: str,
     over: Sequence[str] = (),
     *,
+    is_finite: bool = False,
     budget_s: float = 30.0,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -206,16 +261,21 @@ def stress(
     ``options`` are as for `npusim.run`: ``seed`` draws base inputs and the tested points, ``tensors`` are
     user-defined base inputs, ``rows`` and ``heads`` select the computed outputs (default: the last 128 rows of head 0).
     ``over``: aspects to vary, ``"logit_std=0.25:4"``, ``"late=8,16"``, ``"outliers"``; empty: all, within default
-    bounds.  Points are tested in a fixed order: if ``budget_s`` seconds suffice for all of them, the result is
-    reproducible.  Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
+    bounds.  ``is_finite``: finite outputs are required; amplitudes grow beyond the default bounds until an output is
+    not finite, which ends the search, or the inputs reach the end of their format (`StressedRun.room`).  Points are
+    tested in a fixed order: if ``budget_s`` seconds suffice for all of them, the result is reproducible.
+    Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
     """
-    return examine(Request(schedule, **options), over, budget_s=budget_s, jobs=jobs, progress=progress)
+    return examine(
+        Request(schedule, **options), over, is_finite=is_finite, budget_s=budget_s, jobs=jobs, progress=progress
+    )
 
 
 def examine(
     request: Request,
     over: Sequence[str] = (),
     *,
+    is_finite: bool = False,
     budget_s: float = 30.0,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
@@ -227,7 +287,7 @@ def examine(
     p = trial.base[0].problem
     has_tail = isinstance(p, Problem) and not (request.tensors or p.lengths or p.documents) and request.rows == "sample"
     aspects = aspects_of(over, is_attention=isinstance(p, Problem), has_tail=has_tail)
-    search = _Search(trial, aspects, begun, budget_s, progress)
+    search = _Search(trial, aspects, is_finite, begun, budget_s, progress)
     with executor(jobs) as workers:
         search.run(workers)
     return search.explained()
@@ -237,15 +297,19 @@ def examine(
 class _Search:
     trial: StressedRun
     aspects: Sequence[Aspect]
+    is_finite: bool
     begun: float
     budget_s: float
     progress: Callable[[int, int], None] | None
     outcomes: list[PointError] = field(default_factory=list)
+    #: Outcomes beyond the default bounds: whether they are finite counts, their errors do not.
+    beyond: list[PointError] = field(default_factory=list)
     is_whole: bool = True
 
     @property
     def worst(self) -> PointError:
-        return max(self.outcomes, key=lambda o: o.badness)
+        broken = [o for o in self.beyond if math.isinf(o.badness)]
+        return max(self.outcomes + broken, key=lambda o: o.badness)
 
     @cached_property
     def limit(self) -> float:
@@ -255,15 +319,41 @@ class _Search:
         return time.monotonic() - self.begun > share * self.budget_s
 
     def run(self, workers: Any) -> None:
-        """Try the base, each aspect alone, the worst ones in pairs, and points about the worst."""
+        """Try the base, each aspect alone, the worst ones in pairs, and points about the worst.
+
+        The ends of all aspects come first, then larger amplitudes: the budget may end before the rest.
+        """
         each = [[v for v in (*a.values[-1:], *a.values[:-1]) if v != a.neutral] for a in self.aspects]
         names = [a.name for a in self.aspects]
-        ends = zip_longest(*each)  # the ends of all aspects first, should the budget not reach
-        self._try(workers, [{}, *({n: v} for row in ends for n, v in zip(names, row, strict=True) if v is not None)])
+        rows = [[{n: v} for n, v in zip(names, row, strict=True) if v is not None] for row in zip_longest(*each)]
+        self.outcomes += self._try(workers, [{}, *rows[0]])
+        if self.is_finite:
+            self._grow(workers)
+        if self.is_through:
+            return
+        self.outcomes += self._try(workers, [point for row in rows[1:] for point in row])
         alone = [[o for o in self.outcomes if n in o.point] for n in names]
         ranked = sorted((max(os, key=lambda o: o.badness) for os in alone if os), key=lambda o: -o.badness)[:JOINED]
-        self._try(workers, [{**a.point, **b.point} for n, a in enumerate(ranked) for b in ranked[:n]])
-        self._try(workers, list(self._around(self.worst)) if self.worst.rmse is not None else [])
+        self.outcomes += self._try(workers, [{**a.point, **b.point} for n, a in enumerate(ranked) for b in ranked[:n]])
+        if math.isfinite(self.worst.badness):
+            self.outcomes += self._try(workers, list(self._around(self.worst)))
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nothing can be worse: finite outputs are required, and one is not."""
+        return self.is_finite and math.isinf(self.worst.badness)
+
+    def _grow(self, workers: Any) -> None:
+        """Try larger amplitudes of each aspect with default bounds until an output is not finite, or inputs end."""
+        growing = list(self.aspects)
+        for factor in GROWTH:
+            if self.is_through or not growing:
+                return
+            points = {a: [{a.name: v} for v in a.grown(factor)] for a in growing}
+            rooms = {a: [self.trial.room(p) for p in tried] for a, tried in points.items()}
+            usable = [p for a in growing for p, room in zip(points[a], rooms[a], strict=True) if room != "none"]
+            self.beyond += self._try(workers, usable)
+            growing = [a for a in growing if rooms[a] and set(rooms[a]) == {"more"}]
 
     def _around(self, worst: PointError) -> Iterator[Point]:
         """Yield the worst point with other values, and now and then another aspect, drawn within bounds."""
@@ -275,23 +365,24 @@ class _Search:
                     drawn[a.name] = a.between(rng.random())
             yield {**worst.point, **drawn}
 
-    def _try(self, workers: Any, points: Sequence[Point]) -> None:
-        """Compute the outcomes of points not tried before, as far as the budget goes."""
+    def _try(self, workers: Any, points: Sequence[Point]) -> list[PointError]:
+        """Return the outcomes of points not tried before, as far as the budget goes."""
         fresh = [p for n, p in enumerate(points) if p not in points[:n] and all(p != o.point for o in self.outcomes)]
         if self.outcomes and self.is_over(SEARCHED):
             self.is_whole = self.is_whole and not fresh
-            return
+            return []
         done: dict[int, PointError] = {}
         for number, outcome in workers.run(self.trial, fresh):
             if not isinstance(outcome, PointError):
                 raise NpusimError(f"stress: {words(fresh[number])}: {outcome.reason}")
             done[number] = outcome
             if self.progress:
-                self.progress(len(self.outcomes) + len(done), len(self.outcomes) + len(fresh))
+                before = len(self.outcomes) + len(self.beyond)
+                self.progress(before + len(done), before + len(fresh))
             if self.is_over(SEARCHED) and len(done) < len(fresh):
                 self.is_whole = False
                 break
-        self.outcomes += [done[n] for n in sorted(done)]
+        return [done[n] for n in sorted(done)]
 
     def explained(self) -> Stress:
         """Return the result: the worst input run once more with its ledger, the margin and the choices that hold."""
@@ -301,19 +392,16 @@ class _Search:
         diagnose = isinstance(p, Problem) and not (worst.point.get("padding") or trial.request.padding)
         found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
-        if isinstance(p, Problem):
-            of_keys = 1 + max(chosen_heads(p, trial.heads(p))) // p.group_size
-            sizes = {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
-        else:
-            plain = {t.name: t for t in cast("KernelOutput", subject).inputs}
-            sizes = {n: (t.batch, t.heads) for n, t in plain.items()}
+        plain = {} if isinstance(p, Problem) else {t.name: t for t in cast("KernelOutput", subject).inputs}
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
             """Return a matrix of plain tensors in its order of memory, with rows of one element written once."""
-            t = None if isinstance(p, Problem) else plain[name]
+            t = plain.get(name)
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
 
+        margin = self._margin("logit_std" if isinstance(p, Problem) else "scale")
+        choices, precisions = self._choices(worst) if breaks else ({}, [])
         return Stress(
             name=folder_of(plan),
             schedule=trial.request.schedule,
@@ -329,13 +417,16 @@ class _Search:
             ledger=ledger.worth(),
             lost_mass=_share(found, "zeroed_mass_percent"),
             clipped_mass=_share(found, "clipped_mass_percent"),
-            margin=self._margin("logit_std" if isinstance(p, Problem) else "scale"),
-            choices=self._choices(worst) if breaks else {},
+            margin=margin,
+            choices=choices,
+            rounding=next((n for n in precisions if not ledger.first and choices[n] <= self.limit), ""),
+            at_bound=tuple(a.name for a in self.aspects if a.is_bound(worst.point.get(a.name, math.nan))),
             outcomes=tuple(self.outcomes),
+            beyond=tuple(self.beyond),
             is_whole=self.is_whole,
             inputs={
                 n: np.stack([[lying(n, source(n, b, h)) for h in range(of_batch)] for b in range(batch)])
-                for n, (batch, of_batch) in sizes.items()
+                for n, (batch, of_batch) in trial.sizes(plan, program).items()
             },
         )
 
@@ -354,19 +445,26 @@ class _Search:
                 break
         return held
 
-    def _choices(self, worst: PointError) -> dict[str, float]:
-        """Return the errors on the worst input of choices that hold; where none does, of the nearest."""
+    def _choices(self, worst: PointError) -> tuple[dict[str, float], list[str]]:
+        """Return the errors on the worst input of choices that hold; where none does, of the nearest.
+
+        The second list names those that change the precision alone, not the schedule.
+        """
         tried: dict[str, float] = {}
-        for name, of in _alternatives(*self.trial.at(worst.point)):
+        precisions, (plan, program) = list[str](), self.trial.at(worst.point)
+        for name, of in _alternatives(plan, program):
             if self.is_over():
                 self.is_whole = False
                 break
             try:
-                tried[name] = self.trial.outcome(*built(of()), worst.point).badness
+                other = of()
+                tried[name] = self.trial.outcome(*built(other), worst.point).badness
             except NpusimError:  # this call or device has no such choice
                 continue
+            precisions += [name] if other.schedule.name == plan.schedule.name else []
         nearest = [n for n in sorted(tried, key=lambda n: tried[n]) if tried[n] < worst.badness][:1]
-        return {n: tried[n] for n in [n for n, error in tried.items() if error <= self.limit] or nearest}
+        listed = [n for n, error in tried.items() if error <= self.limit] or nearest
+        return {n: tried[n] for n in listed}, [n for n in precisions if n in listed]
 
 
 def _share(found: Diagnosis | None, name: str) -> float | None:

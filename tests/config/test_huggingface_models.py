@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -173,6 +173,75 @@ LLAVA = {
     "torch_dtype": "float16",
     "vision_config": VISION,
     "text_config": {"max_position_embeddings": 4096, "model_type": "llama", "vocab_size": 32064},
+}
+
+
+# Qwen3-VL-30B-A3B-Instruct.
+QWEN_3_VL_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "decoder_sparse_step": 1,
+        "dtype": "bfloat16",
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_vl_moe_text",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000,
+        "use_cache": True,
+        "vocab_size": 151936,
+    },
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0.dev0",
+    "video_token_id": 151656,
+    "vision_config": {"deepstack_visual_indexes": [8, 16, 24], "depth": 27, "model_type": "qwen3_vl_moe"},
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}
+# MiMo-7B-RL.
+MIMO_7B = {
+    "architectures": ["MiMoForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"},
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 36,
+    "model_type": "mimo",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 640000,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151680,
 }
 
 
@@ -588,6 +657,175 @@ def test_read_as_has_what_decides_attention_weights_and_caches(imported: Callabl
         "61 layers, 128 heads of 192/128, 128 KV heads, causal; 8 of 256 experts of 2048 in 58 layers; "
         "671 billion parameters, layers in 8 bits; 68.6 KiB of latents a token"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "heads", "kv_heads", "layers", "billions"),
+    [(QWEN_3_VL_30B_A3B, 32, 4, 48, 30.5), (MIMO_7B, 32, 8, 36, 7.6)],
+)
+def test_models_of_which_all_keys_are_read_are_accepted(
+    imported: Callable[..., Workload],
+    config: dict[str, object],
+    heads: int,
+    kv_heads: int,
+    layers: int,
+    billions: float,
+) -> None:
+    load = imported(config)
+    assert load.left_out() == {}
+    assert (load.heads, load.kv_heads, load.layers, load.head_dim, load.window) == (heads, kv_heads, layers, 128, None)
+    assert (load.gated, load.causal, load.dtype) == (True, True, "bfloat16")
+    assert load.model(load.problem(), 1).weights().total / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_a_mimo_without_the_switch_has_no_window(imported: Callable[..., Workload]) -> None:
+    """MiMo is a Qwen2, whose window is off by default."""
+    assert imported(MIMO_7B, use_sliding_window="absent").window is None
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "causal"),
+    [
+        (LLAMA_3_8B, {"is_causal": False}, False),
+        (LLAMA_3_8B, {"causal": False}, False),
+        (LLAMA_3_8B, {"is_causal": True}, True),
+        (LLAMA_3_8B, {"is_causal": None}, True),
+        (LLAMA_3_8B, {"model_type": "bert", "is_causal": True}, True),
+        (LLAMA_3_8B, {"model_type": "bert"}, False),
+        (QWEN_3_VL_30B_A3B, {"is_causal": False}, False),  # stated beside the text part
+    ],
+)
+def test_a_stated_mask_counts(
+    imported: Callable[..., Workload], config: dict[str, object], changes: dict[str, object], causal: bool
+) -> None:
+    load = imported(config, **changes)
+    assert (load.causal, load.left_out()) == (causal, {})
+
+
+def test_a_second_name_of_a_value_with_another_value_is_listed(imported: Callable[..., Workload]) -> None:
+    load = imported(LLAMA_3_8B, multi_query_group_num=2)
+    assert (load.kv_heads, list(load.left_out())) == (8, ["multi_query_group_num"])
+    assert imported(LLAMA_3_8B, multi_query_group_num=8).left_out() == {}
+    only = imported(LLAMA_3_8B, num_key_value_heads=None, multi_query_group_num=2)
+    assert (only.kv_heads, only.left_out()) == (2, {})
+    # A default of the type does not come before another name in the file.
+    assert imported({"model_type": "mistral", "num_kv_heads": 4}).kv_heads == 4
+    # Gemma's files have an activation of before beside their own.
+    assert imported(GEMMA_2_9B_IT, hidden_act="gelu").left_out() == {}
+    assert imported(GEMMA_2_9B_IT, sliding_window_size=512).left_out().keys() == {"sliding_window_size"}
+
+
+def test_sizes_of_latents_without_their_rank_are_refused_or_listed(
+    imported: Callable[..., Workload], write: Callable[..., Path], fault: Callable[..., str]
+) -> None:
+    path = write(json.dumps({**LLAMA_3_8B, "qk_nope_head_dim": 128}), "config.json")
+    assert fault(import_config, path) == (f"{path}:1  qk_nope_head_dim: latent attention also needs kv_lora_rank")
+    found = imported(LLAMA_3_8B, q_lora_rank=512, qk_rope_head_dim=64)
+    assert set(found.left_out()) == {"q_lora_rank", "qk_rope_head_dim"}
+    assert imported(DEEPSEEK_V3).left_out() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed"),
+    [
+        ({"rope_scaling": {"llama_4_scaling_beta": 0.1, "rope_type": "yarn", "factor": 16.0}}, "llama_4_scaling_beta"),
+        ({"rope_parameters": {"llama_4_scaling_beta": 0.1, "rope_theta": 1e6}}, "llama_4_scaling_beta"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6, "new": 1}}}, "full_attention.new"),
+        ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}}, "kv_cache_scheme"),
+        ({"attn_config": {"kv_n_heads": 8, "new": 1}}, "new"),
+    ],
+)
+def test_a_dictionary_in_a_config_has_its_own_closed_list(
+    imported: Callable[..., Workload], changes: dict[str, object], listed: str
+) -> None:
+    """A factor of queries that grows with their position was dropped without a word."""
+    config = {key: value for key, value in LLAMA_3_8B.items() if key != "rope_scaling"}
+    (name,) = changes
+    load = imported(config, **changes)
+    assert list(load.left_out()) == [f"{name}.{listed}"]
+    with pytest.raises(SpecError, match=f"--ignore {name}.{listed}$"):
+        load.ignored(())
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        {"type": "linear", "factor": 4.0},
+        {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "rope_type": "yarn",
+            "truncate": False,
+            "finetuned": True,
+        },
+        {"attention_factor": 1.0, "original_max_position_embeddings": 4096, "type": "yarn", "factor": 2.0},
+        {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3", "factor": 8.0},
+        {"long_factor": [1.0], "short_factor": [1.0], "long_mscale": 1.2, "short_mscale": 1.1, "type": "longrope"},
+        {"mrope_section": [16, 24, 24], "type": "mrope"},
+        {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}},
+    ],
+)
+def test_published_forms_of_rotary_positions_are_read(
+    imported: Callable[..., Workload], rotary: dict[str, object]
+) -> None:
+    assert imported(LLAMA_3_8B, rope_scaling=rotary).left_out() == {}
+    assert imported(LLAMA_3_8B, rope_scaling="absent", rope_parameters=rotary).left_out() == {}
+
+
+def test_rotary_positions_that_change_with_the_length_are_noticed_in_each_kind_of_layer(
+    imported: Callable[..., Workload],
+) -> None:
+    parts = {"full_attention": {"rope_type": "dynamic", "factor": 2.0}, "sliding_attention": {"rope_type": "default"}}
+    assert list(imported(LLAMA_3_8B, rope_scaling="absent", rope_parameters=parts).left_out()) == ["rotary"]
+
+
+def test_what_is_stated_beside_a_text_part_counts_or_is_listed(imported: Callable[..., Workload]) -> None:
+    assert imported(QWEN_3_VL_30B_A3B, tie_word_embeddings=True).tied
+    text = {key: value for key, value in QWEN_3_VL_30B_A3B["text_config"].items() if key != "model_type"}
+    assert imported(QWEN_3_VL_30B_A3B, text_config=text).left_out() == {}
+    assert list(imported(QWEN_3_VL_30B_A3B, sliding_window=4096).left_out()) == ["sliding_window"]
+
+
+WHISPER = {
+    "activation_function": "gelu",
+    "d_model": 1280,
+    "decoder_attention_heads": 20,
+    "decoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_layers": 32,
+    "is_encoder_decoder": True,
+    "model_type": "whisper",
+    "num_hidden_layers": 32,
+    "vocab_size": 51866,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "text"),
+    [
+        (WHISPER, "is_encoder_decoder", "its encoder and its decoder attend differently"),
+        ({**WHISPER, "is_encoder_decoder": None}, "decoder_layers", "its encoder and its decoder attend differently"),
+        (
+            {"model_type": "segformer", "hidden_sizes": [32, 64], "num_attention_heads": [1, 2]},
+            "num_attention_heads",
+            "[",
+        ),
+        ({"model_type": "swin", "embed_dim": 96, "num_heads": [3, 6, 12]}, "num_heads", "["),
+    ],
+)
+def test_a_model_that_no_workload_describes_is_refused_for_what_it_is(
+    write: Callable[..., Path], fault: Callable[..., str], config: dict[str, object], key: str, text: str
+) -> None:
+    """The sizes that such a file has under other names were called missing."""
+    path = write(json.dumps(config, indent=1), "config.json")
+    (line,) = fault(import_config, path).splitlines()
+    place, _, said = line.partition("  ")
+    assert place.rpartition(":")[2] != "1"
+    if text == "[":
+        text = f"expected a whole number, got {config[key]}: its layers differ; write a workload file for each kind"
+    assert said.startswith(f"{key}: {text}")
 
 
 def test_what_cannot_be_right_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:

@@ -32,11 +32,27 @@ from tests.formats.mma_reference import matmul_reference
 def test_scales_that_are_nan_are_refused_by_name() -> None:
     """Below 2688 x 2^-150 the tensor's scale is 0 in float32, and torchao's quotients are 0 / 0."""
     least = np.full(32, 2.0**-149, np.float32)
-    with pytest.raises(FormatError, match=r"nvfp4: rule torchao_two_level: .* magnitude is 1.4013e-45 are NaN"):
+    with pytest.raises(
+        FormatError, match=r"nvfp4: rule torchao_two_level: scales are NaN, .* magnitude is 1.4013e-45;"
+    ):
         quantize(least, "nvfp4", rule="torchao_two_level")
     for rule in get_block_format("nvfp4").rules:
         assert np.isfinite(quantize(least * 4096, "nvfp4", rule=rule).values()).all(), rule
         assert (quantize(least * 0, "nvfp4", rule=rule).values() == 0).all(), rule
+
+
+def test_zeros_of_a_tensor_whose_scale_has_no_inverse_are_refused() -> None:
+    """0 times Inf is NaN: the elements were 0, as neither the instruction nor the library has them."""
+    x = np.where(np.arange(32) % 4, 2.0**-130, 0.0).astype(np.float32)
+    with pytest.raises(
+        FormatError, match=r"torchao_two_level: zeros become NaN, .* magnitude is 7.34684e-40; scale the"
+    ):
+        quantize(x, "nvfp4", rule="torchao_two_level")
+    without = x[x > 0][:16]
+    assert (quantize(without, "nvfp4", rule="torchao_two_level").values() > 0).all()
+    for rule in get_block_format("nvfp4").rules:
+        if rule != "torchao_two_level":
+            assert (quantize(x, "nvfp4", rule=rule).values()[x == 0] == 0).all(), rule
 
 
 #: Random blocks a rule: some, and (python -m pytest -m exhaustive) a million, in parts.
@@ -274,6 +290,30 @@ def test_nvfp4_rules_on_random_blocks(rule: str, parts: int) -> None:
         made = quantize(x, "nvfp4", rule=rule)
         assert codes(made.scales) == codes(scales)
         assert codes(made.elements) == codes(elements)
+
+
+@PARTS
+@pytest.mark.parametrize("rule", get_block_format("nvfp4").rules)
+def test_nvfp4_rules_on_subnormal_tensors(rule: str, parts: int) -> None:
+    """Multiples of 2^-149, zeros among them: codes as written in the reference, or refused where one of them is NaN."""
+    refused = 0
+    for part in range(parts * 100):
+        rng = np.random.default_rng(part)
+        top = 2 ** rng.integers(1, 24)
+        x = (rng.integers(-top, top + 1, (4, 16)) * 2.0**-149 * (rng.random((4, 1)) < 0.8)).astype(F)
+        with np.errstate(all="ignore"):
+            scales, elements = NVFP4_RULES[rule](x, np.abs(x).max(axis=1)) if x.any() else (None, None)
+        if scales is None:
+            continue
+        if rule == "torchao_two_level" and (np.isnan(scales.astype(F)).any() or (x == 0).any()):
+            with pytest.raises(FormatError, match="NaN"):
+                quantize(x, "nvfp4", rule=rule)
+            refused += 1
+            continue
+        made = quantize(x, "nvfp4", rule=rule)
+        assert codes(made.scales) == codes(scales)
+        assert codes(made.elements) == codes(elements)
+    assert (refused > 0) == (rule == "torchao_two_level")
 
 
 #: Blocks, and numbers in each: as the format has them, and a million short ones.

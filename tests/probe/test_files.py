@@ -40,6 +40,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_files_of_a_user_are_not_overwritten(tmp_path: Path) -> None:
+    """`probe bits -o .` replaced a README.md and a run_torch.py that were there."""
+    asked = ["probe", "bits", "--cases", "f16.f32", "-o", str(tmp_path)]
+    own = {"README.md": b"mine", "probes.npz": b"no archive"}
+    for name, content in own.items():
+        (tmp_path / name).write_bytes(content)
+    refused = CliRunner().invoke(app, asked)
+    assert refused.exit_code == 2
+    assert all(str(tmp_path / name) in refused.stderr for name in own)
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == own
+    for name in own:
+        (tmp_path / name).unlink()
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    again = CliRunner().invoke(app, [*asked[:3], "bf16.f32", *asked[4:]])  # its own files, with other probes
+    assert again.exit_code == 0, again.stderr
+    (tmp_path / "run_torch.py").write_text("edited")
+    assert CliRunner().invoke(app, asked).exit_code == 2
+
+
 def operation(key: str) -> Array:
     """What a vector core returns that computes as a 910B2 is taken to, its casts to nearest away."""
     one, given = vector.cases()[key], vector.inputs()

@@ -103,6 +103,22 @@ def test_integers_of_the_chunk_scan_are_exact(hw: str, groups: int) -> None:
     assert error.max_abs_error == 0
 
 
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_gate_of_zero_is_named_where_it_makes_results_nan(hw: str) -> None:
+    """Sums of log decays are -Inf behind it, and their differences NaN: nothing said which input began it."""
+    given = _integers(np.random.default_rng(2), 2, 0.06)
+    a = np.zeros((1, 2, 1, PROBLEM["tokens"]), np.float32)
+    a[0, 1, 0, 7] = -np.inf
+    result = _run("gated_delta", hw, tensors={**given, "a": a})
+    (note,) = (n for n in result.notes if n.startswith("input "))
+    assert note.startswith("input a = -inf at (0, 1, 0, 7), 1 of 160 values not finite: ")
+    assert note.endswith(": -inf - -inf")
+    outputs = result.output.size
+    assert f"{result.numerics.nan_count:,} of {outputs:,} outputs are NaN or Inf, first nan in " in note
+    a[0, 1, 0, 7] = -80.0
+    assert not [n for n in _run("gated_delta", hw, tensors={**given, "a": a}).notes if n.startswith("input ")]
+
+
 def test_a_tensor_that_nothing_reads_is_refused() -> None:
     for name in ("beta_", "below"):  # a name of none, and a constant of the kernel's own
         given = {**_integers(np.random.default_rng(2), 2, 0.06), name: np.ones((1, 2, 1, 80), np.float32)}

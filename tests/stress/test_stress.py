@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.formats.cast import widen
 from npusim.numerics.inputs import recipe_source
+from npusim.report.stress import stress_table
+from npusim.report.text import plain
 from npusim.simulation.request import Request
-from npusim.stress import stress
+from npusim.stress import search, stress
 from npusim.stress.inputs import aspects_of, bounded, stressed, words
 from npusim.stress.search import StressedRun
 from reports.stress import inputs, page
@@ -77,6 +80,87 @@ def test_the_worst_input_is_written_and_a_run_of_it_has_its_error(tmp_path: Path
     numerics = json.loads(again.stdout)["numerics"]
     assert numerics["nan_count"] + numerics["inf_count"] > 0
     assert shlex.split(result["command"])[-2:] == ["--tensors", str(out)]
+
+
+NARROW = {**SMALL, "precision": "fa16_32"}
+
+
+def test_where_finite_outputs_are_required_amplitudes_grow_beyond_the_default_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scores in float16 overflow at an amplitude of 64, beyond the default bound of 16."""
+    monkeypatch.setattr(search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
+    usual = stress("flash", ["logits"], **NARROW)
+    assert usual.verdict != "not finite"
+    assert not usual.beyond
+    found = stress("flash", ["logits"], is_finite=True, **NARROW)
+    assert found.verdict == "not finite"
+    assert found.worst.point == {"resonance": 64.0}
+    assert found.worst in found.beyond
+    assert "s_in (cast to float16)" in found.first
+    bounded = stress("flash", ["logit_mean=-64:64", "resonance=-16:16"], is_finite=True, **NARROW)
+    assert bounded.verdict != "not finite"
+    assert not bounded.beyond
+
+
+@pytest.mark.parametrize(("dtype", "end"), [("float16", 2.0**16), ("bfloat16", 2.0**63)])
+def test_amplitudes_end_with_the_format_of_the_inputs_and_errors_beyond_the_bounds_do_not_count(
+    dtype: str, end: float
+) -> None:
+    problem = {**SMALL["problem"], "dtype": dtype}
+    found = stress("flash", ["values", "late"], is_finite=True, hw="h200", problem=problem, budget_s=600.0)
+    assert found.verdict == "holds"
+    assert found.is_whole
+    largest = {n: max(o.point.get(n, 0.0) for o in found.beyond) for n in ("values", "late")}
+    assert 2.0**16 <= largest["values"] <= 32 * end
+    assert all(o.rmse is not None for o in found.beyond)
+    assert found.worst in found.outcomes
+
+
+def test_a_worst_input_at_the_end_of_a_range_is_said() -> None:
+    table = plain(stress_table(stress("flash", ["resonance=1:8"], **NARROW), ""))
+    assert "the worst input is at the bound of resonance" in table
+    values = stress("flash", ["resonance=1,8"], **NARROW)
+    assert values.worst.point == {"resonance": 8.0}
+    assert not values.at_bound
+    assert "at the bound" not in plain(stress_table(values, ""))
+
+
+def test_roundings_are_the_cause_where_a_precision_holds_and_the_margin_is_that_of_the_base() -> None:
+    found = stress("flash", ["resonance=12,16"], **NARROW)
+    assert found.verdict == "loses"
+    assert not found.first
+    assert found.choices[found.rounding] <= found.limit
+    table = plain(stress_table(found, ""))
+    assert f"no single step: roundings accumulate, but not with {found.rounding}" in table
+    assert "another function" not in table
+    margins = {t: plain(stress_table(replace(found, margin=t), "")) for t in (None, 0.0, 0.25, 1.0, 8.0, 64.0)}
+    said = {
+        None: "not known within --budget",
+        0.0: "the base does not hold, inputs divided by 16 do not hold either",
+        0.25: "the base does not hold, inputs divided by 4 hold",
+        1.0: "the base holds, inputs twice as large do not",
+        8.0: "inputs may be 8 times as large",
+        64.0: "inputs may be 64 times as large, the largest factor tried",
+    }
+    assert all(said[t] in text for t, text in margins.items())
+
+
+def test_each_point_of_plain_tensors_is_compared_with_its_own_reference() -> None:
+    """The reference of the base was compared with outputs of all points: an error of 8 for inputs times 2."""
+    sizes = {"heads": 1, "tokens": 32, "key": 16, "value": 16}
+    found = stress("flash_backward", ["scale=1.25,2"], hw="h200", problem=sizes, budget_s=600.0)
+    assert len(found.outcomes) == 3
+    assert all(o.badness < 1e-2 for o in found.outcomes)
+
+
+def test_an_exact_output_beyond_its_format_is_no_fault_of_the_schedule() -> None:
+    given = {n: np.full((1, 1, 64, 16), 300.0, np.float16) for n in ("q", "k", "v")}
+    sizes = {"heads": 1, "tokens": 64, "key": 16, "value": 16}
+    found = stress("retention", ["scale=1,2"], hw="h200", problem=sizes, tensors=given, budget_s=600.0)
+    assert found.worst.is_beyond
+    assert found.verdict == "holds"
+    assert "exact outputs beyond their format" in str(found.worst)
 
 
 def recipe(queries: int, keys: int) -> dict[str, np.ndarray[Any, Any]]:
