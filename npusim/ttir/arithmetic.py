@@ -126,7 +126,7 @@ class Arithmetic(Draft):
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
         self._integer(op, pointer, offset)
         if isinstance(offset, Affine) and offset.overflow:
-            self.notes.append(f"{offset.overflow}: an address of {pointer.of} is computed of it")
+            self.notes.append(f"{offset.overflow}: an address of {pointer.of} is computed from it")
 
     def _tt_reshape(self, op: Op, x: Known) -> None:
         shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
@@ -385,6 +385,7 @@ class Arithmetic(Draft):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
+        self._refuse_anew(op, axis)
         if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {x.pad or 'unknown'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
@@ -394,7 +395,6 @@ class Arithmetic(Draft):
                 raise op.fail("a sum of one value over and over: multiply it")
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
-        self._refuse_anew(op, axis)
         self.reduced.append((axis, op.line))
         order = self._orders[id(op)] if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
