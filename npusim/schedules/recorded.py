@@ -15,6 +15,7 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 from npusim.schedules.triton import AXES, PRECISIONS, STAGES, TritonPrecision, architecture_of, phase_read
+from npusim.ttir import launch_parts
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
 from npusim.ttir.compiler import compiled_text
 from npusim.ttir.draft import plain_name
@@ -31,7 +32,7 @@ WARPS = 4
 
 def load(name: str) -> tuple[Schedule, ...]:
     """Return the schedule that ``calls.npz::k`` names, one a core family; raise `SpecError` where there is none."""
-    path = Path(name.partition("::")[0])
+    path = Path(launch_parts(name)[0])
     return _load(name, path.stat().st_mtime_ns if path.is_file() else 0)
 
 

@@ -31,6 +31,7 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
+from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
@@ -161,7 +162,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 
     Raises `SpecError`: no such file or kernel, a launch that does not fit the kernel's parameters.
     """
-    path = Path(name.partition("::")[0])
+    path = Path(launch_parts(name)[0])
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a Triton kernel is {_FORM}")
     return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
@@ -169,7 +170,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 
 @lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
-    launches = tuple([launch_of(text.strip(), path, changed) for text in name.partition("::")[2].split(";")])
+    launches = tuple([launch_of(text.strip(), path, changed) for text in launch_parts(name)[1].split(";")])
     launch, called = launches[-1], "_".join(each.source.name for each in launches)
     fields = dict[str, tuple[Any, str]]()
     for each in launches:

@@ -18,7 +18,7 @@ from npusim import cache
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
-from npusim.ttir import SUFFIX, is_recorded
+from npusim.ttir import SUFFIX, is_recorded, launch_parts
 from npusim.ttir.compiler import OPTIONS
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def call_of(schedule: str) -> Call:
 
     Raises `SpecError`: no such file or call, or a file that is no file of calls.
     """
-    path, _, number = schedule.partition("::")
+    path, number = launch_parts(schedule)
     calls = read_calls(Path(path))
     listed = "; ".join(f"{path}::{i} {call}" for i, call in enumerate(calls))
     if not number and len(calls) == 1:
@@ -155,7 +155,7 @@ def call_of(schedule: str) -> Call:
 
 def numbered(schedule: str) -> list[str]:
     """Return the names of the calls of a file that has several, if the schedule is the file alone; else none."""
-    if not is_recorded(schedule) or "::" in schedule:
+    if not is_recorded(schedule) or launch_parts(schedule)[1]:
         return []
     calls = read_calls(Path(schedule))
     return [f"{schedule}::{i}" for i in range(len(calls))] if len(calls) > 1 else []

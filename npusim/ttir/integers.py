@@ -76,7 +76,7 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
     left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
     shape, said = tuple(map(min, a.shape, b.shape)), a.overflow or b.overflow
     if name == "shli":
-        if any(b.steps) or np.ptp(b.base) and any(a.steps):
+        if any(b.steps) or (any(a.steps) and np.ptp(b.base)):
             raise op.fail("a shift by the indices of a block, or of a block by numbers that differ between programs")
         name, b = "muli", replace(b, base=np.left_shift(np.int64(1), b.base))
     if name in ("addi", "subi", "addptr"):

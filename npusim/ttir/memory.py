@@ -126,7 +126,11 @@ class Memory(Arithmetic):
             raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, 0)}")
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in pointer.limits())
-        if is_whole and isinstance(other, Affine) and (made := affine(np.where(known, values, elements(op, other)))) is not None:
+        if (
+            is_whole
+            and isinstance(other, Affine)
+            and (made := affine(np.where(known, values, elements(op, other)))) is not None
+        ):
             return replace(made, bits=bits)
         left = self._left(op, condition, pointer)
         if (made := affine(values, known)) is None:

@@ -348,7 +348,9 @@ class Reader(Memory):
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
         if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
-            self.values[inner] = within(op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at])))
+            self.values[inner] = within(
+                op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
+            )
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x

@@ -187,7 +187,11 @@ def _drawn_block(rng: np.random.Generator) -> Kernel:
     last = list(draw.kinds)[-1]
     index = draw.pick([f"{last}.to(tl.int32)", f"({last}.to(tl.uint32) % {COLUMNS}).to(tl.int32)", "c", "c", "c % 10"])
     draw.lines.append(f"    k = {index}")
-    some = [f"c < {int(rng.integers(1, BLOCK))}", f"{last} < {int(rng.integers(0, 40))}", f"k < {int(rng.integers(1, BLOCK))}"]
+    some = [
+        f"c < {int(rng.integers(1, BLOCK))}",
+        f"{last} < {int(rng.integers(0, 40))}",
+        f"k < {int(rng.integers(1, BLOCK))}",
+    ]
     some += [f"(c < {COLUMNS}) & (k < {int(rng.integers(1, 40))})", *[f"c < {COLUMNS}"] * 4]
     draw.lines += [f"    m = {draw.pick(some)}", "    x = tl.load(X + p * xs + k, mask=m, other=0.0)"]
     sums = bool(rng.integers(2))
@@ -263,7 +267,9 @@ class Program:
                 return Int(np.array([*range(BLOCK)], object), "int32")
             case ast.Call(func=ast.Attribute(attr="where"), args=[test, one, other]):
                 a, b = self.pair(one, other)
-                return Int(np.frompyfunc(lambda t, x, y: x if t else y, 3, 1)(self.value(test), a.value, b.value), a.kind)
+                return Int(
+                    np.frompyfunc(lambda t, x, y: x if t else y, 3, 1)(self.value(test), a.value, b.value), a.kind
+                )
             case ast.Call(func=ast.Attribute(attr=name), args=[one, other]):
                 a, b = self.pair(one, other)
                 return Int(np.frompyfunc({"minimum": min, "maximum": max}[name], 2, 1)(a.value, b.value), a.kind)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError, SpecError
+from npusim.simulation.request import Request
 from npusim.ttir.calls import Calls, read_calls
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
@@ -215,3 +216,22 @@ def test_what_is_not_read_is_refused_at_its_line(line: str, tmp_path: Path, monk
         kernel[(2,)](x, x.copy(), np.random.default_rng(0).permutation(256).astype(np.int32), 256, B=128)
     with pytest.raises(NpusimError, match=rf"kernel\.py:\d+: .*({REFUSED[line]})"):
         npusim.run(calls[0], numerics=False)
+
+
+def test_a_files_only_call_runs_without_its_number_with_floats_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ["record", str(tmp_path / "script.py"), "-o", str(tmp_path / "c.npz"), "--floats", "--", "500"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = [CliRunner().invoke(app, ["run", f"{tmp_path}/c.npz{n}", "--json"]) for n in ("", "::0")]
+    assert [x.exit_code for x in done] == [0, 0], done[0].stderr
+    errors = [json.loads(x.stdout)["numerics"] for x in done]
+    assert errors[0] == errors[1]
+
+
+def test_what_a_launch_is_is_said_in_one_place() -> None:
+    """The sign between a file and a launch is in no other file of the package."""
+    package = Path(npusim.__file__).parent
+    with_sign = [f.relative_to(package).as_posix() for f in package.rglob("*.py") if '"::"' in f.read_text()]
+    assert with_sign == ["ttir/__init__.py"]
+    names = {"calls.npz": True, "calls.npz::0": True, "k.py::f[1](q)": True, "mine.py:FLASH": False, "flash": False}
+    assert {n: Request(n).is_launch for n in names} == names

@@ -163,7 +163,9 @@ def test_a_mask_hides_a_page_that_is_not_there(last: int) -> None:
     from ttir import recorded_kernels as kernels
 
     rng, size = np.random.default_rng(0), 16
-    draw = {n: rng.integers(-1, 2, (rows * size, size)).astype(np.float16) for n, rows in (("Q", 2), ("K", 6), ("V", 6))}
+    draw = {
+        n: rng.integers(-1, 2, (rows * size, size)).astype(np.float16) for n, rows in (("Q", 2), ("K", 6), ("V", 6))
+    }
     table = np.array([[0, 2, 1], [3, last, 5]], np.int32)
     given = {**draw, "T": table, "O": np.zeros((2 * size, size), np.float32)}
     with npusim.record(floats=True) as calls:
@@ -174,8 +176,9 @@ def test_a_mask_hides_a_page_that_is_not_there(last: int) -> None:
         return
     wanted = np.zeros((2, size, size))
     q, k, v = (draw[n].reshape(-1, size, size).astype(np.float64) for n in "QKV")
-    for p, page in ((p, i) for p in range(2) for i in table[p] if i >= 0):
-        wanted[p] += q[p] @ k[page].T @ v[page]
+    for p, pages in enumerate(table):
+        for page in pages[pages >= 0]:
+            wanted[p] += q[p] @ k[page].T @ v[page]
     assert np.array_equal(stored(_ran(calls[0]), given)["O"], wanted.reshape(-1, size))
 
 
