@@ -33,7 +33,7 @@ from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnov
 from npusim.schedules.define import schedule
 from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
-from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
+from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
@@ -57,9 +57,6 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
-#: Values of options that Triton's compiler takes: a block has 1,024 threads at most (CUDA), and a pipeline of more
-#: stages than a multiprocessor's memory holds is compiled for minutes.
-MOST_OPTIONS = MappingProxyType({"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": tuple(range(1, 17))})
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
@@ -266,7 +263,7 @@ def _written(at: str, name: str, node: ast.expr) -> str:
 
 
 def _option(at: str, name: str, text: object) -> int:
-    known = {str(n): n for n in MOST_OPTIONS[name]}
+    known = {str(n): n for n in OPTIONS[name]}
     if (value := str(text)) not in known:
         raise SpecError(f"{at}: {name}={_shortened(value)}: allowed: {', '.join(known)}")
     return known[value]
