@@ -13,7 +13,7 @@ from npusim.errors import SpecError
 from npusim.report.charts import altair
 from npusim.report.text import document
 from npusim.simulation.request import BitsOptions, Request, refuse
-from npusim.ttir import is_recorded
+from npusim.ttir import is_launch
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData
@@ -85,7 +85,7 @@ def _source(word: str) -> "Path | o.Worded":
     """Return a word's file, or the schedule with its options that it stands for."""
     from npusim.report.output import kept_run
 
-    is_schedule = "::" in word or is_recorded(word) or word.endswith(".py")
+    is_schedule = is_launch(word) or word.endswith(".py")
     file = None if is_schedule else kept_run(word) or (Path(word) if _is_file(word) else None)
     return file or o.Worded.of(word)
 

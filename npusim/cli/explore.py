@@ -13,6 +13,7 @@ from npusim.cli.console import late_progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
 from npusim.simulation.request import Request, TensorOptions, short_name
+from npusim.ttir import launch_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -192,7 +193,7 @@ def _searched(
 
 def _names(schedules: str) -> tuple[str, ...]:
     """Return the schedules of ``a,b``; the launch of a kernel has commas of its own."""
-    names = [schedules] if "::" in schedules else schedules.split(",")
+    names = [schedules] if "(" in launch_parts(schedules)[1] else schedules.split(",")
     return tuple(name.strip() for name in names if name.strip()) or (schedules,)
 
 

@@ -16,6 +16,7 @@ from npusim.cli import completion
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
+from npusim.ttir import is_launch
 from npusim.units import ascii_digits
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def _read(name: str, value: Any, schedule: str = "") -> Any:
         case "tiling":
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
-            return problem_values(value, is_launch="::" in schedule)
+            return problem_values(value, is_launch=is_launch(schedule))
         case "window" if value is not None:
             return sides(value, option)
         case "lengths" | "query_lengths" | "documents":

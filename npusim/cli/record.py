@@ -13,6 +13,7 @@ from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 from npusim.simulation.request import refuse
+from npusim.ttir import launch_parts
 from npusim.units import parse_count, plural
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def record(
     from npusim.ttir import SUFFIX
     from npusim.ttir.calls import read_calls
 
-    path, _, function = program.partition("::")
+    path, function = launch_parts(program)
     if path.endswith(SUFFIX):
         named: dict[str, Any] = {
             "--out": None if out == Path(FILE) else out,

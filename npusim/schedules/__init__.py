@@ -22,7 +22,7 @@ from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
-from npusim.ttir import is_recorded
+from npusim.ttir import is_launch, is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     plugins.refuse_twice(name)
     if is_recorded(name):
         return {s.family: s for s in importlib.import_module(f"{__name__}.recorded").load(name)}
-    if "::" in name:
+    if is_launch(name):
         return {s.family: s for s in importlib.import_module(f"{__name__}.triton").load(name)}
     source = name if outside.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(source)} if source else {}
@@ -110,7 +110,7 @@ def is_of_models(name: str) -> bool:
 
 def takes_sizes(name: str) -> bool:
     """Return whether a schedule has sizes with names of its own: a launch of a Triton kernel, or plain tensors."""
-    return "::" in name or any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
+    return is_launch(name) or any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
 
 
 def names_sizes(name: str) -> bool:

@@ -15,11 +15,13 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 from npusim.schedules.triton import AXES, PRECISIONS, STAGES, TritonPrecision, architecture_of, phase_read
+from npusim.ttir import launch_parts
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
 from npusim.ttir.compiler import compiled_text
 from npusim.ttir.draft import plain_name
+from npusim.ttir.foreign import check_arguments
 from npusim.ttir.layout import tensor_of
-from npusim.ttir.text import Line
+from npusim.ttir.text import Line, read, refusing
 
 if TYPE_CHECKING:
     from npusim.schedules.define import Phases
@@ -31,7 +33,7 @@ WARPS = 4
 
 def load(name: str) -> tuple[Schedule, ...]:
     """Return the schedule that ``calls.npz::k`` names, one a core family; raise `SpecError` where there is none."""
-    path = Path(name.partition("::")[0])
+    path = Path(launch_parts(name)[0])
     return _load(name, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
@@ -99,6 +101,8 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     options = dict(configuration.options)
     if isinstance(tiling, GroupFields):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
+    with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
+        check_arguments(read(configuration.ttir), call)
     made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
     arguments = {
         n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()

@@ -31,8 +31,9 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
+from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
-from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
+from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
@@ -56,9 +57,6 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
-#: Values of options that Triton's compiler takes: a block has 1,024 threads at most (CUDA), and a pipeline of more
-#: stages than a multiprocessor's memory holds is compiled for minutes.
-MOST_OPTIONS = MappingProxyType({"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": tuple(range(1, 17))})
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
@@ -161,7 +159,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 
     Raises `SpecError`: no such file or kernel, a launch that does not fit the kernel's parameters.
     """
-    path = Path(name.partition("::")[0])
+    path = Path(launch_parts(name)[0])
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a Triton kernel is {_FORM}")
     return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
@@ -169,7 +167,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 
 @lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
-    launches = tuple([launch_of(text.strip(), path, changed) for text in name.partition("::")[2].split(";")])
+    launches = tuple([launch_of(text.strip(), path, changed) for text in launch_parts(name)[1].split(";")])
     launch, called = launches[-1], "_".join(each.source.name for each in launches)
     fields = dict[str, tuple[Any, str]]()
     for each in launches:
@@ -265,7 +263,7 @@ def _written(at: str, name: str, node: ast.expr) -> str:
 
 
 def _option(at: str, name: str, text: object) -> int:
-    known = {str(n): n for n in MOST_OPTIONS[name]}
+    known = {str(n): n for n in OPTIONS[name]}
     if (value := str(text)) not in known:
         raise SpecError(f"{at}: {name}={_shortened(value)}: allowed: {', '.join(known)}")
     return known[value]

@@ -78,7 +78,7 @@ def bits_of(plan: Plan, program: TileProgram, **how: Any) -> NumericResult:
     """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
     subject = subject_of(plan, program)
     if isinstance(subject, KernelOutput):
-        if "::" not in plan.request.schedule:  # tensors of a launch may include those that it writes
+        if not plan.request.is_launch:  # tensors of a launch may include those that it writes
             _check_read(plan.tensors or {}, program)
         how["exact_rows_of"] = partial(_exact_rows, plan, subject)
     how |= {"reference": partial(_reference, plan), "exact": plan.exact}

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
-from npusim.ttir import is_recorded
+from npusim.ttir import is_launch, is_recorded, launch_parts
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def short_name(schedule: str) -> str:
     """Return a schedule's name in sentences: for launches the kernels, for a recorded call its file, else its name."""
     if is_recorded(schedule):
         return schedule.rpartition("/")[2]
-    launches = schedule.partition("::")[2].split(";")
+    launches = launch_parts(schedule)[1].split(";")
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
 
@@ -369,8 +369,8 @@ class Request:
         if self.problem is not None and not (isinstance(self.problem, Mapping) or hasattr(self.problem, "model_dump")):
             raise SpecError(f"problem: expected a problem, or a mapping of its sizes, got {self.problem!r}")
         self._fold_launch()
-        is_launch = ("::" in self.schedule and "tensor(" in self.schedule) or is_recorded(self.schedule)
-        if is_launch or (not hasattr(self.problem, "model_dump") and self._names_sizes()):
+        is_plain = self.is_launch and ("tensor(" in self.schedule or is_recorded(self.schedule))
+        if is_plain or (not hasattr(self.problem, "model_dump") and self._names_sizes()):
             from npusim.config.problem import KernelProblem
 
             object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
@@ -378,6 +378,11 @@ class Request:
             from npusim.config.problem import problem_of
 
             object.__setattr__(self, "problem", problem_of(self.problem))
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether the schedule is a launch of a Triton kernel, recorded or written."""
+        return is_launch(self.schedule)
 
     def _names_sizes(self) -> bool:
         from npusim.schedules import names_sizes
@@ -389,7 +394,7 @@ class Request:
         values = {name: getattr(self, name) for name in LAUNCH if getattr(self, name) is not None}
         if not values:
             return
-        if "::" not in self.schedule or "(" in self.schedule:
+        if not self.is_launch or is_recorded(self.schedule) or "(" in self.schedule:
             refuse(values, "options of a Triton kernel that is named without its launch, kernel.py::name")
         words = [values[n] for n in ("args", "constexpr") if n in values]
         words += [f"{n}={values[n]}" for n in ("num_warps", "num_stages") if n in values]

@@ -2,8 +2,24 @@
 
 #: What the file of recorded calls ends with; one of them is ``calls.npz::k``.
 SUFFIX = ".npz"
+#: What stands between a file and a launch of one of its kernels, or the number of a recorded call.
+_SIGN = "::"
+
+
+def launch_parts(schedule: str) -> tuple[str, str]:
+    """Return the file and the launch of ``kernel.py::name[grid](arguments)``, or the number of ``calls.npz::k``.
+
+    The second is empty where the name has none.
+    """
+    path, _, launch = schedule.partition(_SIGN)
+    return path, launch
 
 
 def is_recorded(schedule: str) -> bool:
-    """Return whether the name of a schedule is that of a recorded call."""
-    return schedule.partition("::")[0].endswith(SUFFIX)
+    """Return whether the name of a schedule is that of a recorded call, or of a file of these."""
+    return launch_parts(schedule)[0].endswith(SUFFIX)
+
+
+def is_launch(schedule: str) -> bool:
+    """Return whether the name of a schedule is that of a launch of a Triton kernel, recorded or written."""
+    return _SIGN in schedule or is_recorded(schedule)

@@ -14,6 +14,7 @@ import numpy as np
 
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
 from npusim.ttir.draft import Draft, Load, plain_name
+from npusim.ttir.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
 from npusim.ttir.rolled import REDUCTIONS
 from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
@@ -33,7 +34,6 @@ from npusim.ttir.values import (
     constant,
     elements,
     float_of,
-    integers,
     lesser,
     literal,
     reshaped,
@@ -98,16 +98,16 @@ class Arithmetic(Draft):
         if fmt in FORMATS:
             self._set(op, Number(value := float_of(text, fmt), literal(value), shape))
         else:
-            self._set(op, constant(words[text] if text in words else int(text), shape))
+            self._set(op, constant(words[text] if text in words else int(text), shape, bits_of(type_)))
 
     def _tt_get_program_id(self, op: Op) -> None:
-        self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None]))
+        self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None], bits=bits_of(op.type)))
 
     def _tt_get_num_programs(self, op: Op) -> None:
-        self._set(op, constant(self.grid["xyz".index(op.text.split()[1])]))
+        self._set(op, constant(self.grid["xyz".index(op.text.split()[1])], bits=bits_of(op.type)))
 
     def _tt_make_range(self, op: Op) -> None:
-        self._set(op, replace(constant(op.number("start"), shape_of(op.type)[0]), steps=(1,)))
+        self._set(op, replace(constant(op.number("start"), shape_of(op.type)[0], bits_of(op.type)), steps=(1,)))
 
     def _tt_splat(self, op: Op, x: Known) -> None:
         shape = shape_of(op.type)[0]
@@ -126,7 +126,9 @@ class Arithmetic(Draft):
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
-        self._integer(op, "addi", pointer, offset)
+        self._integer(op, pointer, offset)
+        if isinstance(offset, Affine) and offset.overflow:
+            self.notes.append(f"{offset.overflow}: an address of {pointer.of} is computed from it")
 
     def _tt_reshape(self, op: Op, x: Known) -> None:
         shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
@@ -143,7 +145,7 @@ class Arithmetic(Draft):
 
     def _condition(self, op: Op, x: Known) -> Condition:
         if isinstance(x, Affine):
-            return Condition((("ne", x),))
+            return compared(op, "ne", x, constant(0, x.shape))
         if not isinstance(x, Condition):
             raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
         return x
@@ -156,9 +158,10 @@ class Arithmetic(Draft):
         if np.any(~every & ~none):
             return x
         shape = x.of[0][1].shape
-        return Affine(every.astype(np.int64), (0,) * len(shape), shape)
+        return Affine(every.astype(np.int64), (0,) * len(shape), shape, bits=1)
 
-    def _integer(self, op: Op, name: str, a: Known, b: Known) -> None:
+    def _integer(self, op: Op, a: Known, b: Known) -> None:
+        name = op.name.partition(".")[2]
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             self._set(op, self._of_masks(op, name, a, b))
             return
@@ -173,7 +176,9 @@ class Arithmetic(Draft):
                     return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine) and isinstance(b, Affine):
-            self._set(op, integers(op, name, a, b))
+            self._refuse_undefined(op, a, b)
+            made, wraps = integers(op, a, b)
+            self._set(op, made if wraps is None else self._said_to_wrap(op, made, wraps))
         elif name == "andi" and shape_of(op.type)[1] == "i1":
             self._set(op, Condition(self._condition(op, a).of + self._condition(op, b).of))
         else:
@@ -218,10 +223,48 @@ class Arithmetic(Draft):
         a, b = self._as_integers(a), self._as_integers(b)
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
-        is_below = np.any(a.base < 0) or np.any(b.base < 0) or any(x < 0 for x in (*a.steps, *b.steps))
-        if relation.startswith("u") and is_below:
-            raise op.fail("a comparison without sign of integers below 0")
-        self._set(op, Condition(((relation, integers(op, "subi", a, b)),)))
+        self._set(op, compared(op, relation, a, b))
+
+    def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
+        """Raise `ProgramError` for a division by 0, or a shift by the bits of a type or more, that a program does."""
+        _, _, name = op.name.partition(".")
+        if name not in (*DIVISIONS, *SHIFTS):
+            return
+        values = elements(op, b)
+        is_wrong = values == 0 if name in DIVISIONS else (values < 0) | (values >= a.bits)
+        is_wrong = is_wrong.any(tuple(range(2, is_wrong.ndim))) & self.is_read(is_wrong.shape[1])
+        if np.any(is_wrong):
+            number = int(np.flatnonzero(np.broadcast_to(is_wrong, (len(self.ids), is_wrong.shape[1])).any(1))[0])
+            does = "a division by 0" if name in DIVISIONS else f"a shift of {a.bits} bits by as many, or more"
+            raise op.fail(f"{op.name}: {self.program(number)}: {does}, which has no defined result")
+
+    def _said_to_wrap(self, op: Op, x: Affine, wraps: Any) -> Affine:
+        """Return integers with the place at which one is beyond its type, where a program reads it."""
+        wraps = np.broadcast_to(wraps & self.is_read(wraps.shape[1]), (len(self.ids), x.base.shape[1]))
+        if not np.any(wraps):
+            return x
+        number = int(np.flatnonzero(wraps.any(1))[0])
+        why = f"{op.line}: {op.name}: an integer of {x.bits} bits with a sign overflows in {self.program(number)}"
+        return replace(x, overflow=f"{why} and wraps")
+
+    def _resized(self, op: Op, x: Known) -> None:
+        """Read an integer in a type of other bits; a condition is 0 or 1, with a sign 0 or -1."""
+        bits, is_signed, x = bits_of(op.type), op.name == "arith.extsi", self._as_integers(x)
+        if isinstance(x, Affine) and not x.of:
+            self._set(op, resized(op, x, bits, is_signed=is_signed))
+        elif isinstance(x, Condition) and op.name == "arith.extui":
+            self._set(op, x)
+        else:
+            raise op.fail(f"{op.name} of a mask that a block's elements answer differently, or of computed values")
+
+    _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
+
+    def _tt_bitcast(self, op: Op, x: Known) -> None:
+        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read."""
+        of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
+        if of != to and {of, to} != {"i1", "i8"}:
+            raise op.fail(f"bits of {of} that are read as {to}: values are read in their own format")
+        self._set(op, x)
 
     # ---------------------------------------------------------------- floats
 
@@ -363,6 +406,12 @@ class Arithmetic(Draft):
             raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
         self._function(op, x[0], *known[symbol])
 
+    def _arith_uitofp(self, op: Op, x: Known) -> None:
+        x = self._as_integers(x)
+        if not isinstance(x, Affine) or (x := positive(x)) is None:
+            raise op.fail("a conversion of a mask or of computed values, without a sign, to floats")
+        self._arith_sitofp(op, x)
+
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):
             raise op.fail("a conversion of a block's indices to floats")
@@ -383,6 +432,7 @@ class Arithmetic(Draft):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
+        self._refuse_anew(op, axis)
         if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {'unknown' if x.pad is None else x.pad}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
@@ -416,6 +466,7 @@ class Arithmetic(Draft):
             raise op.fail("a product of a value that is no block of floats")
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
             raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+        self._refuse_anew(op, a.axes[1])
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
         if isinstance(c, Number) and not c.value:

@@ -18,8 +18,8 @@ from npusim import cache
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
-from npusim.ttir import SUFFIX, is_recorded
-from npusim.ttir.compiler import OPTIONS
+from npusim.ttir import SUFFIX, is_recorded, launch_parts
+from npusim.ttir.compiler import refused_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,8 @@ INTEGERS = MappingProxyType(
 )
 #: Programs of a launch: the addresses of every one are evaluated, a block each.
 MOST_PROGRAMS = 1 << 20
+#: Letters of a name or path, and how far a tensor's integers may be apart: elements between them are stored here too.
+MOST_LETTERS, MOST_INTEGERS = 4096, 1 << 27
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def call_of(schedule: str) -> Call:
 
     Raises `SpecError`: no such file or call, or a file that is no file of calls.
     """
-    path, _, number = schedule.partition("::")
+    path, number = launch_parts(schedule)
     calls = read_calls(Path(path))
     listed = "; ".join(f"{path}::{i} {call}" for i, call in enumerate(calls))
     if not number and len(calls) == 1:
@@ -155,7 +157,7 @@ def call_of(schedule: str) -> Call:
 
 def numbered(schedule: str) -> list[str]:
     """Return the names of the calls of a file that has several, if the schedule is the file alone; else none."""
-    if not is_recorded(schedule) or "::" in schedule:
+    if not is_recorded(schedule) or launch_parts(schedule)[1]:
         return []
     calls = read_calls(Path(schedule))
     return [f"{schedule}::{i}" for i in range(len(calls))] if len(calls) > 1 else []
@@ -176,11 +178,17 @@ def _read(path: str, _changed: int) -> Calls:
         document = json.loads(bytes(arrays["calls"]).decode())
         if document["format"] != FORMAT:
             raise SpecError(f"{path}: format {document['format']} of recorded calls; this npusim reads {FORMAT}")
-        texts, release = document["ttir"], str(document["triton"])
+        texts, release = document["ttir"], _text("triton", document["triton"])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise SpecError(f"{path}: ttir: a list of texts is needed, got {_short(texts)}")
+        if not isinstance(document["calls"], list) or not document["calls"]:
+            raise SpecError(f"{path}: calls: a list of calls is needed, got {_short(document['calls'])}")
         return Calls(_call(i, each, texts, arrays, release) for i, each in enumerate(document["calls"]))
     except (TensorError, SpecError) as error:
         raise SpecError(str(error)) from None
-    except (NpusimError, KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, EOFError) as error:
+    except ValueError as error:  # of the checks below: what, value, allowed
+        raise SpecError(f"{why}: {error}") from None
+    except (NpusimError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError) as error:
         raise SpecError(f"{why} ({type(error).__name__}: {error})") from None
     except Exception as error:  # noqa: BLE001 - zip and zlib have errors of their own
         raise SpecError(f"{why} ({error})") from None
@@ -189,39 +197,77 @@ def _read(path: str, _changed: int) -> Calls:
 def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Mapping[str, Any], release: str) -> Call:
     arguments = dict[str, Any]()
     for name, x in each["arguments"].items():
-        arguments[name] = x
-        if isinstance(x, dict):
-            data, fmt = arrays.get(f"{number}.{name}"), str(x["fmt"])
-            lists = {n: tuple(map(int, x[n])) for n in ("shape", "strides", "block")}
-            if len(lists["shape"]) != len(lists["strides"]) or min(lists["shape"], default=1) < 0:
-                raise ValueError(f"{name}: shape {lists['shape']} with strides {lists['strides']}")
-            data = data if data is None or fmt in INTEGERS else data.view(get_format(fmt).dtype)
-            if data is not None and data.size != prod(lists["shape"]):
-                raise ValueError(f"{name}: {data.size} elements of {lists['shape']}")
-            data = None if data is None else data.reshape(lists["shape"])
-            arguments[name] = Argument(**lists, offset=int(x["offset"]), fmt=fmt, storage=int(x["storage"]), data=data)
-        elif not isinstance(x, int | float | str | None):
-            raise ValueError(f"{name}: {x!r}")
-    configurations = tuple(_configuration(v, texts) for v in each["configurations"])
+        is_tensor = isinstance(x, dict)
+        arguments[name] = _argument(name, x, arrays.get(f"{number}.{name}")) if is_tensor else _value(name, x)
+    configurations = tuple(_configuration(v, texts, arguments) for v in each["configurations"])
     if not configurations:
         raise ValueError("a call without a configuration")
-    return Call(
-        str(each["name"]), str(each["path"]), int(each["line"]), str(each["where"]), arguments, configurations, release
+    name, path, where = (_text(n, each[n]) for n in ("name", "path", "where"))
+    if not name.isidentifier():
+        raise ValueError(f"a kernel called {name!r}")
+    return Call(name, path, _whole("line", each["line"]), where, arguments, configurations, release)
+
+
+def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
+    """Return a tensor of a file; raise `ValueError` for numbers that are no view's."""
+    fmt, lists = _text("format", x["fmt"]), {n: tuple(x[n]) for n in ("shape", "strides", "block")}
+    for n in (*lists["shape"], *lists["block"], x["offset"], x["storage"]):
+        _whole(name, n)
+    reach = sum(
+        max(n - 1, 0) * abs(_whole(name, abs(s))) for n, s in zip(lists["shape"], lists["strides"], strict=True)
     )
+    _whole(f"{name}: its last element", x["offset"] + reach)
+    if fmt in INTEGERS and reach >= MOST_INTEGERS:
+        raise ValueError(f"{name}: integers {reach:,} elements apart; allowed: {MOST_INTEGERS:,}")
+    dtype = np.dtype(fmt) if fmt in INTEGERS else get_format(fmt).dtype
+    if data is not None and (data.dtype.itemsize != dtype.itemsize or data.size != prod(lists["shape"])):
+        raise ValueError(f"{name}: {data.size} elements of {data.dtype} for {lists['shape']} of {fmt}")
+    data = None if data is None else data.view(dtype).reshape(lists["shape"])
+    return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data)
 
 
-def _configuration(of: Mapping[str, Any], texts: Sequence[str]) -> CallConfiguration:
-    text = texts[of["ttir"]] if of["ttir"] is not None else ""
-    options = {n: int(x) for n, x in of["options"].items()}
-    if unknown := options.keys() - set(OPTIONS):
-        raise ValueError(f"option {min(unknown)}")
-    return CallConfiguration(text, _grid(of["grid"]), options, dict(of["constants"]), str(of["refused"]))
+def _whole(name: str, x: Any) -> int:
+    """Return a whole number of a file; raise `ValueError` for another value, or one beyond 63 bits."""
+    if not isinstance(x, int) or not 0 <= x < 1 << 63:
+        raise ValueError(f"{name}: {_short(x)}; allowed: whole numbers from 0, below 2^63")
+    return x
+
+
+def _text(name: str, x: Any) -> str:
+    if not isinstance(x, str) or not x.isprintable() or len(x) > MOST_LETTERS:
+        raise ValueError(f"{name}: {_short(x)}; allowed: text of at most {MOST_LETTERS:,} printable letters")
+    return x
+
+
+def _value(name: str, x: Any) -> Any:
+    """Return a number or text of a file; raise `ValueError` for another value, or a number beyond 64 bits."""
+    if not isinstance(x, int | float | str | None) or (isinstance(x, int) and not -(1 << 63) <= x < 1 << 64):
+        raise ValueError(f"{name}: {_short(x)}; allowed: numbers of at most 64 bits, or text")
+    return x
+
+
+def _short(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) < 80 else f"{text[:80]}... ({len(text):,} letters)"
+
+
+def _configuration(of: Mapping[str, Any], texts: Sequence[str], arguments: Mapping[str, Any]) -> CallConfiguration:
+    text = texts[_whole("ttir", of["ttir"])] if of["ttir"] is not None else ""
+    options = {n: _whole(n, x) for n, x in of["options"].items()}
+    if why := refused_option(options):
+        raise ValueError(why)
+    constants = {n: _value(n, x) for n, x in of["constants"].items()}
+    if unknown := [n for n in constants if n not in arguments or isinstance(arguments[n], Argument)]:
+        raise ValueError(f"constant {_short(unknown[0])}, which is no parameter of the kernel that takes a number")
+    return CallConfiguration(text, _grid(of["grid"]), options, constants, str(of["refused"]))
 
 
 def _grid(numbers: Sequence[int]) -> tuple[int, ...]:
-    grid = tuple(map(int, numbers))
-    if not 1 <= len(grid) <= 3 or min(grid) < 0:
-        raise ValueError(f"a grid of {list(numbers)}")
+    grid = tuple(_whole("grid", n) for n in numbers)
+    if not 1 <= len(grid) <= 3 or prod(grid) > MOST_PROGRAMS:
+        raise ValueError(
+            f"a grid of {_short(list(numbers))}; allowed: one to three numbers, {MOST_PROGRAMS:,} programs"
+        )
     return grid
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -159,8 +159,26 @@ def _is_aligned(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
 
 
-#: Options of a launch that are no parameters of the kernel, which change its code.
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+#: Options of a launch that are no parameters of the kernel, which change its code, by the values that are compiled: a
+#: block has 1,024 threads and a thread 255 registers at most (CUDA), a cluster 16 blocks, and a pipeline of more stages
+#: than a multiprocessor's memory holds is compiled for minutes.
+OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
+    {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
+    | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
+)
+
+
+def refused_option(options: Mapping[str, Any]) -> str:
+    """Return why options of a launch are not compiled; empty where they are."""
+    for name, value in options.items():
+        allowed = OPTIONS.get(name, ())
+        if value not in allowed:
+            some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+            return f"{name}={value!r}; allowed: {some or 'no such option'}"
+    return ""
+
+
+_CHILD = Path(__file__).with_name("child.py")
 
 
 def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
@@ -175,33 +193,37 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         return Compiled(ttir, **json.loads(kept))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "kernel.ttir")
-        file.write_text(ttir)
-        try:
-            with _silenced():
-                made = import_module("triton").compile(str(file), gpu_target(architecture), dict(options))
-        except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
-            at = next(iter(sorted(Locations(ttir).files())), "TTIR")
-            raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(error)}") from None
-    known = _measured(made, ttir, architecture)
+    known = _measured(_code_of(ttir, architecture, options), ttir, architecture)
     content = {n: x for n, x in asdict(known).items() if n != "ttir"}
     cache.store(name, stamp, json.dumps(content).encode(), is_silent=True)
     return known
 
 
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Discard the standard error of native libraries: pages for a kernel that one of them refuses."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    try:
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+class _Code(NamedTuple):
+    """Code of Triton's for a chip: the binary, the texts of two stages before it, and bytes of shared memory."""
+
+    cubin: bytes
+    ttgir: str
+    ptx: str
+    shared: int
+
+
+def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
+    """Return the code of a text that may be anyone's; the compiler runs in a process of its own, which it may end."""
+    at = next(iter(sorted(Locations(ttir).files())), "TTIR")
+    with tempfile.TemporaryDirectory() as folder:
+        text, out = Path(folder, "kernel.ttir"), Path(folder)
+        text.write_text(ttir)
+        words = [sys.executable, str(_CHILD), str(text), architecture.rpartition("_")[2], folder]
+        done = subprocess.run(words, input=json.dumps(dict(options)), capture_output=True, text=True, check=False)
+        if (refused := out / "error").is_file():
+            raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
+        if done.returncode:
+            how = signal.Signals(-done.returncode).name if done.returncode < 0 else _last_line(done.stderr)
+            raise SpecError(f"{at}: Triton's compiler ends on the TTIR with {how}: it is no kernel that Triton made")
+        texts = ((out / name).read_text() for name in ("ttgir", "ptx", "shared"))
+        ttgir, ptx, shared = texts
+        return _Code((out / "cubin").read_bytes(), ttgir, ptx, int(shared))
 
 
 def ttir_of(
@@ -275,22 +297,23 @@ def _compile(
     ttir = made.asm["ttir"]
     if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
         ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
-    return _measured(made, ttir, architecture)
+    code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
+    return _measured(code, ttir, architecture)
 
 
-def _measured(made: Any, ttir: str, architecture: str) -> Compiled:
+def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
     """Return the resources that Triton's code needs on a chip."""
     tool = Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(made.cubin)
         file.flush()
         words: list[str | Path] = [tool, "-res-usage", "-sass", file.name]
         told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
-    down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
-    fuses = "fma.rn" in made.asm["ptx"]
-    orders = " ".join(_orders(made.asm["ttgir"]))
-    shared, down_rows = made.metadata.shared, int(down[1]) if down else 0
+    down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
+    fuses = "fma.rn" in made.ptx
+    orders = " ".join(_orders(made.ttgir))
+    shared, down_rows = made.shared, int(down[1]) if down else 0
     moved, body = _moved(told) if stack else 0, body_of(told, architecture)
     return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, moved, body)
 
@@ -345,12 +368,12 @@ def _told(error: Exception, source: Source) -> str:
         error = error.__cause__
     line = source.line + int(at[1]) if at else source.line
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
-    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(error)}"
+    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"
 
 
-def _last_line(error: Exception) -> str:
-    """Return the last line of an error that is no caret, without names of Python's own errors."""
-    lines = [line for line in str(error).splitlines() if line.strip(" ^")]
+def _last_line(text: str) -> str:
+    """Return the last line of an error's text that is no caret, without names of Python's own errors."""
+    lines = [line for line in text.splitlines() if line.strip(" ^")]
     return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
 
 

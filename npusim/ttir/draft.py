@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.errors import ProgramError
+from npusim.ttir.integers import bits_of, limits_of
 from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
 from npusim.ttir.values import (
     Affine,
@@ -134,6 +136,8 @@ class Draft:
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
+        #: Axes of blocks with elements that are loaded, but not known here.
+        self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
@@ -149,6 +153,9 @@ class Draft:
         self._walk: Walk | None = None
         self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
+        #: The values that each value is computed from, and the operations that load integers.
+        self._sources: dict[str, tuple[str, ...]] = {}
+        self._looks: dict[str, Op] = {}
         self._reductions: list[Op] = []
         self._products = 0
         self._count(function.operations)
@@ -164,20 +171,37 @@ class Draft:
                 self.values[name] = self._argument(name, kind)
                 continue
             block, tensor = shape_of(kind)[0], self.arguments[name]  # sizes and strides are parameters behind it
-            numbers = [constant(n) for n in (*tensor.described, *tensor.described_by)]
-            self.values |= zip([n for n, _ in parameters[: len(numbers)]], numbers, strict=True)
+            given = *tensor.described, *tensor.described_by
+            kinds = parameters[: len(given)]
+            numbers = [self._whole(n, x, bits_of(kind)) for (n, kind), x in zip(kinds, given, strict=True)]
+            self.values |= zip([n for n, _ in kinds], numbers, strict=True)
             del parameters[: len(numbers)]
             sizes, strides = tuple(numbers[: len(block)]), tuple(numbers[len(block) :])
             self.values[name] = Descriptor(replace(constant(0), of=name), sizes, strides, block)
 
     def _count(self, operations: Sequence[Op]) -> None:
         for op in operations:
+            ends = [body[-1].operands for body in (op.body, op.otherwise) if body]
+            self._sources |= dict.fromkeys(op.results, (*op.operands, *chain(*ends)))
+            if op.name == "scf.for":
+                self._sources |= {n: (start, *chain(*ends)) for n, start in zip(*_carried(op), strict=True)}
+            if op.name == "tt.load" and shape_of(op.type)[1] not in FORMATS:
+                self._looks[op.results[0]] = op
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._reductions += [op] if op.name == "tt.reduce" else []
             self._products += op.name == "tt.dot"
             self._count(op.body)
             self._count(op.otherwise)
+
+    def looked_up(self, name: str) -> dict[str, Op]:
+        """Return the loads of integers that a value is computed from, by their results."""
+        seen, waiting = dict[str, None](), [name]
+        while waiting:
+            if (one := waiting.pop()) not in seen:
+                seen[one] = None
+                waiting += self._sources.get(one, ())
+        return {n: self._looks[n] for n in seen if n in self._looks}
 
     def _argument(self, name: str, kind: str) -> Known:
         value = self.arguments[name]
@@ -186,7 +210,28 @@ class Draft:
         if kind.startswith(("f", "bf")):
             self.numbers[name.lower()] = number = float(np.float32(value))
             return Number(number, name.lower())
-        return constant(int(value))
+        return self._whole(name, value, bits_of(kind))
+
+    def _whole(self, name: str, value: Any, bits: int) -> Affine:
+        """Return an integer argument; one without a sign may have the highest bit of its type."""
+        low, high = limits_of(bits)
+        if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
+            raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")
+        return constant(value if value <= high else value - (1 << bits), bits=bits)
+
+    def is_read(self, iterations: int) -> Any:
+        """Return in which programs and iterations of the loop the operations at hand are done, of so many iterations.
+
+        Of one iteration: whether in any of the loop.
+        """
+        known = np.ones((1, 1), bool) if self._only is None else self._only
+        if self._walk is not None:
+            known = known & (np.arange(self._walk.most)[None] < self._walk.counts)
+        return known if known.shape[1] in (1, iterations) else known.any(1, keepdims=True)
+
+    def program(self, number: int) -> str:
+        """Return how a program is called: by its numbers in the grid."""
+        return f"program ({', '.join(map(str, self.ids[number]))})"
 
     def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         fresh = (f"a{number}" for number in count(len(self._roots)))
@@ -199,6 +244,11 @@ class Draft:
         while axis is not None and self._roots[axis] != axis:
             axis = self._roots[axis]
         return axis
+
+    def _refuse_anew(self, op: Op, axis: str | None) -> None:
+        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices begin anew within a block."""
+        if axis is not None and self.root(axis) in map(self.root, self.anew):
+            raise op.fail("a sum, maximum or product along an axis whose indices begin anew in a block (%, tl.where)")
 
     def _join(self, one: str | None, other: str | None) -> str | None:
         one, other = self.root(one), self.root(other)
@@ -261,6 +311,11 @@ class Draft:
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]
+
+
+def _carried(loop: Op) -> tuple[list[str], list[str]]:
+    """Return the names of a loop's carried values inside of it, and the values that they begin with."""
+    return loop.operands[4::2], loop.operands[5::2]
 
 
 def plain_name(name: str) -> str:

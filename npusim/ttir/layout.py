@@ -236,10 +236,10 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     Raises `SpecError` for a format that is not known, a stride below 0, or elements that overlap.
     """
     ones = (1,) * len(AXES)
-    if x.is_integer:
-        return IntegerTensor(name, ones, x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
     if min(x.strides, default=0) < 0:
         raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
+    if x.is_integer:
+        return IntegerTensor(name, ones, x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
     if not all(n for n, _ in axes):
         axes = []  # a tensor of no element is nobody's

@@ -9,6 +9,7 @@ import numpy as np
 
 from npusim.ttir.arithmetic import Arithmetic
 from npusim.ttir.draft import Load, Stored
+from npusim.ttir.integers import bits_of, wrapped
 from npusim.ttir.layout import IntegerTensor, View
 from npusim.ttir.text import Op, shape_of
 from npusim.ttir.values import (
@@ -57,10 +58,12 @@ class Memory(Arithmetic):
             pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
         assert isinstance(tensor, Tensor)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
+        self._check_indices(op, pointer, left)
         dims = self._dims(op, pointer, self._viewed(op, pointer, left))
         is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
+        self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
         is_read = True if self._only is None else self._only
         self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
@@ -141,17 +144,22 @@ class Memory(Arithmetic):
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
             raise op.fail(f"{pointer.of}: a mask hides this integer; state its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
-        is_visited = None if self._walk is None else np.arange(self._walk.most)[None] < self._walk.counts
-        for is_read in (is_visited, self._only):  # in other iterations nobody reads it
-            if is_read is not None and known.shape[1] == is_read.shape[1]:
-                known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
+        is_read = self.is_read(known.shape[1])
+        known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
         places = np.broadcast_to(places, known.shape)
         if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
-            at = int(places[is_beyond][0])
-            raise op.fail(f"{pointer.of}: element {at} of {len(tensor.data)} is read, and no mask keeps it from that")
-        values = tensor.data[np.where(known, places, 0)]
-        if isinstance(other, Affine) and (made := affine(np.where(known, values, elements(op, other)))) is not None:
-            return made
+            program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
+            program = program if len(places) > 1 else 0
+            why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask keeps it from that"
+            raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, 0)}")
+        values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
+        is_whole = all(x is None for x in pointer.limits())
+        if (
+            is_whole
+            and isinstance(other, Affine)
+            and (made := affine(np.where(known, values, elements(op, other)))) is not None
+        ):
+            return replace(made, bits=bits)
         left = self._left(op, condition, pointer)
         if (made := affine(values, known)) is None:
             first = values[np.unravel_index(int(np.argmax(known)), known.shape)[:2]].ravel()[:4]
@@ -160,7 +168,48 @@ class Memory(Arithmetic):
                 f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}"
             )
         limits = (x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
-        return replace(made, left=tuple(limits))
+        return replace(made, left=tuple(limits), bits=bits)
+
+    def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
+        """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
+        tensor: Tensor = self.arguments[pointer.of]
+        if not isinstance(tensor, View) or not tensor.sizes:
+            return
+        ends = [s * (np.minimum(n, x) - 1) for s, n, x in zip(pointer.steps, pointer.shape, left, strict=True)]
+        low = pointer.base + sum(np.minimum(0, e) for e in ends)
+        high = pointer.base + sum(np.maximum(0, e) for e in ends)
+        last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
+        is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
+        beyond = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
+        if not np.any(beyond):
+            return
+        beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
+        program, time = (int(i) for i in np.argwhere(beyond)[0])
+        step, size = max(zip(tensor.by, tensor.sizes, strict=True))
+        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in (low, high))
+        index = (low if low < 0 else high) // step
+        does = "stores to" if op.name.endswith("store") else "reads"
+        axis = f"index {index} of an axis of {size} with stride {step} (allowed: 0 to {size - 1})"
+        why = f"{self.program(program)} {does} {axis}, and no mask keeps it from that"
+        raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, time)}")
+
+    def _looked(self, op: Op, program: int, time: int) -> str:
+        """Return which integers that a kernel loads an address is computed from, for one program and iteration."""
+        said = ""
+        for name, load in self.looked_up(op.operands[0]).items():
+            x, of = self.values.get(name), self.values[load.operands[0]]
+            if isinstance(x, Affine) and isinstance(of, Affine) and name != (op.results or [""])[0]:
+                value = x.base[min(program, len(x.base) - 1), min(time, x.base.shape[1] - 1)]
+                said += f"; {of.of} has {value} there, loaded at {load.line}"
+        return said
+
+    def _begin_anew(self, op: Op, mask: Known | None, pointer: Affine, left: Sequence[Integers]) -> list[bool]:
+        """Return of each axis of a block whether it has elements beyond its known ones that no mask hides."""
+        if all(x is None for x in pointer.limits()):
+            return [False] * len(left)
+        every = self._left(op, mask, replace(pointer, left=()))
+        is_read = self.is_read(max(x.shape[1] for x in (*left, *every)))
+        return [bool(np.any((some < whole) & is_read)) for some, whole in zip(left, every, strict=True)]
 
     def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
         """Return a tensor, a recorded view with its axes as all accesses so far have them."""
@@ -262,6 +311,9 @@ class Memory(Arithmetic):
         pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
+        if any(self._begin_anew(op, mask, pointer, left)):
+            raise op.fail(f"{pointer.of}: a store to indices that begin anew within a block: mask those that do")
+        self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
         if self._walk:

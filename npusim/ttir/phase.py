@@ -306,6 +306,9 @@ class LaunchGrid:
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
         is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
+        is_read = is_visited & np.logical_and.reduce([np.broadcast_to(n, shape) > 0 for n in load.left])
+        for called, index, whole in zip(SIDES, (batch, head, split), tensor.shape, strict=False):
+            self._check_inside(load, called, (index, 1, whole), is_read)
         group = self.out.shape[1] // tensor.shape[1]
         is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
         if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
@@ -328,9 +331,7 @@ class LaunchGrid:
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
-            self._check_end(load, called or "element", np.where(is_visited & (count > 0), at + count, 0), whole)
-            if np.any((at < 0) & is_visited & (count > 0)):
-                raise self._fault(load.line, f"{load.of}: a program reads before the first {called or 'element'}")
+            self._check_inside(load, called or "element", (at, count, whole), is_visited & (count > 0))
             self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
@@ -369,7 +370,8 @@ class LaunchGrid:
             self.sizes[called] = min(size, whole)
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
-                raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
+                why = f"{int(count.max())} of {whole} elements of an axis that is neither the result's nor a loop's"
+                raise self._fault(load.line, f"{load.of}: {why}: a block of every program has all of them")
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
@@ -437,17 +439,25 @@ class LaunchGrid:
         is_stored = is_stored & self.is_visited if stored.is_walked else is_stored
         sides = zip(SIDES, tensor.places(stored.pointer.base), counts, tensor.shape, strict=True)
         for called, at, count, whole in sides:
-            self._check_end(stored, called, np.where(is_stored, at + count, 0), whole)
+            self._check_inside(stored, called, (at, count, whole), is_stored)
 
-    def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
-        """Raise `ProgramError` for a program that reads or stores beyond a tensor."""
+    def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
+        """Raise `ProgramError` for a program that reads or stores beyond a tensor.
+
+        ``side``: where each program's elements along an axis begin, how many there are, and how many the tensor has.
+        """
+        at, count, whole = side
+        end, does = np.where(is_read, at + count, 0), "stores" if isinstance(load, Stored) else "reads"
         if np.any(end > whole):
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
-            ids = ", ".join(map(str, self.reader.ids[program]))
-            does = "stores" if isinstance(load, Stored) else "reads"
             last = f"{called} {int(end[program].max()) - 1} of {whole}"
-            why = f"program ({ids}) {does} up to {last}, and no mask keeps it from that"
+            why = f"{self.reader.program(program)} {does} up to {last}, and no mask keeps it from that"
             raise self._fault(load.line, f"{load.of}: {why}: mask=..., or sizes that divide")
+        first = np.where(is_read, at, 0)
+        if np.any(first < 0):
+            program = int(np.flatnonzero((first < 0).any(axis=1))[0])
+            why = f"{self.reader.program(program)} {does} {called} {int(first[program].min())}, before the first"
+            raise self._fault(load.line, f"{load.of}: {why}, and no mask keeps it from that")
 
     # ---------------------------------------------------------------- what comes out
 
@@ -602,10 +612,8 @@ class LaunchGrid:
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
             if self.walk and not self.is_summed and not runs:
-                ids = ", ".join(map(str, self.reader.ids[i]))
-                raise self._fault(
-                    self.stored.line, f"program ({ids}) goes through its loop 0 times: let it return early"
-                )
+                why = f"{self.reader.program(int(i))} goes through its loop 0 times: let it return early"
+                raise self._fault(self.stored.line, why)
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]

@@ -146,7 +146,12 @@ def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bo
     """Return a view whose other axes have one index in all programs, or are places along splits."""
     fixed, places = list(view.fixed), list[int]()
     for i in view.rest:
-        firsts = {int(n) for u in uses for n in np.unique(view.index((i,), u.base)[u.is_read])}
+        bases = [np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses]
+        firsts = {int(n) for base in bases for n in np.unique(view.index((i,), base))}
+        if outside := sorted(n for n in firsts if not 0 <= n < view.sizes[i]):
+            axis = f"index {outside[0]} of the axis of {view.sizes[i]} with stride {view.by[i]}"
+            why = f"{of}: a program accesses {axis}, and no mask keeps it from that"
+            raise ProgramError(f"{uses[0].line}: {why}")
         if len(firsts) > 1 and is_strict:
             axis = f"the axis of {view.sizes[i]} with stride {view.by[i]}"
             why = f"{of}: {axis} does not follow from the place that a program stores to"

@@ -18,6 +18,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.ttir.arithmetic import BINARY, UNARY
 from npusim.ttir.draft import Choices, Stored, Walk, plain_name
+from npusim.ttir.integers import within
 from npusim.ttir.layout import Access, View
 from npusim.ttir.memory import Memory, are_alike
 from npusim.ttir.rolled import rolled, with_scale_before_maximum, with_scratch_kept
@@ -34,7 +35,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
-_SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast", "ttg.convert_layout")
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 #: Iterations of a loop that is read as one block, with the products behind it.
@@ -170,12 +170,12 @@ class Reader(Memory):
         elif op.name in UNARY:
             text, function = UNARY[op.name]
             self._function(op, operands[0], getattr(self.choices, text, text), function)
-        elif op.name in _SAME:
+        elif op.name == "ttg.convert_layout":
             self._set(op, operands[0])
         elif method is not None:
             method(op, *operands)
         elif family == "arith" and len(operands) == 2:
-            self._integer(op, name, *operands)
+            self._integer(op, *operands)
         else:
             raise op.fail(f"{op.name} has no counterpart in the language of kernels: {op.text[:80]}")
 
@@ -213,15 +213,18 @@ class Reader(Memory):
 
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
-        made = list[list[Known]]()
-        for body in (op.body, op.otherwise):
+        made, before = list[list[Known]](), self._only
+        for body, here in ((op.body, every), (op.otherwise, ~every)):
+            self._only = here if before is None else before & here
             self._branch(op, body)
             made.append([self.values[r] for r in op.results])
+        self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
                 raise op.fail("an if that chooses between computed values by program: tl.where of a mask")
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
-            self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left)
+            said = a.overflow or b.overflow
+            self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether every state of the loop is unchanged where an if does not hold."""
@@ -246,9 +249,11 @@ class Reader(Memory):
             raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
         number, low, high, step, *carried = op.operands
         bounds = [self.values[n] for n in (low, high, step)]
-        first, end, each = (x.base if isinstance(x, Affine) else np.zeros((1, 1), np.int64) for x in bounds)
+        first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
         if not all(isinstance(x, Affine) for x in bounds):
             raise op.fail("a loop whose end depends on data: bound the loop by sizes")
+        if np.any(each <= 0) or " unsigned " in op.text:
+            raise op.fail("a loop whose step is 0 or less, or whose numbers have no sign: steps are above 0")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
@@ -264,7 +269,7 @@ class Reader(Memory):
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
         times = np.arange(walk.most)[None]
-        self.values[number] = Affine(first + times * each)
+        self.values[number] = replace(bounds[0], base=first + times * each)
         self.walks.append(walk)
         names = [self._state(op, i, times) for i in range(len(inner))]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
@@ -306,14 +311,14 @@ class Reader(Memory):
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
-        self.values[op.operands[0]] = Affine(one)
+        self.values[op.operands[0]] = replace(self.values[op.operands[1]], base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
             x = self.values[start]
             if not isinstance(x, Affine):
                 raise op.fail(
                     f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
                 )
-            self.values[inner] = replace(x, base=x.base + time * Affine(by).at(program).base)
+            self.values[inner] = within(op, replace(x, base=x.base + time * Affine(by).at(program).base))
         for o in op.body:
             self._do(o)
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
@@ -331,7 +336,8 @@ class Reader(Memory):
         number, _, _, _, *carried = op.operands
         values = [self.values[s] for s in carried[1::2]]
         for time in range(count):
-            self.values |= {number: Affine(first + time * each), **dict(zip(carried[::2], values, strict=True))}
+            one = replace(self.values[op.operands[1]], base=first + time * each)
+            self.values |= {number: one, **dict(zip(carried[::2], values, strict=True))}
             for o in op.body:
                 self._do(o)
             values = [self.values[end] for end in op.body[-1].operands] if carried else []
@@ -342,7 +348,9 @@ class Reader(Memory):
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
         if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
-            self.values[inner] = replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
+            self.values[inner] = within(
+                op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
+            )
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x
@@ -365,7 +373,7 @@ class Reader(Memory):
             return np.zeros((1, 1), np.int64)
         for o in op.body:
             if end in o.results and o.name in ("tt.addptr", "arith.addi") and inner in o.operands:
-                by = self._early(op, next(n for n in o.operands if n != inner))
+                by = self._early(op, next((n for n in o.operands if n != inner), inner))
                 if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] == 1:
                     return by.base
         raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes: use one constant step")

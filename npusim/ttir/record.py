@@ -24,7 +24,7 @@ from npusim.errors import SpecError
 from npusim.formats.float_format import format_of_dtype
 from npusim.machines.sm.core import shared_memory_bytes, warp_issue
 from npusim.ttir.calls import MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
-from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, release, ttir_of
+from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, release, ttir_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -143,6 +143,8 @@ class _Recorder:
 
     def text(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> tuple[str, str]:
         """Return the TTIR of a launch, and Triton's message where it refuses it; compiled once for equal launches."""
+        if why := refused_option(options):
+            return "", f"{function.__name__}: {why}"
         given = {n: _pointer(x) for n, x in arguments.items()}
         return ttir_of(function, given, options, self.target, self._texts)
 

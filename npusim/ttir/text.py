@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ FORMATS = MappingProxyType(
     | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
 )
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+#: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
+MOST_NESTED = 64
 _FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
 
 
@@ -75,14 +78,28 @@ class Function(NamedTuple):
 
 
 def read(text: str) -> Function:
-    """Return the kernel of a module of TTIR."""
-    where, names, stack = Locations(text), Names(), list[list[Op]]([[]])
-    head = _FUNCTION.search(_LOCATION.sub("", text))
-    assert head is not None
+    """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
+    where, bare = Locations(text), _LOCATION.sub("", text)
+    head = _FUNCTION.search(bare)
+    if head is None:
+        raise ProgramError(f"TTIR without a kernel: its text has {len(text):,} letters and no public function")
     parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
-    lines = iter(text.splitlines())
-    while "tt.func public" not in next(lines):
+    lines = iter(enumerate(text.splitlines(), 1))
+    while "tt.func public" not in next(lines)[1]:
         pass
+    number = 0
+    try:
+        operations = _operations(((number := i, line)[1] for i, line in lines), where)
+    except (LookupError, ValueError, RecursionError) as error:
+        raise ProgramError(f"{head[1]}: line {number:,} of its TTIR is no operation that can be read") from error
+    if operations is None:
+        raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+    return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
+
+
+def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
+    """Return the operations of a kernel from the lines behind its head; None where its end is missing."""
+    names, stack = Names(), list[list[Op]]([[]])
     for line in lines:
         bare = _LOCATION.sub("", line).strip()
         if bare.startswith("^bb") and len(stack) == 1:
@@ -94,10 +111,12 @@ def read(text: str) -> Function:
             stack[-1].append(op)
             names.resolve(op)
             stack += [[]] if bare.endswith("{") else []
+            if len(stack) > MOST_NESTED or _depth(bare) > MOST_NESTED:
+                raise op.fail(f"regions or types nested more than {MOST_NESTED} deep")
             continue
         body = stack.pop()
         if not stack:
-            return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
+            return body
         outer = stack[-1][-1]
         if "else" in bare:
             outer.body, stack = body, [*stack, []]
@@ -107,7 +126,15 @@ def read(text: str) -> Function:
         outer.line = next((x for x in (outer.line, *lines_of) if x.number), outer.line)
         if bare.startswith("})"):
             outer.type, outer.text = bare.rpartition("->")[2].strip(), f"{outer.text} {bare}"
-    raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+    return None
+
+
+def _depth(line: str) -> int:
+    """Return how deep brackets of a line are nested, an upper bound where they are few."""
+    if (most := sum(map(line.count, "<([{"))) <= MOST_NESTED:
+        return most
+    steps = [(c in "<([{") - (c in ">)]}") for c in line.replace("->", "")]
+    return max(accumulate(steps))
 
 
 def _operation(text: str, line: Line) -> Op:
@@ -146,6 +173,7 @@ class Locations:
 
     def __init__(self, text: str) -> None:
         self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
+        self._known: dict[str, Line] = {}
 
     def __call__(self, line: str) -> Line:
         """Return the kernel's line that the last location of a line of text names."""
@@ -158,7 +186,12 @@ class Locations:
         return {f for f in files if "/triton/" not in f}
 
     def _resolved(self, text: str) -> Line:
-        text = self.table.get(text, text)
+        if text not in self._known:
+            self._known[text] = Line("", 0)  # of one that leads back to itself
+            self._known[text] = self._read(self.table.get(text, text))
+        return self._known[text]
+
+    def _read(self, text: str) -> Line:
         if match := re.match(r'"([^"]*)":(\d+):\d+$', text):
             return Line(match[1], int(match[2]))
         if match := re.match(r"callsite\((.*) at (.*)\)$", text):

@@ -105,7 +105,8 @@ def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
 class Affine:
     """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis.
 
-    ``left``: along some axes, the number of elements before the index wraps (``% size``).
+    ``left``: along some axes, the number of elements before the index wraps (``% size``); further ones are not known.
+    ``bits``: of the type, 64 of a pointer.  ``overflow``: where and how an integer went beyond its type, if it did.
     """
 
     base: Integers
@@ -113,6 +114,8 @@ class Affine:
     shape: tuple[int, ...] = ()
     of: str = ""
     left: tuple[Integers | None, ...] = ()
+    bits: int = 64
+    overflow: str = ""
 
     def limits(self) -> tuple[Integers | None, ...]:
         """Return ``left`` of every axis."""
@@ -209,9 +212,9 @@ Known = Affine | Condition | Masking | Descriptor | Number | Floats | ValueCompa
 MOST_ELEMENTS = 1 << 26
 
 
-def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
+def constant(value: int, shape: tuple[int, ...] = (), bits: int = 64) -> Affine:
     """Return one integer for all."""
-    return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape)
+    return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape, bits=bits)
 
 
 def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
@@ -229,65 +232,24 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
-def _quotient(x: Any, y: Any) -> Any:
-    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
-
-
-_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
-    {"divsi": _quotient, "divui": np.floor_divide, "remsi": np.fmod, "remui": np.mod, "shli": np.left_shift}
-    | {"minsi": np.minimum, "minui": np.minimum, "maxsi": np.maximum, "maxui": np.maximum, "shrsi": np.right_shift}
-    | {"shrui": np.right_shift, "xori": np.bitwise_xor}
-    | {"andi": np.bitwise_and, "ori": np.bitwise_or, "ceildivsi": lambda x, y: -_quotient(-x, y)}
-)
-
-
-def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
-    """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
-    left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
-    shape = tuple(map(min, a.shape, b.shape))
-    if name in ("addi", "subi"):
-        sign = 1 if name == "addi" else -1
-        steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
-        return Affine(a.base + sign * b.base, steps, shape, a.of, left)
-    if name == "muli" and not (any(a.steps) and any(b.steps)):
-        block, factor = (a, b) if any(a.steps) else (b, a)
-        if any(block.steps) and np.ptp(factor.base):
-            raise op.fail("a stride that differs between programs or iterations")
-        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), shape, left=left)
-    if name in ("remsi", "remui") and sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps):
-        begun = np.mod(a.base, b.base)  # a block that begins anew at its end: what is left before that
-        left = tuple(lesser(x, b.base - begun) if step else x for x, step in zip(left, a.steps, strict=True))
-        return Affine(begun, a.steps, shape, left=left)
-    if name not in _FUNCTIONS:
-        raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
-    function = _FUNCTIONS[name]
-    if not any(a.steps) and not any(b.steps):
-        return Affine(function(a.base, b.base), a.steps, shape, left=left)
-    if not a.of and (made := affine(function(elements(op, a), elements(op, b)), known_elements(op, left, shape))):
-        return replace(made, left=left)  # linear all the same, as where a block lies within one group
-    raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
-
-
 def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
     """Return the smaller of two numbers of elements that are known, None where all are."""
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
-_SIGNED: Mapping[str, Any] = MappingProxyType(
-    {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
-)
 #: Relations of comparisons, of a difference and 0.
 RELATIONS: Mapping[str, Any] = MappingProxyType(
-    {**_SIGNED, **{f"u{r[1:]}": f for r, f in _SIGNED.items()}, "eq": np.equal, "ne": np.not_equal}
+    {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
+    | {"eq": np.equal, "ne": np.not_equal}
 )
 
 
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
-    if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "ult", "sle", "ule"):
+    if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "sle"):
         return None
-    return along[0], np.clip(-d.base + (relation[1:] == "le"), 0, d.shape[along[0]])
+    return along[0], np.clip(-d.base + (relation == "sle"), 0, d.shape[along[0]])
 
 
 def elements(op: Op, x: Affine) -> Integers:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, one_line
 from npusim.schedules.triton import architecture_of, arguments_of, launch_of, names_of
-from npusim.ttir import is_recorded
+from npusim.ttir import is_recorded, launch_parts
 from npusim.ttir.calls import call_of
 from npusim.ttir.compiler import decorators_of
 from npusim.tune.prediction import Configuration
@@ -46,13 +46,13 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
             raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
         points = [{**c.constants, **c.options} for c in own]
         return [Configuration(p, replace(request, tiling={**named, "config": i})) for i, p in enumerate(points)]
-    path, mark, launch = request.schedule.partition("::")
-    is_launch = bool(mark) and path.endswith(".py")
-    if axes and not is_launch:
+    path, launch = launch_parts(request.schedule)
+    is_written = request.is_launch and path.endswith(".py")
+    if axes and not is_written:
         fields = request.find_schedule().tiling.model_fields
         build_tiling(request.find_schedule().tiling, {n: "auto" for n in axes if n not in fields})  # refuses them
         return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
-    if not axes and (not is_launch or ";" in launch):
+    if not axes and (not is_written or ";" in launch):
         raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")
     kernel = path, launch.partition("[")[0].strip()
     architecture = architecture_of(request.machine())
@@ -93,7 +93,7 @@ def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mappin
     values = {OPTIONS.get(n, n): v for n, v in values.items()}
     options = {n: v for n, v in values.items() if n in OPTIONS.values()}
     constants = {n: v for n, v in values.items() if n not in options}
-    path, _, launch = request.schedule.partition("::")
+    path, launch = launch_parts(request.schedule)
     if heuristics:
         changed = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
         constants |= _worked_out(changed, request.problem, heuristics)
@@ -117,7 +117,7 @@ def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> di
 
 def launch_and_names(name: str, problem: object) -> tuple[Launch, dict[str, Any]]:
     """Return the launch of ``kernel.py::name[grid](arguments)``, and the names that its expressions may use."""
-    path, _, text = name.partition("::")
+    path, text = launch_parts(name)
     file = Path(path).resolve()
     launch = launch_of(text, str(file), file.stat().st_mtime_ns)
     return launch, {**names_of(problem), **dict(launch.constants)}

@@ -523,3 +523,18 @@ def own_scratch(X, Y, Z, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(Y + i, tl.load(X + i) * 3)
     tl.store(Z + i, tl.load(Y + i) + 1)
+
+
+@triton.jit
+def some_pages(Q, K, V, T, O, n, D: tl.constexpr, BN: tl.constexpr):
+    """Sums of products with pages that a table names; a number below 0 is no page."""
+    p, rn, rd = tl.program_id(0), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + (p * BN + rn)[:, None] * D + rd[None])
+    acc = tl.zeros([BN, D], dtype=tl.float32)
+    for j in range(n):
+        i = tl.load(T + p * n + j)
+        keep = (i >= 0) & (rn >= 0)
+        k = tl.load(K + (i * BN + rn)[None] * D + rd[:, None], mask=keep[None], other=0.0)
+        v = tl.load(V + (i * BN + rn)[:, None] * D + rd[None], mask=keep[:, None], other=0.0)
+        acc += tl.dot(tl.dot(q, k).to(tl.float16), v)
+    tl.store(O + (p * BN + rn)[:, None] * D + rd[None], acc)

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError, SpecError
+from npusim.simulation.request import Request
 from npusim.ttir.calls import Calls, read_calls
+from npusim.ttir.compiler import compiled_text
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 SCRIPT = """
@@ -216,3 +218,94 @@ def test_what_is_not_read_is_refused_at_its_line(line: str, tmp_path: Path, monk
         kernel[(2,)](x, x.copy(), np.random.default_rng(0).permutation(256).astype(np.int32), 256, B=128)
     with pytest.raises(NpusimError, match=rf"kernel\.py:\d+: .*({REFUSED[line]})"):
         npusim.run(calls[0], numerics=False)
+
+
+def test_a_files_only_call_runs_without_its_number_with_floats_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ["record", str(tmp_path / "script.py"), "-o", str(tmp_path / "c.npz"), "--floats", "--", "500"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = [CliRunner().invoke(app, ["run", f"{tmp_path}/c.npz{n}", "--json"]) for n in ("", "::0")]
+    assert [x.exit_code for x in done] == [0, 0], done[0].stderr
+    errors = [json.loads(x.stdout)["numerics"] for x in done]
+    assert errors[0] == errors[1]
+
+
+def test_what_a_launch_is_is_said_in_one_place() -> None:
+    """The sign between a file and a launch is in no other file of the package."""
+    package = Path(npusim.__file__).parent
+    with_sign = [f.relative_to(package).as_posix() for f in package.rglob("*.py") if '"::"' in f.read_text()]
+    assert with_sign == ["ttir/__init__.py"]
+    names = {"calls.npz": True, "calls.npz::0": True, "k.py::f[1](q)": True, "mine.py:FLASH": False, "flash": False}
+    assert {n: Request(n).is_launch for n in names} == names
+
+
+NESTED = "module {{\n  tt.func public @add(%X: !tt.ptr<f32>) attributes {{noinline = false}} {{\n{}\n  }}\n}}\n"
+#: What a hostile file has in place of what was recorded, by a path of keys; and words of the message.
+HOSTILE: dict[str, tuple[Any, Any, str]] = {
+    "an empty text": (("ttir", 0), "", "TTIR without a kernel"),
+    "text that is no TTIR": (("ttir", 0), "(" * 10**5, "TTIR without a kernel"),
+    "no text": (("ttir",), [5], r"ttir: a list of texts is needed, got \[5\]"),
+    "regions in regions": (
+        ("ttir", 0),
+        NESTED.format("scf.if %c {\n" * 10**5 + "}\n" * 10**5),
+        "nested more than 64 deep",
+    ),
+    "types in types": (
+        ("ttir", 0),
+        NESTED.format("%0 = tt.splat %X : " + "tensor<" * 10**5 + ">" * 10**5),
+        "nested more than 64 deep",
+    ),
+    "an end that is missing": (("ttir", 0), NESTED.format("").rpartition("  }")[0], "the text of its TTIR ends early"),
+    "an operation that is none": (("ttir", 0), NESTED.format("    %0 = !!"), "line 3 of its TTIR is no operation"),
+    "no calls": (("calls",), {}, r"calls: a list of calls is needed, got \{\}"),
+    "none of any": (("calls",), [], r"calls: a list of calls is needed, got \[\]"),
+    "many stages": (("calls", 0, "configurations", 0, "options", "num_stages"), 10**6, "num_stages=1000000; allowed"),
+    "an offset": (("calls", 0, "arguments", "X", "offset"), 2**70, r"X: \d+; allowed: whole numbers from 0, below"),
+    "a stride": (("calls", 0, "arguments", "X", "strides"), [2**62], "its last element: "),
+    "a constant": (("calls", 0, "configurations", 0, "constants", "Q"), 5, "constant 'Q', which is no parameter"),
+    "a constant for a tensor": (("calls", 0, "configurations", 0, "constants", "X"), 5, "constant 'X', which is no"),
+    "another format": (
+        ("calls", 0, "arguments", "X", "fmt"),
+        "float16",
+        r"X: the TTIR has !tt\.ptr<f32>, and recorded",
+    ),
+    "a number for a tensor": (("calls", 0, "arguments", "X"), 3, r"X: the TTIR has !tt\.ptr<f32>, and recorded is no "),
+    "a tensor for a number": (("calls", 0, "arguments", "n"), "x", r"n: the TTIR has i32, and recorded is 'x'"),
+    "another parameter": (("calls", 0, "arguments"), {"n": 3, "B": 64}, "X: a parameter of the TTIR without a recorded"),
+    "a number beyond its type": (("calls", 0, "arguments", "n"), 2**40, "n: 1099511627776; allowed: an integer of 32"),
+    "a grid": (("calls", 0, "configurations", 0, "grid"), [2**20, 2**20], "a grid of .* 1,048,576 programs"),
+    "letters": (("calls", 0, "path"), "x" * 10**6, r"path: .*\(1,000,002 letters\); allowed: text of at most 4,096"),
+    "a folder": (("calls", 0, "name"), "../../x", r"a kernel called '\.\./\.\./x'"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_file_that_is_anyones_is_an_error_or_read(what: str, file: Path) -> None:
+    path, value, why = HOSTILE[what]
+    arrays: dict[str, Any] = dict(np.load(file))
+    document = json.loads(bytes(arrays["calls"]).decode())
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    arrays["calls"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    np.savez(file, **arrays)
+    tunes = [["tune", f"{file}::0", "--hw", "h200", "-j1"]] if path != ("ttir", 0) else []  # the other one is ranked
+    for words in (["run", f"{file}::0", "--hw", "h200", "--no-save"], *tunes):
+        done = CliRunner().invoke(app, words)
+        said = " ".join(done.stderr.split())
+        assert done.exit_code == 2, (words, done.exception)
+        assert re.search(why, said), said
+        assert len(said) < 1000
+
+
+def test_a_compiler_that_ends_its_process_is_said() -> None:
+    with pytest.raises(
+        SpecError, match=r"TTIR: Triton('s compiler ends on the TTIR with SIG| makes no code for sm_90)"
+    ):
+        compiled_text("", "sm_90", {"num_warps": 4})
+    loops = NESTED.format("loc(" * 10**5)
+    with pytest.raises(
+        SpecError, match=r"TTIR: Triton('s compiler ends on the TTIR with SIG| makes no code for sm_90)"
+    ):
+        compiled_text(loops, "sm_90", {"num_warps": 4})
