@@ -14,6 +14,7 @@ import numpy as np
 
 from npusim.formats import cast
 from npusim.ttir.draft import Draft, Load, plain_name
+from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.rolled import REDUCTIONS
 from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
@@ -347,8 +348,16 @@ class Arithmetic(Draft):
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         self.reduced.append((axis, op.line))
-        order = self._orders[id(op)] if kind == "sum" else ""
+        order = self._order(op) if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
+
+    def _order(self, op: Op) -> str:
+        """Return the order of a sum, the usual one where the compiled code's is not known."""
+        order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
+        if order == UNKNOWN:
+            self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
+            return self.choices.order
+        return order
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, repeat
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Choices:
     """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, the forms of 2^x, e^x, erf
     and roots.
 
-    ``orders``: the order of each reduction, all empty where the precision states it.
+    ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
@@ -37,7 +37,8 @@ class Choices:
     exp: str
     erf: str
     sqrt: str
-    orders: tuple[str, ...] = ()
+    order: str = ""
+    orders: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
 
@@ -131,14 +132,8 @@ class Draft:
         self._walk: Walk | None = None
         self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
-        self._reductions: list[Op] = []
         self._products = 0
         self._count(function.operations)
-        known = choices.orders
-        if len(known) != len(self._reductions):
-            known = known[:1] and ("mma_lanes",)
-        orders = chain(known, repeat(known[0] if known else ""))
-        self._orders = dict(zip(map(id, self._reductions), orders, strict=False))
         parameters = list(function.parameters.items())
         while parameters:
             name, kind = parameters.pop(0)
@@ -156,7 +151,6 @@ class Draft:
         for op in operations:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
-            self._reductions += [op] if op.name == "tt.reduce" else []
             self._products += op.name == "tt.dot"
             self._count(op.body)
             self._count(op.otherwise)

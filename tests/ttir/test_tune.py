@@ -17,9 +17,10 @@ import npusim
 from npusim.cli.app import app
 from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError, TilingError
+from npusim.simulation.ranking import ranked
 from npusim.simulation.request import Request
 from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import kept, lettered, predict_all, ranked
+from npusim.tune.prediction import kept, lettered, predict_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
