@@ -111,17 +111,16 @@ def _with(launch: str, constants: Mapping[str, Any]) -> str:
 
 def _launched(request: Request, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
     """Return a launch with other values in place of its own."""
-    values = {_NAMES.get(n, n): v for n, v in values.items()}
-    options = {OPTIONS[n]: v for n, v in values.items() if n in OPTIONS}
+    values, named = ({_NAMES.get(n, n): v for n, v in given.items()} for given in (values, dict(request.tiling or {})))
     constants = {n: v for n, v in values.items() if n not in OPTIONS}
+    tiling = {**named, **{n: v for n, v in values.items() if n in OPTIONS}}
     path, _, launch = request.schedule.partition("::")
+    stated = {**_options_of(launch), **values, **{n: v for n, v in tiling.items() if n in OPTIONS}}
     if heuristics:
-        changed = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
-        constants |= _worked_out(changed, request.problem, heuristics)
-    changed, tiling = f"{path}::{_with(launch, constants)}", {**dict(request.tiling or {}), **options}
-    others = {_NAMES[n]: v for n, v in tiling.items() if n in _NAMES}
-    whole = written({**_options_of(launch), **values, **others})
-    return Configuration(values, replace(request, schedule=changed, tiling=tiling), whole)
+        trial = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
+        constants |= _worked_out(trial, request.problem, heuristics)
+    request = replace(request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling)
+    return Configuration(values, request, written(stated))
 
 
 def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> dict[str, Any]:
