@@ -335,6 +335,8 @@ class Phase:
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
         Registry name of the products' arithmetic; empty: the device's own.
+    compiled
+        Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
     slice_elements
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     is_named
@@ -368,6 +370,7 @@ class Phase:
     masks: Mapping[str, Mask] = field(default_factory=dict)
     values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     arithmetic: str = ""
+    compiled: str = ""
     slice_elements: int = 0
     is_named: bool = False
     operator: tuple[str, float] | None = None

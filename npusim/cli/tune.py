@@ -64,12 +64,12 @@ def tune(
     """
     from npusim.explore.space import parse_field
     from npusim.report.tune import Tuning, tuning_document, tuning_table
+    from npusim.simulation.ranking import steady
     from npusim.tune.configurations import configurations_of
     from npusim.tune.prediction import predict_all
 
     device, axes = request.machine(), dict(map(parse_field, fields or ()))
-    is_gpu = device.family == "nvidia"
-    request = replace(request, l2=request.l2 or ("steady" if is_gpu else None))
+    request = replace(request, l2=steady(request.l2, device))
     shapes, tunings = dict(map(parse_field, sizes or ())), []
     for values in product(*shapes.values()):
         shape = {n: _whole(n, v) for n, v in zip(shapes, values, strict=True)}

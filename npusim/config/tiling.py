@@ -45,13 +45,15 @@ class Tiling(BaseModel):
     Immutable and hashable.  Each field has a default, a ``Field`` with its limits (``ge``, ``le``,
     ``multiple_of``, or a ``Literal`` type) and a description; text from a command line is read as
     the field's type, ``auto`` as if the field were not named, and None by the word that ``json_schema_extra``
-    has under ``none``.  Limits that depend on the problem or the device are the schedule's to check.
+    has under ``none``; under ``also`` it has another name that users write for the field.  Limits that depend on the
+    problem or the device are the schedule's to check.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 TilingType = TypeVar("TilingType", bound=Tiling)
+ValueType = TypeVar("ValueType")
 
 
 def lightest(value: Lightest) -> Any:
@@ -109,6 +111,7 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         return values
     if isinstance(values, Tiling):
         values = values.model_dump(exclude_unset=True)
+    values = with_own_names(cls, values)
     unknown = [name for name in values if name not in cls.model_fields]
     if unknown:
         known = list(cls.model_fields)
@@ -125,19 +128,45 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         raise TilingError("\n".join(lines)) from None
 
 
+def with_own_names(cls: type[Tiling], values: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Return values by the names of fields, where users write another name for a field (``also``).
+
+    Raises `TilingError` for a field that is named twice.
+    """
+    others = {
+        extra["also"]: n for n, i in cls.model_fields.items() if "also" in (extra := _schema(i.json_schema_extra))
+    }
+    made = dict[str, ValueType]()
+    for name, value in values.items():
+        own = name if name in cls.model_fields else others.get(name, name)
+        if own in made:
+            raise TilingError(f"{own}: {made[own]}, and as {name} {value}; name it once")
+        made[own] = value
+    return made
+
+
+def _schema(extra: object) -> Mapping[str, Any]:
+    return extra if isinstance(extra, dict) else {}
+
+
 #: Key of a field's schema: values that a search takes which names no field.
 SEARCHED = "searched"
+#: The word for None of a field with such values: the value whose predicted time is the least.
+BEST = "best"
 
 
 def with_fields(
-    name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
+    name: str, base: type[Tiling], fields: Mapping[str, tuple[object, object]], defaults: Mapping[str, object]
 ) -> type[Tiling]:
-    """Return a class of tilings with further fields, (default, description) by name, and changed defaults.
+    """Return a class of tilings with further fields by name, (default, description) or (type, `Field`), and changed
+    defaults.
 
     The further fields belong to a kernel's source.
     """
     made: dict[str, Any] = {
         n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))
+        if isinstance(text, str)
+        else (d, text)
         for n, (d, text) in fields.items()
     }
     for n, default in defaults.items():

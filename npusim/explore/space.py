@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import load_machine
-from npusim.config.tiling import SEARCHED, Tiling, TilingField, build_tiling, tiling_fields, word_of
+from npusim.config.tiling import SEARCHED, Tiling, TilingField, build_tiling, tiling_fields, with_own_names, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.plan import target_of
@@ -210,6 +210,8 @@ class SearchRequest:
             workload=r.load() if r.problem is None and r.workload is not None else None,
         )
         common = SearchRequest(read, names)
+        for schedule in common.found.values():
+            values = with_own_names(schedule.tiling, values)
         fields = {name: _fields(schedule) for name, schedule in common.found.items()}
         of_tiles = {n for tiling, _ in fields.values() for n in tiling}
         for name, (tiling, precision) in fields.items():

@@ -18,8 +18,8 @@ ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_ch
 #: Accumulators of ``four_chains``.
 CHAINS = 4
 #: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of
-#: any other layout its order says them.
-MMA_LANES, LANES = (2, 4, 1), re.compile(r"lanes_(\d+)x(\d+)x(\d+)")
+#: any other layout its order says them, and the neighbouring columns of a warp where its lanes repeat.
+MMA_LANES, LANES = (2, 4, 1), re.compile(r"lanes_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -45,6 +45,7 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         2 l + 9, ... left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1).
         ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left
         to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
+        ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's begin (wgmma).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 
@@ -67,8 +68,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     2048.0
     """
     target = get_format(fmt)
-    layout = LANES.fullmatch(order)
-    if order not in ORDERS and not (layout and all(n > 0 and n & (n - 1) == 0 for n in map(int, layout.groups()))):
+    layout = _layout(order)
+    if order not in ORDERS and not layout:
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
     (values,) = check_operands((x,), target)
     first = _start_of(values, target, start)
@@ -84,8 +85,43 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     elif order == "vector_lanes":
         total = _lanes(values, target, VECTOR_BLOCK_BYTES // target.size_bytes)
     else:
-        total = _of_lanes(values, target, *(map(int, layout.groups()) if layout else MMA_LANES))
+        total = _of_lanes(values, target, *(layout or (*MMA_LANES, math.prod(MMA_LANES[:2]))))
     return total if first is None else add(first, total, target)
+
+
+def _layout(order: str) -> tuple[int, int, int, int] | None:
+    """Return neighbours, lanes, warps and columns of a warp; None for an order that names none, or no powers of two."""
+    if (match := LANES.fullmatch(order)) is None:
+        return None
+    neighbours, lanes, warps = map(int, match.groups()[:3])
+    columns = int(match[4] or neighbours * lanes)
+    is_known = all(n > 0 and n & (n - 1) == 0 for n in (neighbours, lanes, warps, columns))
+    return (neighbours, lanes, warps, columns) if is_known and columns >= neighbours * lanes else None
+
+
+def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> str:
+    """Return the order of lanes and warps of so many neighbouring ``columns`` each; 0: those that its lanes hold once.
+
+    >>> lanes_order(2, 4, 4, 8), lanes_order(2, 4, 2, 64)
+    ('lanes_2x4x4', 'lanes_2x4x2_64')
+    """
+    repeats = f"_{columns}" if warps > 1 and columns > neighbours * lanes else ""
+    return f"lanes_{neighbours}x{lanes}x{warps}{repeats}"
+
+
+def normal_order(order: str, size: int) -> str:
+    """Return the order of a sum of so many elements without the lanes and warps that hold copies of others' elements.
+
+    >>> normal_order("lanes_1x32x16", 128), normal_order("lanes_2x4x2_64", 64)
+    ('lanes_1x32x4', 'mma_lanes')
+    """
+    if (layout := _layout(order)) is None:
+        return order
+    neighbours, lanes, warps, columns = layout
+    whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
+    lanes = min(lanes, max(1, whole // neighbours))
+    warps = min(warps, max(1, whole // max(columns, neighbours * lanes)))
+    return "mma_lanes" if (neighbours, lanes, warps) == MMA_LANES else lanes_order(neighbours, lanes, warps, columns)
 
 
 def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
@@ -154,10 +190,12 @@ def _filled(values: Array, multiple: int) -> Array:
     return np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, values.dtype)], -1)
 
 
-def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int) -> Array:
+def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int, columns: int) -> Array:
     """Sum each lane's columns left to right, and the sums across lanes and warps."""
-    shape, filled = values.shape[:-1], _filled(values, neighbours * lanes * warps)
-    cut = np.moveaxis(filled.reshape(*shape, -1, warps, lanes, neighbours), -4, -2)
+    shape, filled = values.shape[:-1], _filled(values, columns * warps)
+    repeats = columns // (neighbours * lanes)
+    cut = filled.reshape(*shape, -1, warps, repeats, lanes, neighbours)
+    cut = np.moveaxis(cut, (-4, -2), (-5, -4))
     sums = _sequential(np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1), target, None)
     return _tree(_tree(sums, target), target)
 

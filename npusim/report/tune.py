@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
-from npusim.tune.prediction import Configuration, Prediction, kept, lettered, ranked
+from npusim.simulation.ranking import Prediction, ranked
+from npusim.simulation.request import command
+from npusim.tune.prediction import Configuration, kept, lettered
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,20 @@ class Tuning:
         """Return the best configuration of the shape, for a build script."""
         best = self.order[0]
         fields = dict(self.configurations[best].fields)
-        return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields}
+        return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields, **self.uses()}
+
+    def uses(self) -> dict[str, str]:
+        """Return how the best configuration is run and written, each where a text states it."""
+        best = self.configurations[self.order[0]]
+        asked = best.request.asked()
+        run = "" if asked is None else command("run", best.request.schedule, asked, ())
+        return {n: text for n, text in (("run", run), ("decorator", best.decorator)) if text}
+
+    def errors(self) -> str:
+        """Return how large errors of times like the best one's were."""
+        known = self.predictions[self.order[0]].errors
+        measured = known is not None and known.cases > 0
+        return known.text(self.name, self.device) if known is not None and measured else "not measured"
 
 
 _TABLE = Columns(
@@ -72,6 +87,8 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     grid: Grid = _TABLE.grid([tuning.row(i) for i in order[:top]])
     yield grid
     facts: list[Fact] = [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
+    facts += [(name, (Cell(text),)) for name, text in tuning.uses().items()]
+    facts.append(("errors", (Cell(tuning.errors()),)))
     facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []
     yield Facts(tuple(facts))
 
@@ -97,6 +114,7 @@ def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:
             "shape": t.shape,
             "device": t.device,
             "ranking": [t.row(i) for i in t.order],
+            "best": {**t.uses(), "errors": t.errors()},
             "without": {t.configurations[i].label(): p.reason for i, p in enumerate(t.predictions) if p.us is None},
         }
         for t in tunings

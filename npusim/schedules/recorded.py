@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import FAMILIES
 from npusim.config.problem import KernelProblem
-from npusim.config.tiling import SEARCHED, Tiling, part_of, with_fields
+from npusim.config.tiling import BEST, SEARCHED, Field, part_of, with_fields
 from npusim.errors import SpecError
-from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
-from npusim.schedules.triton import AXES, PRECISIONS, STAGES, TritonPrecision, architecture_of, phase_read
+from npusim.schedules.triton import (
+    AXES,
+    FIELDS,
+    PRECISIONS,
+    STAGES,
+    TritonFields,
+    TritonPrecision,
+    architecture_of,
+    phase_read,
+)
 from npusim.ttir import launch_parts
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
 from npusim.ttir.compiler import compiled_text
@@ -41,20 +48,14 @@ def load(name: str) -> tuple[Schedule, ...]:
 def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     call = call_of(name)
     called = plain_name(call.name)
-    fields: dict[str, tuple[Any, str]] = {}
+    fields, first = dict[str, tuple[object, object]](), call.configurations[0].options
     if len(call.configurations) > 1:
-        listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
-        fields["config"] = 0, f"configuration of the autotuner, by number ({listed})"
-    first = call.configurations[0].options
+        fields["config"] = int | None, _numbers(call)
     defaults = {"warps": first.get("num_warps", WARPS), "stages": first.get("num_stages", STAGES)}
-    bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
     made = {
-        family: with_fields(called.title(), base, fields, defaults if base is GroupFields else {})
-        for family, base in bases.items()
+        family: with_fields(called.title(), base, fields, defaults if base is TritonFields else {})
+        for family, base in FIELDS.items()
     }
-    for kind in made.values() if fields else ():
-        searched: list[Any] = list(range(len(call.configurations)))
-        kind.model_fields["config"].json_schema_extra = {SEARCHED: searched, **part_of("source")}
     schedules: tuple[Schedule, ...] = schedule(
         called,
         partial(phases_of, call),
@@ -69,10 +70,20 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     return tuple(replace(s, declared=partial(_declared, call, s.declared), shapes=shapes) for s in schedules)
 
 
+def _numbers(call: Call) -> Any:
+    """Return the field that has the number of a configuration."""
+    listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
+    return Field(
+        default=0,
+        json_schema_extra={SEARCHED: list(range(len(call.configurations))), "none": BEST, **part_of("source")},
+        description=f"configuration of the autotuner, by number ({listed}); {BEST}: the first of `npusim tune`",
+    )
+
+
 def _configuration(call: Call, tiling: Any) -> CallConfiguration:
     """Return the configuration that a tiling has; raise `SpecError` where there is none, or Triton refuses it."""
     number = getattr(tiling, "config", 0)
-    if not 0 <= number < len(call.configurations):
+    if number is None or not 0 <= number < len(call.configurations):
         raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.configurations) - 1}")
     if (configuration := call.configurations[number]).refused:
         raise SpecError(configuration.refused)
@@ -82,7 +93,7 @@ def _configuration(call: Call, tiling: Any) -> CallConfiguration:
 def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
     """Return a tiling with the warps and stages of its configuration, where it names none."""
     tiling = declared(tiling, *of)
-    if not isinstance(tiling, GroupFields):
+    if not isinstance(tiling, TritonFields) or getattr(tiling, "config", 0) is None:
         return tiling
     options = _configuration(call, tiling).options
     own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
@@ -90,7 +101,7 @@ def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
 
 
 def _said(configuration: CallConfiguration) -> str:
-    return " ".join(f"{n}={x}" for n, x in {**configuration.constants, **configuration.options}.items())
+    return " ".join(f"{n}={x}" for n, x in configuration.values.items())
 
 
 def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
@@ -99,8 +110,8 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
     configuration = _configuration(call, tiling)
     options = dict(configuration.options)
-    if isinstance(tiling, GroupFields):
-        options |= {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
+    if isinstance(tiling, TritonFields):
+        options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         check_arguments(read(configuration.ttir), call)
     made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
@@ -111,4 +122,12 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
     if 0 in grid:
         raise SpecError(f"{call}: a grid without a program: nothing is launched")
-    return phase_read(made, call.name, Line(call.path, call.line), arguments, grid, problem, tiling, p, machine)
+    line = Line(call.path, call.line)
+    *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
+    if len(call.configurations) > 1:
+        phase, *more = last if isinstance(last, tuple) else (last,)
+        number, count = call.configurations.index(configuration), len(call.configurations)
+        note = f"configuration {number + 1} of {count} (config={number}: {_said(configuration)}); "
+        phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
+        last = (phase, *more) if more else phase
+    return [*before, last]

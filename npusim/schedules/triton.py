@@ -24,7 +24,7 @@ import numpy as np
 
 from npusim.config.device import FAMILIES
 from npusim.config.problem import KernelProblem, Problem
-from npusim.config.tiling import Tiling, with_fields
+from npusim.config.tiling import Field, Tiling, with_fields
 from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
@@ -35,6 +35,7 @@ from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
+from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
 from npusim.ttir.text import Line, read, refusing
@@ -58,6 +59,24 @@ AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
+
+
+class TritonFields(GroupFields):
+    """Warps and stages of a Triton kernel, which its compiler takes, and registers of its code."""
+
+    stages: int = Field(
+        default=STAGES,
+        ge=min(OPTIONS["num_stages"]),
+        le=max(OPTIONS["num_stages"]),
+        json_schema_extra={"also": "num_stages"},
+        description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles under way",
+    )
+
+
+#: Fields by core family.
+FIELDS: Mapping[str, type[Tiling]] = MappingProxyType(
+    {"nvidia": TritonFields, "cpu": TritonFields, "ascend": KernelFields}
+)
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
@@ -178,8 +197,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
                 )
             fields[n] = value, f"constexpr of {each.source.name}"
     defaults = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
-    bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
-    for base in bases.values():
+    for base in FIELDS.values():
         if twice := fields.keys() & base.model_fields.keys():
             at = f"{path}:{launch.source.line}"
             raise SpecError(f"{at}: constexpr {min(twice)}: a tiling field has that name; rename it")
@@ -189,7 +207,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         partial(phases_of, launches),
         precisions=PRECISIONS,
         tiling={
-            f: with_fields(called.title(), b, fields, defaults if b is GroupFields else {}) for f, b in bases.items()
+            f: with_fields(called.title(), b, fields, defaults if b is TritonFields else {}) for f, b in FIELDS.items()
         },
         families=tuple(FAMILIES),
         origin=f"{path}:{launch.source.line}",
@@ -285,7 +303,7 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
     for launch in launches:
         names |= {n: getattr(tiling, n) for n, _ in launch.constants}
         fields = tiling
-        if launch is not launches[-1] and isinstance(tiling, GroupFields):
+        if launch is not launches[-1] and isinstance(tiling, TritonFields):
             own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
             fields = tiling.model_copy(update=own)
         *before, made = _phase_of(launch, names, problem, fields, p, machine)
@@ -322,8 +340,8 @@ def _phase_of(
     launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
 ) -> list[Any]:
     options = launch.options
-    if isinstance(tiling, GroupFields):
-        options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
+    if isinstance(tiling, TritonFields):
+        options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     made, arguments, grid = compiled_launch(launch, names, options, machine.device)
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
@@ -377,15 +395,16 @@ def phase_read(
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
-    orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
+    order, orders = ("mma_lanes", made.orders) if is_nvidia and not p.sum_order else ("", {})
     erf = f"erf({{}}, {p.erf_variant!r})"
     sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, order, orders, p.is_exact)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
-        phase = replace(phase, arithmetic=p.arithmetic)
+        decided = (made.choices if architecture_of(device) else UNKNOWN) if is_nvidia else ""
+        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided)
         is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
         if is_approximate and _capability(device) != MEASURED_ROOTS:
             phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))

@@ -1,7 +1,8 @@
 """Classes of equal bits, by structure: programs of one class compute the same value of every output element.
 
 A key contains everything that determines a value: instructions with their attributes, formats, starts, constants, the
-order of each sum, and sizes along axes that are summed or along which a state is carried.  Blocks of rows and columns,
+order of each sum, sizes along axes that are summed or along which a state is carried, and the choices of compiled code
+that decide bits (`npusim.ttir.lowered`).  Blocks of rows and columns,
 stages, warps behind products and placement are left out: no element depends on another row or column, but along these
 axes.
 
@@ -18,9 +19,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.formats.reductions import LANES
+from npusim.formats.reductions import normal_order
 from npusim.ir.content import uncollected
 from npusim.ir.op import Opcode
+from npusim.ttir.lowered import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,23 +39,26 @@ _DEPTH = re.compile(r"\.k(\d+)\.")
 def class_key(program: TileProgram, device: DeviceSpec) -> str:
     """Return the digest that programs for one problem share if they give every output the same bits.
 
-    Products that name no arithmetic have the device's.  Empty where the form of a phase is unknown.
+    Products that name no arithmetic have the device's.  Empty where the form of a phase is unknown, or a choice of its
+    compiler.
     """
     engines = (e for core in device.cores.values() for e in core.engines.values())
     units = (unit for e in engines if isinstance(unit := getattr(e, "arithmetic", None), dict))
     arithmetic, parts = " ".join(str(q.value) for unit in units for q in unit.values()), list[str]()
-    for phase in program.phases:
-        frame = getattr(phase.footprint, "frame", None)
-        if frame is None:
+    for each in program.phases:
+        frame = getattr(each.footprint, "frame", None)
+        phase = None if frame is None else cast("Phase", frame.phase)
+        if phase is None or phase.compiled == UNKNOWN:
             return ""
-        parts += _parts(cast("Phase", frame.phase), arithmetic)
+        parts += _parts(phase, arithmetic)
     text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(parts))
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
     """Yield the parts that determine the values of a phase."""
-    yield repr((phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator))
+    decided = phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator
+    yield repr((*decided, phase.compiled))
     yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
     yield repr({axis: phase.sizes.get(axis) for axis in sorted(_deciding(phase, arithmetic))})
     for loop in phase.loops:
@@ -117,20 +122,6 @@ def _attributes(row: Instruction, phase: Phase) -> str:
     if row.opcode is Opcode.ROW_SUM and (axes := phase.names[row.srcs[0]].axes):
         a = replace(a, order=normal_order(a.order, phase.sizes[axes[-1]]))
     return str(a)
-
-
-def normal_order(order: str, size: int) -> str:
-    """Return the order of a sum of so many elements without the lanes and warps that hold copies of others' elements.
-
-    >>> normal_order("lanes_1x32x16", 128)
-    'lanes_1x32x4'
-    """
-    if (layout := LANES.fullmatch(order)) is None:
-        return order
-    neighbours, lanes, warps = map(int, layout.groups())
-    whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
-    lanes = min(lanes, max(1, whole // neighbours))
-    return f"lanes_{neighbours}x{lanes}x{min(warps, max(1, whole // (neighbours * lanes)))}"
 
 
 def _deciding(phase: Phase, arithmetic: str) -> set[str]:

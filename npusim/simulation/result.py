@@ -16,6 +16,7 @@ from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from npusim.config.bands import Validated
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
@@ -238,7 +239,6 @@ def _stated(bits: NumericResult, device: DeviceSpec) -> NumericResult:
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with the numbers known besides the simulation."""
     uses = timing.uses_of_groups()
-    is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
     return replace(
         timing,
         flops=result.program.flops,
@@ -246,8 +246,16 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
         overlap=timing if isinstance(timing, OverlapRecord) else None,
         roofline=roofline_of(result),
-        validated=validated(result.device, result.schedule, result.problem, result.tiling, is_estimated=is_estimated),
+        validated=expected_errors(result.device, result.schedule, result.problem, result.tiling, result.notes),
     )
+
+
+def expected_errors(
+    device: DeviceSpec, schedule: str, problem: AnyProblem, tiling: Tiling, notes: Iterable[str]
+) -> Validated:
+    """Return the errors of predicted times like that of a program with these notes."""
+    is_estimated = any(f"registers {ESTIMATED}" in note for note in notes)
+    return validated(device, schedule, problem, tiling, is_estimated=is_estimated)
 
 
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:

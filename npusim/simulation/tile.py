@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from npusim import cache
 from npusim.config import outside
 from npusim.config.problem import Problem
-from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
-from npusim.errors import NpusimError, SpecError, one_line
+from npusim.config.tiling import BEST, SEARCHED, build_tiling, tile_fields, tiling_fields, word_of
+from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class, machine_of
 from npusim.simulation.classes import class_key
+from npusim.simulation.ranking import Prediction, predicted, ranked, steady
 from npusim.timing import method_named
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
@@ -78,6 +79,7 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
     Raises `TilingError` where none fits, with an alternative if ``is_hinted``.
     """
+    plan = _with_best(plan)
     choice = choose_tile(plan)
     tiling = plan.tiling.model_copy(update=choice.fields)
     tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, plan.precision, is_hinted=is_hinted)
@@ -87,6 +89,38 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
         program = replace(program, notes=(*program.notes, note))
     program = starting_with(program, plan.device, plan.request.l2)
     return replace(plan, tiling=tiling), program
+
+
+def _with_best(plan: Plan) -> Plan:
+    """Return a plan whose fields have numbers where `BEST` is asked for: the first of those that a search takes.
+
+    Raises `TilingError` where none has a time.
+    """
+    for name, info in type(plan.tiling).model_fields.items():
+        extra: Any = info.json_schema_extra
+        if getattr(plan.tiling, name) is not None or word_of(type(plan.tiling), name, None) != BEST:
+            continue
+        made = [_predicted(plan, {name: value}) for value in extra[SEARCHED]]
+        if not (order := ranked([prediction for _, prediction in made])):
+            raise TilingError(f"{name}={BEST}: no value has a time: {made[0][1].reason}")
+        plan = made[order[0]][0]
+    return plan
+
+
+def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Prediction]:
+    """Return a plan with other fields, and the prediction of its program as ``tune`` compares it."""
+    device, request = plan.device, plan.request
+    try:
+        if not device.is_timed:
+            raise SpecError(f"{device.name} has no timing model: nothing to compare")
+        tiling = plan.tiling.model_copy(update=dict(fields))
+        plan = replace(plan, tiling=plan.schedule.declared(tiling, device, plan.problem, plan.precision))
+        compared = replace(plan, request=replace(request, l2=steady(request.l2, device)))
+        _, program = program_of(compared, is_hinted=False)
+        timing = method_named(request.method)(program, device, trace_groups=(), streams=Streams(program, device))
+    except NpusimError as error:
+        return plan, Prediction(reason=one_line(error))
+    return plan, predicted(program, device, timing)
 
 
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:

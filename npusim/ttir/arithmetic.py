@@ -15,6 +15,7 @@ import numpy as np
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
 from npusim.ttir.draft import Draft, Load, plain_name
 from npusim.ttir.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
+from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.rolled import REDUCTIONS
 from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
@@ -443,8 +444,16 @@ class Arithmetic(Draft):
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
         self.reduced.append((axis, op.line))
-        how = self._orders[id(op)] if kind == "sum" else nan
+        how = self._order(op) if kind == "sum" else nan
         self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
+
+    def _order(self, op: Op) -> str:
+        """Return the order of a sum, the usual one where the compiled code's is not known."""
+        order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
+        if order == UNKNOWN:
+            self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
+            return self.choices.order
+        return order
 
     def _added(self, op: Op, x: Known, masking: Masking) -> None:
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""

@@ -19,7 +19,7 @@ from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
 from npusim.ttir import SUFFIX, is_recorded, launch_parts
-from npusim.ttir.compiler import refused_option
+from npusim.ttir.compiler import DEFAULTS, refused_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,6 +78,11 @@ class CallConfiguration(NamedTuple):
     options: Mapping[str, int]
     constants: Mapping[str, Any]
     refused: str = ""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The constexprs and options by name, without options that have Triton's default."""
+        return {**self.constants, **{n: x for n, x in self.options.items() if x != DEFAULTS.get(n, ...)}}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
@@ -28,6 +28,7 @@ from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
 from npusim.machines.sm.code import body_of
+from npusim.ttir.lowered import UNKNOWN, contraction_of, orders_of
 from npusim.ttir.text import Locations
 
 #: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
@@ -64,8 +65,9 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
-    ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
-    ``orders``: the order of additions of each of its reductions, one after another (`npusim.formats.reductions`).
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``: a digest of which ones.
+    ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
+    (`npusim.ttir.lowered`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.code`).
     """
@@ -76,9 +78,18 @@ class Compiled:
     shared_bytes: int = 0
     fuses: bool = False
     down: int = 0
-    orders: str = ""
+    orders: Mapping[str, str] = field(default_factory=dict)
     moved: int = 0
     body: str = ""
+    contraction: str = ""
+
+    @property
+    def choices(self) -> str:
+        """A digest of the choices that decide bits; ``?`` where one is unknown, empty where no code was compiled."""
+        if UNKNOWN in self.orders.values():
+            return UNKNOWN
+        by_place = sorted((place.partition("[")[0], order) for place, order in self.orders.items())
+        return self.contraction and sha256(repr((self.contraction, by_place)).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=64)
@@ -165,6 +176,10 @@ def _is_aligned(value: object) -> bool:
 OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
     {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
     | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
+)
+#: Values of options of a ``triton.Config`` that nobody names, but for warps and stages (triton 3.6).
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
 )
 
 
@@ -302,20 +317,50 @@ def _compile(
 
 
 def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
-    """Return the resources that Triton's code needs on a chip."""
-    tool = Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.cubin)
-        file.flush()
-        words: list[str | Path] = [tool, "-res-usage", "-sass", file.name]
-        told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    """Return the resources that Triton's code needs on a chip, and the choices in it that decide bits."""
+    told = _tool("cuobjdump", "-res-usage", "-sass", cubin=made.cubin)
     registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
-    fuses = "fma.rn" in made.ptx
-    orders = " ".join(_orders(made.ttgir))
-    shared, down_rows = made.shared, int(down[1]) if down else 0
-    moved, body = _moved(told) if stack else 0, body_of(told, architecture)
-    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, moved, body)
+
+    def assembled(fuses: bool) -> str:
+        return _tool("nvdisasm", "-g", cubin=made.cubin if fuses else _unfused(made.ptx))
+
+    return Compiled(
+        ttir,
+        registers,
+        stack // 4,
+        made.shared,
+        fuses="fma.rn" in made.ptx,
+        down=int(down[1]) if down else 0,
+        orders=orders_of(made.ttgir),
+        moved=_moved(told) if stack else 0,
+        body=body_of(told, architecture),
+        contraction=contraction_of(made.ptx, made.ttgir, assembled),
+    )
+
+
+def _tool(name: str, *words: str, cubin: bytes) -> str:
+    """Return the output of one of Triton's tools for machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_tools() / name, *words, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _tools() -> Path:
+    return Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin"
+
+
+def _unfused(ptx: str) -> bytes:
+    """Return the machine code that ptxas makes of PTX if it contracts nothing."""
+    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        words = [_tools() / "ptxas", "-lineinfo", "--fmad=false", f"--gpu-name={target}", source, "-o", cubin]
+        subprocess.run(words, check=True, capture_output=True)
+        return cubin.read_bytes()
 
 
 def _moved(sass: str) -> int:
@@ -331,20 +376,6 @@ def _moved(sass: str) -> int:
     around = {max((s for s in spans if s[0] <= at <= s[1]), default=(0, -1)) for at in products}
     local = [(at, count) for at, name, count, _ in code if name in ("LDL", "STL")]
     return max((sum(count for at, count in local if a <= at <= b) for a, b in around), default=0)
-
-
-def _orders(ttgir: str) -> Iterator[str]:
-    """Yield in which order each reduction adds: by how many neighbours, lanes and warps its operand's layout has."""
-    of_threads = (
-        r"(#\w+) = #ttg\.blocked<\{sizePerThread = \[(.*?)\], threadsPerWarp = \[(.*?)\], warpsPerCTA = \[(.*?)\]"
-    )
-    blocked = {
-        name: list(zip(*(x.split(", ") for x in by), strict=True)) for name, *by in re.findall(of_threads, ttgir)
-    }
-    reductions = r'"tt\.reduce".*?axis = (\d+).*?\}\) : \(tensor<[^#]*#(?:ttg\.slice<\{dim = (\d+), parent = #)?(\w+)'
-    for axis, dropped, layout in re.findall(reductions, ttgir, re.DOTALL):
-        axes = [i for i in range(3) if str(i) != dropped]
-        yield f"lanes_{'x'.join(blocked[f'#{layout}'][axes[int(axis)]])}" if f"#{layout}" in blocked else "mma_lanes"
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:

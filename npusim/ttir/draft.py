@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, repeat
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class Choices:
     """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, the forms of 2^x, e^x, erf
     and roots.
 
-    ``orders``: the order of each reduction, all empty where the precision states it.
+    ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
@@ -57,7 +57,8 @@ class Choices:
     exp: str
     erf: str
     sqrt: str
-    orders: tuple[str, ...] = ()
+    order: str = ""
+    orders: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
 
@@ -156,14 +157,8 @@ class Draft:
         #: The values that each value is computed from, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        self._reductions: list[Op] = []
         self._products = 0
         self._count(function.operations)
-        known = choices.orders
-        if len(known) != len(self._reductions):
-            known = known[:1] and ("mma_lanes",)
-        orders = chain(known, repeat(known[0] if known else ""))
-        self._orders = dict(zip(map(id, self._reductions), orders, strict=False))
         parameters = list(function.parameters.items())
         while parameters:
             name, kind = parameters.pop(0)
@@ -189,7 +184,6 @@ class Draft:
                 self._looks[op.results[0]] = op
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
-            self._reductions += [op] if op.name == "tt.reduce" else []
             self._products += op.name == "tt.dot"
             self._count(op.body)
             self._count(op.otherwise)

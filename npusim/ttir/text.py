@@ -48,7 +48,8 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 class Op:
     """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
 
-    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.
+    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.  ``place``: of a
+    reduction, as `Locations.place` has it, and the shape of its operand.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Op:
     line: Line
     body: list[Op] = field(default_factory=list)
     otherwise: list[Op] = field(default_factory=list)
+    place: str = ""
 
     def number(self, key: str) -> int:
         """Return a whole number among its attributes."""
@@ -126,6 +128,7 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
         outer.line = next((x for x in (outer.line, *lines_of) if x.number), outer.line)
         if bare.startswith("})"):
             outer.type, outer.text = bare.rpartition("->")[2].strip(), f"{outer.text} {bare}"
+            outer.place = where.place(line) + operand_shape(bare)
     return None
 
 
@@ -180,6 +183,23 @@ class Locations:
         last = re.findall(r"loc\((#loc\w*)\)", line)
         return self._resolved(last[-1]) if last else Line("", 0)
 
+    def place(self, line: str) -> str:
+        """Return the files, lines and columns that the last location of a line of text names, the innermost first.
+
+        Folders are left out: TTIR and later stages name one place alike, wherever the file is.
+        """
+        last = re.findall(r"loc\((#loc\w*)\)", line)
+        return " at ".join(self._places(last[-1])) if last else ""
+
+    def _places(self, text: str) -> list[str]:
+        text = self.table.get(text, text)
+        if match := re.match(r'"(?:[^"]*/)?([^"/]*)":(\d+):(\d+)$', text):
+            return [":".join(match.groups())]
+        if match := re.match(r"callsite\((.*) at (.*)\)$", text):
+            return [*self._places(match[1]), *self._places(match[2])]
+        match = re.match(r'"[^"]*"\((.*)\)$', text)
+        return self._places(match[1]) if match else []
+
     def files(self) -> set[str]:
         """Return the files, none of Triton's own, that the kernel's code is from."""
         files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
@@ -199,6 +219,12 @@ class Locations:
             return caller if not callee.number or "/triton/" in callee.file else callee
         match = re.match(r'"[^"]*"\((.*)\)$', text)
         return self._resolved(match[1]) if match else Line("", 0)
+
+
+def operand_shape(text: str) -> str:
+    """Return the sizes of the first tensor that a text names: ``[16x32]``."""
+    match = re.search(r"tensor<((?:\d+x)+)", text)
+    return f"[{match[1][:-1]}]" if match else "[]"
 
 
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.tiling import build_tiling
+from npusim.config.tiling import build_tiling, with_own_names
 from npusim.errors import SpecError, one_line
 from npusim.schedules.triton import architecture_of, arguments_of, launch_of, names_of
 from npusim.ttir import is_recorded, launch_parts
 from npusim.ttir.calls import call_of
-from npusim.ttir.compiler import decorators_of
+from npusim.ttir.compiler import DEFAULTS, decorators_of
+from npusim.ttir.compiler import OPTIONS as COMPILED
 from npusim.tune.prediction import Configuration
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
 
 #: Options of a configuration beside constexprs: tiling fields, by Triton's name.
 OPTIONS: Mapping[str, str] = MappingProxyType({"num_warps": "warps", "num_stages": "stages"})
-#: Values of options that Triton has where nobody says others: what a prediction knows.
-_PLAIN: Mapping[str, Any] = MappingProxyType(
-    {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
-)
+_NAMES: Mapping[str, str] = MappingProxyType({field: name for name, field in OPTIONS.items()})
 
 
 def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> list[Configuration]:
@@ -44,61 +42,85 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
         own = call_of(str(request.schedule)).configurations
         if len(own) == 1:
             raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
-        points = [{**c.constants, **c.options} for c in own]
-        return [Configuration(p, replace(request, tiling={**named, "config": i})) for i, p in enumerate(points)]
+        return [
+            Configuration({"config": i, **c.values}, replace(request, tiling={**named, "config": i}), written(c.values))
+            for i, c in enumerate(own)
+        ]
     path, launch = launch_parts(request.schedule)
     is_written = request.is_launch and path.endswith(".py")
     if axes and not is_written:
-        fields = request.find_schedule().tiling.model_fields
-        build_tiling(request.find_schedule().tiling, {n: "auto" for n in axes if n not in fields})  # refuses them
-        return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
+        kind = request.find_schedule().tiling
+        build_tiling(kind, dict.fromkeys(axes, "auto"))  # refuses unknown ones
+        return [Configuration(p, replace(request, tiling={**named, **with_own_names(kind, p)})) for p in points]
     if not axes and (not is_written or ";" in launch):
         raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")
     kernel = path, launch.partition("[")[0].strip()
     architecture = architecture_of(request.machine())
     if not axes:
-        points = [_values(c) for listed in decorators_of(*kernel, "autotune", architecture) for c in listed]
+        points = [values_of(c) for listed in decorators_of(*kernel, "autotune", architecture) for c in listed]
         if not points:
             raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
     heuristics = {n: f for given in decorators_of(*kernel, "heuristics", architecture) for n, f in given.items()}
     others = {n: f for n, f in heuristics.items() if n not in axes}
-    return [_launched(Configuration({}, request), p, others) for p in points]
+    return [_launched(request, p, others) for p in points]
 
 
-def _values(config: Any) -> dict[str, Any]:
+def values_of(config: Any) -> dict[str, Any]:
     """Return a ``triton.Config``'s values by Triton's names, without options that state a default."""
     options = {n: v for n, v in config.all_kwargs().items() if n not in config.kwargs}
-    return {**config.kwargs, **{n: v for n, v in options.items() if v != _PLAIN.get(n, ...)}}
+    return {**config.kwargs, **{n: v for n, v in options.items() if v != DEFAULTS.get(n, ...)}}
 
 
-def _with(launch: str, constants: Mapping[str, Any]) -> str:
-    """Return a launch's text with other values of keywords; an option that is no parameter is refused when it is read.
+def written(values: Mapping[str, Any]) -> str:
+    """Return the line of a decorator that has a configuration's values.
 
-    Raises `SpecError` for a text that is no launch.
+    >>> written({"BM": 64, "num_warps": 8})
+    "triton.Config({'BM': 64}, num_warps=8)"
     """
+    options = {n: v for n, v in values.items() if n in COMPILED}
+    constants = {n: v for n, v in values.items() if n not in options}
+    return f"triton.Config({', '.join([repr(constants), *(f'{n}={v!r}' for n, v in options.items())])})"
+
+
+def _call(launch: str) -> ast.Call:
+    """Return the expression of a launch's text; raise `SpecError` for a text that is no launch."""
     try:
         call = ast.parse(launch.strip(), mode="eval").body
     except SyntaxError as error:
         raise SpecError(f"{launch}: {error.msg}") from None
     if not isinstance(call, ast.Call):
         raise SpecError(f"{launch}: a launch is name[grid](arguments)")
+    return call
+
+
+def _options_of(launch: str) -> dict[str, Any]:
+    """Return the warps and stages that a launch's text states."""
+    stated = {k.arg: k.value for k in _call(launch).keywords if k.arg in OPTIONS}
+    return {str(n): x.value for n, x in stated.items() if isinstance(x, ast.Constant)}
+
+
+def _with(launch: str, constants: Mapping[str, Any]) -> str:
+    """Return a launch's text with other values of keywords; an option that is no parameter is refused when it is
+    read.
+    """
+    call = _call(launch)
     call.keywords = [k for k in call.keywords if k.arg not in constants]
     call.keywords += [ast.keyword(n, ast.Constant(v)) for n, v in constants.items()]
     return ast.unparse(call)
 
 
-def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
+def _launched(request: Request, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
     """Return a launch with other values in place of its own."""
-    request = base.request
-    values = {OPTIONS.get(n, n): v for n, v in values.items()}
-    options = {n: v for n, v in values.items() if n in OPTIONS.values()}
-    constants = {n: v for n, v in values.items() if n not in options}
+    values, named = ({_NAMES.get(n, n): v for n, v in given.items()} for given in (values, dict(request.tiling or {})))
+    constants = {n: v for n, v in values.items() if n not in OPTIONS}
+    tiling = {**named, **{n: v for n, v in values.items() if n in OPTIONS}}
     path, launch = launch_parts(request.schedule)
+    stated = {**_options_of(launch), **values, **{n: v for n, v in tiling.items() if n in OPTIONS}}
     if heuristics:
-        changed = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
-        constants |= _worked_out(changed, request.problem, heuristics)
-    tiling = {**dict(request.tiling or {}), **options}
-    return Configuration(values, replace(request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling))
+        trial = f"{path}::{_with(launch, {**dict.fromkeys(heuristics, 0), **constants})}"
+        constants |= _worked_out(trial, request.problem, heuristics)
+    request = replace(request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling)
+    return Configuration(values, request, written(stated))
 
 
 def _worked_out(name: str, problem: object, heuristics: Mapping[str, Any]) -> dict[str, Any]:

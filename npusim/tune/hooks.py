@@ -19,10 +19,11 @@ from npusim.config.problem import KernelProblem
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.schedules.triton import compiled_launch
 from npusim.schedules.triton import triton as launch_name
+from npusim.simulation.ranking import Prediction
 from npusim.simulation.request import Request
 from npusim.ttir.compiler import POINTERS
-from npusim.tune.configurations import OPTIONS, launch_and_names
-from npusim.tune.prediction import Configuration, Prediction, kept, predict_all
+from npusim.tune.configurations import OPTIONS, launch_and_names, values_of, written
+from npusim.tune.prediction import Configuration, kept, predict_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +169,7 @@ def _configuration(
     tiling = {"warps": config.num_warps, "stages": config.num_stages}
     name = launch_name(kernel, launch)
     request = Request(name, hw=hw, tiling=tiling, problem=KernelProblem.of(None), l2="steady", numerics=False)
-    return Configuration({**config.kwargs, **tiling}, request)
+    return Configuration(values_of(config), request, written(values_of(config)))
 
 
 def _compile(listed: Sequence[Configuration]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from npusim.errors import FormatError
 from npusim.formats import cast, get_format, reduce_max, reduce_sum
+from npusim.formats.reductions import normal_order
 from tests.formats.reference import operation_reference
 
 NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "tf32", "float64")
@@ -139,3 +140,42 @@ def test_bad_arguments_are_refused() -> None:
         reduce_sum(x, "float32")
     with pytest.raises(FormatError, match="at least one axis"):
         reduce_sum(np.float16(1), "float16")
+
+
+@pytest.mark.parametrize(
+    ("order", "neighbours", "lanes", "warps", "columns"),
+    [
+        ("mma_lanes", 2, 4, 1, 8),
+        ("lanes_2x4x4", 2, 4, 4, 8),
+        ("lanes_2x4x2_64", 2, 4, 2, 64),
+        ("lanes_1x8x2_16", 1, 8, 2, 16),
+        ("lanes_4x32x2", 4, 32, 2, 128),
+    ],
+)
+@pytest.mark.parametrize("size", [16, 37, 64, 256])
+def test_lanes_and_warps_add_their_columns_and_then_halves(
+    order: str, neighbours: int, lanes: int, warps: int, columns: int, size: int
+) -> None:
+    rows = np.random.default_rng(size).standard_normal((9, size)).astype(np.float32)
+    rows *= np.exp2(np.random.default_rng(1).integers(-9, 9, rows.shape)).astype(np.float32)
+    own: dict[tuple[int, int], Any] = {}
+    for at in range(size):
+        place = at // columns % warps, at // neighbours % lanes
+        own[place] = own[place] + rows[:, at] if place in own else rows[:, at]
+
+    def halves(parts: list[Any]) -> Any:
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [a + b for a, b in zip(parts[:half], parts[half:], strict=True)]
+        return parts[0]
+
+    nothing = np.full(len(rows), -0.0, np.float32)
+    total = halves([halves([own.get((w, lane), nothing) for lane in range(lanes)]) for w in range(warps)])
+    assert reduce_sum(rows, "float32", order).tobytes() == total.tobytes()
+    assert reduce_sum(rows, "float32", normal_order(order, size)).tobytes() == total.tobytes()
+
+
+def test_an_order_of_lanes_has_powers_of_two_and_room_for_them() -> None:
+    for order in ("lanes_3x4x1", "lanes_2x4x2_4", "lanes_2x4x0"):
+        with pytest.raises(FormatError, match="unknown reduction order"):
+            reduce_sum(np.ones(8, np.float32), "float32", order)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from npusim.formats.reductions import normal_order
 from npusim.machines.sm.code import body_of, code_work
-from npusim.simulation.classes import normal_order
 
 NONE = 7
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,52 @@ def test_an_autotuners_configurations_are_ranked(file: Path) -> None:
     assert done.exit_code == 0, done.stderr
     ranking = json.loads(done.stdout)["shapes"][0]["ranking"]
     runs = [npusim.run(f"{file}::0", hw="h200", tiling={"config": i}, l2="steady", numerics=False) for i in (0, 1)]
-    predicted = {int(row["configuration"].split()[0].removeprefix("B=")): row["us"] for row in ranking}
+    predicted = {int(re.findall(r"\bB=(\d+)", row["configuration"])[0]): row["us"] for row in ranking}
     assert set(predicted) == {64, 128}
     assert list(predicted.values()) == sorted(predicted.values())
     assert [r.tiling.warps for r in runs] == [4, 8]
     differences = {runs[i].latency_us - predicted[b] for i, b in enumerate((64, 128))}
     assert max(differences) - min(differences) < 1e-6, "the same times, a launch apart"
+
+
+def test_a_run_says_its_configuration_and_takes_the_best_of_tune(file: Path) -> None:
+    name = f"{file}::0"
+    for asked, number in ((None, 0), ({"config": 1}, 1), ({"config": "1"}, 1)):
+        result = npusim.run(name, hw="h200", tiling=asked, numerics=False)
+        (said,) = (n for n in result.notes if n.startswith("configuration "))
+        blocks = ("B=64 num_warps=4", "B=128 num_warps=8")[number]
+        assert said.startswith(f"configuration {number + 1} of 2 (config={number}: {blocks}"), said
+    done = CliRunner().invoke(app, ["tune", name, "--hw", "h200", "-j1", "--json"])
+    (shape,) = json.loads(done.stdout)["shapes"]
+    first = int(re.findall(r"config=(\d+)", shape["ranking"][0]["configuration"])[0])
+    for hw in ("h200", "ascend_910b2"):
+        best = npusim.run(name, hw=hw, tiling={"config": "best"}, numerics=False)
+        assert best.tiling.config in (0, 1)
+        assert any(n.startswith(f"configuration {best.tiling.config + 1} of 2") for n in best.notes)
+        if hw == "h200":
+            assert (best.tiling.config, best.tiling.warps) == (first, (4, 8)[first])
+    words = shlex.split(shape["best"]["run"])
+    assert words[1:] == ["run", name, "--hw", "h200", "-t", f"config={first}", "--l2", "steady"]
+    assert (
+        shape["best"]["decorator"]
+        == f"triton.Config({{'B': {(64, 128)[first]}}}, num_warps={(4, 8)[first]}, num_stages=3)"
+    )
+    assert shape["best"]["errors"] == "not measured"
+    ran = CliRunner().invoke(app, [*words[1:], "--no-save", "--no-numerics", "--json"])
+    assert ran.exit_code == 0, ran.output
+    with pytest.raises(NpusimError, match=r"config=best: no value has a time: .*no timing model"):
+        npusim.run(name, hw="xeon_avx512", tiling={"config": "best"})
+
+
+def test_fields_have_the_names_that_users_of_triton_write(file: Path) -> None:
+    name = f"{file}::0"
+    runs = [npusim.run(name, hw="h200", tiling={n: 2, "config": 1}, numerics=False) for n in ("warps", "num_warps")]
+    assert [r.tiling.warps for r in runs] == [2, 2]
+    assert runs[0].cycles == runs[1].cycles
+    with pytest.raises(NpusimError, match="warps: 2, and as num_warps 4; name it once"):
+        npusim.run(name, hw="h200", tiling={"warps": 2, "num_warps": 4})
+    found = npusim.explore(name, {"num_warps": (1, 2)}, hw="h200")
+    assert [o.point for o in found.outcomes] == [{"warps": 1}, {"warps": 2}]
 
 
 def test_a_function_is_called_with_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,23 @@ import pytest
 
 import npusim
 from npusim.config.problem import KernelProblem, Problem
+from npusim.formats import get_format
 from npusim.simulation import classes
 from npusim.simulation.request import Request
+from npusim.ttir.compiler import Compiled
+from npusim.ttir.lowered import UNKNOWN
 from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import predict
+from npusim.tune.prediction import lettered, predict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npusim.tune.prediction import Configuration
+
+if find_spec("triton"):
+    import triton
+
+    from tests.ttir import class_kernels
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
 HERE = Path(__file__).parent
@@ -178,4 +186,49 @@ def test_configurations_of_one_class_have_one_output(case: str, seed: int) -> No
 @pytest.mark.parametrize(("case", "rule"), [("attention", "_deciding"), ("row_sum", "normal_order")])
 def test_classes_that_are_too_coarse_are_seen(case: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, rule, lambda *_: set[str]() if rule == "_deciding" else "any")
+    monkeypatch.setattr(Compiled, "choices", "any")
     assert any(len(outputs) > 1 for outputs in outputs_by_class(case, 0).values())
+
+
+def classes_of(calls: Any) -> list[str]:
+    """Return the classes of the configurations of a recorded call, by letters in their order."""
+    listed = configurations_of(Request(calls[0].schedule, hw="h200"), {})
+    made = [predict(c) for c in listed]
+    assert all(p.us for p in made), [p.reason for p in made]
+    return list(lettered(made, range(len(made))).values())
+
+
+def empty(*shape: int, fmt: str = "bfloat16") -> Any:
+    return np.empty(shape, get_format(fmt).dtype)
+
+
+def test_sums_that_cross_warps_are_apart_as_on_the_chip() -> None:
+    """As an H200's hashes of a grouped decode (triton_h200.csv): 8 columns a warp, so that 32 keys cross 4 of 8."""
+    keys_and_warps = [(32, 4), (32, 4), (32, 8), (64, 4), (64, 8), (32, 2), (16, 4)]
+    stages = [2, 3, *(2 for _ in keys_and_warps[2:])]
+    configs = [
+        triton.Config({"BN": n}, num_warps=w, num_stages=s) for (n, w), s in zip(keys_and_warps, stages, strict=True)
+    ]
+    tensors = [empty(16, 64), empty(4, 256, 64), empty(4, 256, 64), empty(16, 4, 64, fmt="float32")]
+    with npusim.record() as calls:
+        tuned = triton.autotune(configs=configs, key=[])(class_kernels.grouped_decode)
+        tuned[(4, 4)](*tensors, empty(16, 4, fmt="float32"), 0.125, 256, 64, G=4, D=64)
+    assert classes_of(calls) == ["A", "A", "A", "B", "C", "D", "E"]
+
+
+def test_products_that_are_contracted_otherwise_are_apart_as_on_the_chip() -> None:
+    """As an H200's hashes of rotary positions in bfloat16: 1 and 2 warps load what others get from their neighbours."""
+    with npusim.record() as calls:
+        configs = [triton.Config({}, num_warps=w) for w in (1, 2, 4, 8, 16)]
+        tuned = triton.autotune(configs=configs, key=[])(class_kernels.rotated)
+        tuned[(64,)](empty(64, 32, 128), empty(64, 32, 128), empty(64, 64), empty(64, 64), H=32, D=128)
+    assert classes_of(calls) == ["A", "A", "B", "B", "B"]
+
+
+def test_a_class_is_unknown_where_an_order_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compiled, "choices", UNKNOWN)
+    with npusim.record() as calls:
+        configs = [triton.Config({}, num_warps=w) for w in (4, 8)]
+        tuned = triton.autotune(configs=configs, key=[])(class_kernels.rotated)
+        tuned[(4,)](empty(4, 8, 64), empty(4, 8, 64), empty(4, 32), empty(4, 32), H=8, D=64)
+    assert classes_of(calls) == ["?", "?"]

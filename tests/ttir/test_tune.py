@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import warnings
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import combinations
@@ -17,9 +19,10 @@ import npusim
 from npusim.cli.app import app
 from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError, TilingError
+from npusim.simulation.ranking import ranked
 from npusim.simulation.request import Request
 from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import kept, lettered, predict_all, ranked
+from npusim.tune.prediction import kept, lettered, predict_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,8 +140,17 @@ def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     picks = json.loads(out.read_text())
     assert [pick["shape"] for pick in picks] == ["P=132", "P=264"]
     # The class of the first configuration has one warp.
-    assert [pick["fields"] for pick in picks] == [{"warps": 1, "stages": 3}] * 2
+    assert [pick["fields"] for pick in picks] == [{"num_warps": 1, "num_stages": 3}] * 2
     assert "class A" in shown.stdout
+    assert "\n  decorator  triton.Config({}, num_warps=1, num_stages=3)\n" in shown.stdout
+    assert "\n  errors     not measured\n" in shown.stdout
+    run = shlex.split(picks[0]["run"])
+    assert run[1] == "run"
+    assert run[-8:] == ["--hw", "h100", "-t", "num_warps=1", "-t", "num_stages=3", "--l2", "steady"]
+    ran = CliRunner().invoke(app, [*run[1:], "--no-numerics", "--no-save", "--json"])
+    assert ran.exit_code == 0, ran.output
+    timing = json.loads(ran.stdout)["timing"]
+    assert timing["latency_us"] - timing["launch_us"] == pytest.approx(picks[0]["us"])
     wrong = CliRunner().invoke(app, [*words, "--bits", "Z"])
     assert wrong.exit_code == 2
     assert "allowed: any, same, or a class: A" in wrong.output
@@ -153,11 +165,39 @@ def test_decorators_see_the_device_that_is_asked_for(tmp_path: Path) -> None:
         )
     )
     launch = f"{file}::scaled[1](tensor(R).to('float32'), tensor(R).to('float32'))"
-    assert [c.fields["warps"] for c in configurations_of(request_of(launch, R=64), {})] == [1, 2, 4]
+    assert [c.fields["num_warps"] for c in configurations_of(request_of(launch, R=64), {})] == [1, 2, 4]
     with pytest.raises(SpecError, match=r"configs cannot be evaluated here: .*; give -f"):
         configurations_of(request_of(launch, "a100", R=64), {})
     # With -f it is not needed.
     assert len(configurations_of(request_of(launch, "a100", R=64), {"BLOCK": (64,), "warps": (1, 2)})) == 2
+
+
+def test_options_of_triton_have_triton_s_names_and_limits() -> None:
+    """Tutorial 03's configurations have five stages: read from the decorator, in the launch, by ``-f``, recorded."""
+    axes: list[dict[str, tuple[Any, ...]]] = [{"num_stages": (5,), "num_warps": (8,)}, {"stages": (5,), "warps": (8,)}]
+    (one,), (other,) = (configurations_of(request_of(PRODUCT, M=256, N=256, K=256), x) for x in axes)
+    assert one == other
+    assert one.label() == "num_stages=5 num_warps=8"
+    assert one.decorator == "triton.Config({}, num_stages=5, num_warps=8)"
+    (made,) = predict_all([one])
+    assert made.us, made.reason
+    stated = configurations_of(
+        request_of(PRODUCT.replace("GROUP=8", "GROUP=8, num_warps=8, num_stages=5"), M=256, N=256, K=256), {"BM": (32,)}
+    )
+    assert stated[0].decorator == "triton.Config({'BM': 32}, num_warps=8, num_stages=5)"
+    beyond = predict_all(configurations_of(request_of(PRODUCT, M=256, N=256, K=256), {"num_stages": (17,)}))
+    assert re.search(r"stages: 17.*16", beyond[0].reason), beyond[0].reason
+
+
+def test_errors_are_those_of_measured_times_like_the_best_one() -> None:
+    words = ["tune", "flash", "--hw", "h200", "-w", "llama3_8b", "--seq", "2048"]
+    shown = CliRunner().invoke(
+        app, [*words, "-f", "block_q=128", "-f", "stages=2", "-f", "num_warps=8", "-j1", "--json"]
+    )
+    assert shown.exit_code == 0, shown.output
+    best = json.loads(shown.stdout)["shapes"][0]["best"]
+    assert re.match(r"by \d+ measured times of flash on h200, half are expected within \d", best["errors"]), best
+    assert "decorator" not in best
 
 
 def test_a_kernel_without_configurations_is_refused_by_name() -> None:

@@ -352,13 +352,14 @@ class GroupFields(Tiling):
         default=4,
         ge=1,
         le=32,
+        json_schema_extra={"also": "num_warps"},
         description="warps of a block, stacked down its rows; below 4 only in kernels without products",
     )
     stages: int | None = Field(
         default=2,
         ge=1,
         le=4,
-        json_schema_extra={"none": "library"},
+        json_schema_extra={"none": "library", "also": "num_stages"},
         description="tiles of K, and of V, in flight in a software pipeline; 1 goes through registers; library: "
         "a library's kernel",
     )
@@ -413,6 +414,7 @@ class SmFields(GroupFields, BlockFields):
         ge=4,
         le=32,
         multiple_of=4,
+        json_schema_extra={"also": "num_warps"},
         description="warps of a block, stacked down its rows; each sub-core has as many",
     )
     q: Literal["auto", "registers", "shared"] = Field(

@@ -1,0 +1,76 @@
+"""Predicted times of configurations of one kernel, and their order: what ``tune`` prints and ``config=best`` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from npusim.simulation.classes import class_key
+from npusim.timing.result import Limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from npusim.config.bands import Validated
+    from npusim.config.device import DeviceSpec, L2State
+    from npusim.ir.program import TileProgram
+    from npusim.timing.result import TimingResult
+
+#: Share of the least time within which configurations are taken to be as fast: times of memory-bound kernels on a chip
+#: lie as near to one another (issue 57), so that a rule decides between them.
+TIE = 0.02
+NO_LIMIT = Limit("", 0.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted time of a configuration, or the reason why it has none.
+
+    ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread,
+    ``spilled`` ones of these, from a compiler or the estimate; ``warps``: resident on a core; ``limit``: the limit of
+    the time, as in a run; ``errors``: of such predicted times (None: no device).  ``reason``: why there is no time;
+    ``fits``: whether a larger device would do.
+    """
+
+    us: float | None = None
+    key: str = ""
+    registers: int | None = None
+    spilled: int = 0
+    warps: int = 0
+    limit: Limit = NO_LIMIT
+    reason: str = ""
+    fits: bool = True
+    errors: Validated | None = None
+
+
+def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
+    """Return the state of L2 in which configurations are compared: in a stream of launches, where GPUs run them."""
+    return l2 or ("steady" if device.family == "nvidia" else None)
+
+
+def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) -> Prediction:
+    """Return the prediction of a configuration's program from its time."""
+    us, key, room = timing.core_us, class_key(program, device), program.occupancy
+    rates = {name: float(link.bytes_per_s.value) for name, link in device.links.items()}
+    limit = replace(timing, uses=timing.uses_of_groups()).limit(rates)
+    if room is None:
+        return Prediction(us, key, limit=limit)
+    return Prediction(us, key, room.thread_registers, room.spilled_registers, room.blocks * room.warps, limit)
+
+
+def ranked(predictions: Sequence[Prediction]) -> list[int]:
+    """Return the numbers of predictions with a time, the best first.
+
+    Where memory limits the best, predictions within `TIE` of it count as equally fast: ordered by no spills, then more
+    resident warps, then time.
+    """
+    known = [i for i, p in enumerate(predictions) if p.us is not None]
+    times = {i: predictions[i].us or 0.0 for i in known}
+    best = min(known, key=lambda i: times[i], default=0)
+    within = times[best] * (1 + TIE * (predictions[best].limit.is_link)) if known else 0.0
+
+    def order(i: int) -> tuple[bool, bool, int, float, int]:
+        p, is_tied = predictions[i], times[i] <= within
+        return not is_tied, is_tied and p.spilled > 0, -p.warps if is_tied else 0, times[i], i
+
+    return sorted(known, key=order)
