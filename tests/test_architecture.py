@@ -219,6 +219,62 @@ def test_no_files_import_one_another_in_a_longer_circle() -> None:
     assert [c for c in nx.simple_cycles(graph) if len(c) > 2] == []
 
 
+def run_time_circles(modules: dict[str, ast.Module]) -> list[str]:
+    """Return the files that import one another when they are loaded or called: all imports but those for type checkers.
+
+    A folder's own file repeats names of others, and is none of them.
+    """
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for name, tree in modules.items():
+        typed = {id(node) for guard in nodes_of(tree) if _is_for_types(guard) for node in guarded(guard)}
+        for node in (n for n in nodes_of(tree) if id(n) not in typed):
+            graph.add_edges_from((name, other) for other in named_by(node) if other in modules)
+    return sorted(" <-> ".join(sorted(c)) for c in nx.strongly_connected_components(graph) if len(c) > 1)
+
+
+def named_by(node: ast.AST) -> list[str]:
+    """Return the modules that a statement or a call imports, by all names that may be files."""
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    is_by_name = isinstance(node, ast.Call) and _callee(node) == "import_module"
+    return [str(a.value) for a in node.args if isinstance(a, ast.Constant)] if is_by_name else []
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def guarded(guard: ast.AST) -> list[ast.AST]:
+    """Return all nodes of the body of a condition."""
+    assert isinstance(guard, ast.If)
+    return [node for statement in guard.body for node in ast.walk(statement)]
+
+
+def test_no_two_files_import_one_another_at_run_time() -> None:
+    assert not run_time_circles({module_of(p): parsed(p) for p in SOURCES if p.stem != "__init__"})
+
+
+@pytest.mark.parametrize(
+    ("back", "is_circle"),
+    [
+        ("from npusim.a import first", True),
+        ("from npusim import a", True),
+        ("import npusim.a", True),
+        ("def later():\n    from npusim.a import first", True),
+        ("def later():\n    import_module('npusim.a')", True),
+        ("if TYPE_CHECKING:\n    x = 1\nelse:\n    from npusim.a import first", True),
+        ("if TYPE_CHECKING:\n    from npusim.a import First", False),
+        ("x = 1", False),
+    ],
+)
+def test_the_search_for_run_time_circles_finds_one(back: str, *, is_circle: bool) -> None:
+    sources = {"npusim.a": "from npusim.b import second", "npusim.b": "from npusim.c import third", "npusim.c": back}
+    found = run_time_circles({name: ast.parse(text) for name, text in sources.items()})
+    assert found == (["npusim.a <-> npusim.b <-> npusim.c"] if is_circle else [])
+
+
 @pytest.mark.parametrize(
     "back",
     [

@@ -97,7 +97,7 @@ _PARTS: Mapping[str, re.Pattern[str]] = MappingProxyType(
             |activation_scheme|fmt|weight_block_size|modules_to_(not_convert|fuse)|ignored_layers|do_fuse|fuse_max_seq_len
             |checkpoint_format|format|is_marlin_format|model_(name_or_path|file_base_name)|quantizer|meta|lm_head|dataset
             |(use_)?exllama\w*|tokenizer|block_name_to_quantize|module_name_preceding_first_block|batch_size|use_cuda_fp16
-            |pad_token_id|model_seqlen|max_input_length|cache_block_outputs|activation_scale_ub|dequantize
+            |pad_token_id|model_seqlen|max_input_length|cache_block_outputs|activation_scale_\w+|dequantize
             """,
             re.VERBOSE,
         ),

@@ -11,12 +11,12 @@ import hashlib
 import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from logging import ERROR
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
 from npusim.errors import NpusimError
-from npusim.explore.executors import TRIES, Argument, Done, Executor, Lost
+from npusim.explore.tasks import TRIES, Argument, Done, Executor, Lost
 
 #: Packages whose version is part of the digest: rows depend on them.
 _PACKAGES = ("numpy", "ml_dtypes", "numba")
@@ -41,10 +41,15 @@ class ClusterExecutor(Executor):
         self._local: Any = None
         if address == "local":
             settings = {"distributed.scheduler.allowed-failures": TRIES - 1}
-            with dask.config.set(settings):
-                self._local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
-                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=ERROR
-                )
+            how = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "silence_logs": CRITICAL}
+            try:
+                with dask.config.set(settings):
+                    self._local = distributed.LocalCluster(n_workers=jobs, **how)  # type: ignore[no-untyped-call]
+            except (RuntimeError, OSError) as error:  # a timeout is an OSError
+                raise NpusimError(
+                    f"--cluster local: a worker process ended while it started ({error}): out of memory, or your own "
+                    'script calls this without `if __name__ == "__main__":`'
+                ) from None
         try:
             self._client: Any = distributed.Client(self._local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Executors of a search's tasks: this process, or a pool of processes (processes of a cluster:
 `npusim.explore.cluster`).
 
-Each yields ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
+Processes are forked
 where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart), so that they share its
 imported modules and loaded data; else they are spawned: another thread may hold a lock, which a fork would never
 release.
@@ -19,43 +19,17 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from npusim.errors import NpusimError
+from npusim.explore.tasks import TRIES, Argument, Done, Executor, Lost
 from npusim.simulation.apart import is_single
 
-Argument = TypeVar("Argument")
-Done = TypeVar("Done")
-#: How often a task may take its worker with it.
-TRIES = 2
 #: Objects that are made before anybody looks for garbage in cycles: a third of what searches make is, and looking
 #: through the rest more often took an eighth of their time.
 GARBAGE = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A task that took its worker with it whenever it was tried."""
-
-    reason: str
-
-
-class Executor:
-    """Evaluates one task after the other in this process."""
-
-    def run(
-        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
-    ) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the number and the result of each task as it is done, in any order; errors of a task are raised.
-
-        ``homes`` names, for each task, the groups of tasks with which it shares data, the narrowest first: a process
-        reuses its data for the next task of a group.
-        """
-        del homes
-        yield from enumerate(map(function, tasks))
 
 
 @contextmanager

@@ -21,10 +21,11 @@ from typing import NamedTuple, TypeVar, cast
 
 import npusim
 from npusim.errors import SpecError
-from npusim.explore.executors import Executor, Lost, executor
+from npusim.explore.executors import executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
 from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks
 from npusim.explore.store import PointOutcome, Store, open_store
+from npusim.explore.tasks import Executor, Lost
 from npusim.schedules.define import machine_of
 from npusim.simulation.variants import PRECISION
 

@@ -8,22 +8,29 @@ loads stored code: numba, whose import needs a third of a second, is imported on
 from __future__ import annotations
 
 import ctypes
-import dis
 import functools
 import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npusim import cache
 from npusim.errors import NpusimError
+from npusim.formats.parts import (
+    ArgumentType,
+    InlinedFunction,
+    Intrinsic,
+    TableKind,
+    intrinsic_of,
+    is_array,
+    with_globals,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Set to 1: only what numba documents, which compiles more slowly and keeps no machine code.
@@ -38,30 +45,6 @@ _C_TYPES: Mapping[str, Any] = MappingProxyType(
 _LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b", type(None): "n"})
 #: An array: whose memory it is (nobody's), its size, the bytes of an element, its address, then shape and strides.
 _C_ARRAY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-
-#: What is known of an argument's type: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
-ArgumentType = Any
-
-
-@dataclass(frozen=True)
-class InlinedFunction:
-    """A function for kernels to call, compiled into each of them; it cannot be called from Python."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *_: object) -> Any:
-        """Raise `TypeError`."""
-        name = self.function.__qualname__
-        raise TypeError(f"{name} is compiled into the kernels that call it and cannot be called from Python")
-
-
-@dataclass(frozen=True)
-class Intrinsic:
-    """An operation on bits that Python has no word for: a cast between types of one size, or ``fma`` of one type."""
-
-    source: str
-    target: str
-
 
 float32_bits: Any = Intrinsic("float32", "uint32")
 bits_float32: Any = Intrinsic("uint32", "float32")
@@ -85,13 +68,6 @@ def kernel(function: Function) -> Function:
     compiled: Any = CompiledKernel(function)
     functools.update_wrapper(compiled, function)
     return compiled  # type: ignore[no-any-return]
-
-
-class TableKind(NamedTuple):
-    """The type of a `Table`: its name, and each array's name, dtype and dimensions."""
-
-    name: str
-    arrays: tuple[tuple[str, np.dtype[Any], int], ...]
 
 
 class Table:
@@ -154,11 +130,6 @@ def _c_types(kind: ArgumentType) -> list[Any]:
     if is_array(kind):
         return [*_C_ARRAY, *[ctypes.c_int64] * (2 * kind[1])]
     return [c for entry in kind for c in _c_types(entry)]
-
-
-def is_array(kind: ArgumentType) -> bool:
-    """Return whether an argument's type is that of an array."""
-    return isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[1], int)
 
 
 class CompiledKernel:
@@ -311,18 +282,6 @@ def _compiler() -> Any:
     return numba_internals
 
 
-def with_globals(function: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a function whose parts and intrinsics are replaced by the results of ``replace``."""
-    names = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
-    used = {n: v for n, v in function.__globals__.items() if n in names}
-    others = {n: replace(v) for n, v in used.items() if isinstance(v, InlinedFunction | Intrinsic)}
-    kind = type(function)
-    copy = kind(
-        function.__code__, function.__globals__ | others, function.__name__, function.__defaults__, function.__closure__
-    )
-    return functools.update_wrapper(copy, function)
-
-
 def _plain(function: Any) -> Any:
     """Return a function compiled by numba's documented interface alone."""
     import numba
@@ -339,32 +298,3 @@ def _plain_part(part: InlinedFunction | Intrinsic) -> Any:
         return intrinsic_of(part)
     njit: Any = numba.njit
     return njit(error_model="numpy")(with_globals(part.function, _plain_part))
-
-
-@functools.cache
-def intrinsic_of(operation: Intrinsic) -> Any:
-    """Return a numba intrinsic."""
-    from numba import types
-    from numba.extending import intrinsic
-
-    target: Any = getattr(types, operation.target)
-    if operation.source == "fma":
-
-        @intrinsic
-        def fused(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                return builder.fma(*args)
-
-            return target(target, target, target), codegen
-
-        return fused
-    source: Any = getattr(types, operation.source)
-
-    @intrinsic
-    def cast(typingctx: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.bitcast(args[0], context.get_value_type(target))
-
-        return target(source), codegen
-
-    return cast

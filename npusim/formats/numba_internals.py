@@ -35,7 +35,7 @@ from numba.core.compiler import Compiler
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import infer_getattr, lower_builtin, lower_getattr, lower_getattr_generic, models, register_model
 
-from npusim.formats import jit
+from npusim.formats import parts
 
 #: What compilers call of their own accord, and every process has.
 _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", "rint"})
@@ -53,7 +53,7 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
         no_cfunc_wrapper=True,
         pipeline_class=_LeanCompiler,
         _nrt=False,
-    )(jit.with_globals(function, _part_of))
+    )(parts.with_globals(function, _part_of))
     is_collected, colours = gc.isenabled(), errors._termcolor_inst
     gc.disable()  # a tenth of the time: what a compiler makes lives until it is through
     errors._termcolor_inst = _NoColours()
@@ -77,9 +77,9 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
 def _type_of(kind: Any) -> Any:
     if isinstance(kind, str):
         return {"i": types.int64, "d": types.float64, "b": types.boolean, "n": types.none}[kind]
-    if isinstance(kind, jit.TableKind):
+    if isinstance(kind, parts.TableKind):
         return _table_type(kind)
-    if jit.is_array(kind):
+    if parts.is_array(kind):
         return types.Array(numba.from_dtype(np.dtype(kind[0])), kind[1], "C")
     return types.BaseTuple.from_types(tuple(_type_of(entry) for entry in kind))
 
@@ -92,9 +92,9 @@ def _table_type(kind: Any) -> TableType:
 
 @functools.cache
 def _part_of(part: Any) -> Any:
-    if isinstance(part, jit.Intrinsic):
-        return jit.intrinsic_of(part)
-    return _translated(jit.with_globals(part.function, _part_of))
+    if isinstance(part, parts.Intrinsic):
+        return parts.intrinsic_of(part)
+    return _translated(parts.with_globals(part.function, _part_of))
 
 
 class _PartLibrary(JITCodeLibrary):

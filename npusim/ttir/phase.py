@@ -550,7 +550,7 @@ class LaunchGrid:
             own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
             axes = dict(written.axes)[prelude.name]
             named = prelude._replace(lines=tuple((self._with_axes(text), line) for text, line in prelude.lines))
-            before, bound[prelude.name] = phase_before(named, written, axes, cells, self.sizes, **own)
+            before, bound[prelude.name] = phase_before(named, written, kernel_of, axes, cells, self.sizes, **own)
             why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
             r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)

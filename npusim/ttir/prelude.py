@@ -10,8 +10,9 @@ from npusim.algorithms.phase import WorkTile
 from npusim.ttir.values import Floats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from npusim.algorithms.lowering import Kernel
     from npusim.algorithms.phase import Phase
     from npusim.ir.tile import GlobalTensor
     from npusim.ttir.phase import Written
@@ -58,15 +59,19 @@ def _words(text: str) -> list[str]:
 
 
 def phase_before(
-    prelude: Prelude, like: Written, axes: str, cells: Sequence[WorkTile], sizes: Mapping[str, int], **bound: Any
+    prelude: Prelude,
+    like: Written,
+    kernel_of: Callable[[Written], Kernel],
+    axes: str,
+    cells: Sequence[WorkTile],
+    sizes: Mapping[str, int],
+    **bound: Any,
 ) -> tuple[Phase, GlobalTensor]:
     """Return the phase that computes a factor for the blocks of the main phase, and the tensor of the factor.
 
-    ``like``: the main kernel's text; ``axes``: of the factor's source; ``bound``: the tensor of the source, the
-    precision and numbers by name.
+    ``like``: the main kernel's text; ``kernel_of`` compiles such a text; ``axes``: of the factor's source; ``bound``:
+    the tensor of the source, the precision and numbers by name.
     """
-    from npusim.ttir.phase import kernel_of
-
     name, source = f"{like.name}_{prelude.name}", bound[prelude.load]
     lines = [(f"def {name}({', '.join(n for n in bound if n != 'p')}):", prelude.lines[0][1].number)]
     lines += [(f"    {text}", line.number) for text, line in prelude.lines]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, one_line
-from npusim.explore.executors import Lost, executor
+from npusim.explore.executors import executor
+from npusim.explore.tasks import Lost
 from npusim.simulation.plan import plan_of
 from npusim.simulation.ranking import Prediction, predicted, ranked
 from npusim.simulation.result import expected_errors

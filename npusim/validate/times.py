@@ -17,7 +17,8 @@ from npusim.config.packaged import list_packaged
 from npusim.config.problem import Problem, launch_problem
 from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import SpecError, TilingError
-from npusim.explore.executors import Lost, executor
+from npusim.explore.executors import executor
+from npusim.explore.tasks import Lost
 from npusim.frames import frame
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES

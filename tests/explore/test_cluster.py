@@ -14,7 +14,8 @@ import npusim
 from npusim.errors import NpusimError
 from npusim.explore import cluster as under_test
 from npusim.explore.cluster import ClusterExecutor, checked, installed
-from npusim.explore.executors import Lost, executor
+from npusim.explore.executors import executor
+from npusim.explore.tasks import Lost
 
 pytest.importorskip("distributed", reason="npusim[cluster] is not installed")
 
@@ -57,6 +58,15 @@ def die(number: int) -> int:
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return 2 * number
+
+
+def test_a_worker_that_ends_while_it_starts_is_said() -> None:
+    import dask
+
+    ends = {"distributed.worker.preload": ["import os; os._exit(3)"]}
+    said = pytest.raises(NpusimError, match="a worker process ended while it started")
+    with dask.config.set(ends), said, executor(1, "local"):
+        pass
 
 
 def test_rows_are_those_of_one_process(workers: ClusterExecutor) -> None:

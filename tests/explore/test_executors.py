@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from npusim.errors import NpusimError, TilingError
-from npusim.explore.executors import Lost, ProcessExecutor, executor
+from npusim.explore.executors import ProcessExecutor, executor
+from npusim.explore.tasks import Lost
 
 
 def _square(number: int) -> tuple[int, int]:

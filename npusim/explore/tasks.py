@@ -1,0 +1,34 @@
+"""What executors of a search's tasks have in common: each yields ``(number of the task, result)`` as tasks are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Argument = TypeVar("Argument")
+Done = TypeVar("Done")
+#: How often a task may take its worker with it.
+TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A task that took its worker with it whenever it was tried."""
+
+    reason: str
+
+
+class Executor:
+    """Evaluates one task after the other in this process."""
+
+    def run(
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
+    ) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the number and the result of each task as it is done, in any order; errors of a task are raised.
+
+        ``homes`` names, for each task, the groups of tasks with which it shares data, the narrowest first: a process
+        reuses its data for the next task of a group.
+        """
+        del homes
+        yield from enumerate(map(function, tasks))
