@@ -41,9 +41,12 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
 
 
-def load(name: str, stamp: bytes) -> bytes | None:
-    """Return the data stored under a name with a stamp (`digest`); None where there are none, or they are damaged."""
-    for place in _folders():
+def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
+    """Return the data stored under a name with a stamp (`digest`); None where there are none, or they are damaged.
+
+    ``at``: the only folder that is searched.
+    """
+    for place in _folders() if at is None else (at,):
         content = _content(place / name)
         if content is not None and content.startswith(stamp):
             return content[_DIGEST_BYTES:]
@@ -78,11 +81,11 @@ def alone(name: str) -> Iterator[None]:
         yield
 
 
-def is_kept(prefix: str, stamp: bytes) -> bool:
-    """Return whether any data are stored with a stamp under a name that begins so."""
+def is_kept(prefix: str, stamp: bytes, at: Path | None = None) -> bool:
+    """Return whether any data are stored with a stamp under a name that begins so; ``at``: as for `load`."""
     return any(
         (content := _content(file)) is not None and content.startswith(stamp)
-        for place in _folders()
+        for place in (_folders() if at is None else (at,))
         for file in (place.glob(f"{prefix}*") if place.is_dir() else ())
     )
 

@@ -1,5 +1,7 @@
 """``npusim warm``: compile code for usual runs ahead of time."""
 
+import os
+
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_json, show_lines
 from npusim.cli.help import Verbs
@@ -12,11 +14,14 @@ app = Verbs()
 def warm(json: o.Json = False) -> None:
     """Compile code for usual runs into the cache folder, so that a first run is as fast as later ones.
 
-    NPUSIM_CACHE names the folder; without it, it is the package's own __pycache__, or the user's cache folder.
+    NPUSIM_CACHE names the folder; without it, it is the package's own __pycache__, or the user's cache folder.  A wheel
+    may carry code for any processor of its kind; the code that is compiled here is this processor's, and faster.
     """
     from npusim import cache
+    from npusim.formats import shipped
     from npusim.simulation.warm import warm
 
+    os.environ.setdefault(shipped.VARIABLE, shipped.NATIVE)
     with progress("compiling") as advance:
         runs = []
         for run, count in warm():

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ import numpy as np
 
 from npusim import cache
 from npusim.errors import NpusimError
+from npusim.formats import shipped
 from npusim.formats.parts import (
     ArgumentType,
     InlinedFunction,
@@ -157,27 +158,39 @@ class CompiledKernel:
         return "-".join([f"{module}.{self.function.__name__}", *map(str, constants)])
 
     def is_missing(self) -> bool:
-        """Return whether neither the cache folder nor this process has its machine code."""
-        return not self._native and self._plain is None and not cache.is_kept(f"{self.name}.", self._stamp())
+        """Return whether neither the cache folder, the package nor this process has its machine code."""
+        if self._native or self._plain is not None:
+            return False
+        return not any(cache.is_kept(f"{self.name}.", self._stamp(on), at) for on, at in _places())
 
-    def _stamp(self) -> bytes:
-        return cache.digest(sources_stamp(Path(self.function.__code__.co_filename)), *_machine())
+    def _stamp(self, processor: tuple[str, ...]) -> bytes:
+        return cache.digest(sources_stamp(Path(self.function.__code__.co_filename)), *processor)
+
+    def _file(self, kinds: ArgumentType, processor: tuple[str, ...]) -> str:
+        return f"{self.name}.{cache.digest(kinds, processor).hex()[:16]}.code"
+
+    def _stored(self, kinds: ArgumentType) -> bytes | None:
+        """Return the code for some types that the cache folder or the package has."""
+        if os.environ.get(PLAIN_VARIABLE) == "1":
+            return None
+        found = (cache.load(self._file(kinds, on), self._stamp(on), at) for on, at in _places())
+        return next((content for content in found if content is not None), None)
 
     def _prepare(self, kinds: ArgumentType) -> Callable[[list[Any]], int | None] | None:
         """Return the code for some types, stored or compiled now; None where only numba itself can call it."""
-        file = f"{self.name}.{cache.digest(kinds, _machine()).hex()[:16]}.code"
-        content = None if os.environ.get(PLAIN_VARIABLE) == "1" else cache.load(file, self._stamp())
+        content, machine = self._stored(kinds), _machine()
         if content is None:
             numba_internals = _compiler()
             if numba_internals is None:
                 self._plain = _plain(self.function)
                 return None
             cache.say_once("compiling numeric kernels (first use; then cached)")
+            file, stamp = self._file(kinds, machine), self._stamp(machine)
             with cache.alone(file):
-                content = cache.load(file, self._stamp())
+                content = cache.load(file, stamp)
                 if content is None:
                     content = numba_internals.machine_code(self.function, kinds)
-                    cache.store(file, self._stamp(), content)
+                    cache.store(file, stamp, content)
         native = self._native[kinds] = _loaded(content, kinds)
         return native
 
@@ -205,10 +218,22 @@ def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((source.name, digest) for source, digest in digests.items()))
 
 
+def _places() -> Iterator[tuple[tuple[str, ...], Path | None]]:
+    """Yield where machine code may be stored, the fastest first, and for which processor: the cache (None), the
+    package.
+    """
+    yield _machine(), None
+    if shipped.is_used():
+        yield shipped.processor(), shipped.FOLDER
+
+
 @functools.cache
 def _machine() -> tuple[str, ...]:
     """Return the processor and the compiler versions that machine code is valid for."""
     import llvmlite.binding as llvm
+
+    if os.environ.get(shipped.VARIABLE) == shipped.BASELINE:
+        return shipped.processor()
 
     try:
         compiler = version("numba")

@@ -69,7 +69,3 @@ if __name__ == "__main__":
         run_times()
     else:
         run_bits(*sys.argv[1:])
-        # While the engine is still being compiled: what other devices' first runs would compile.
-        for schedule, hw, dtype in sorted(USUAL, key=lambda usual: usual[1] == sys.argv[2]):
-            if not hw.endswith("_x8"):
-                run_bits(schedule, hw, None, dtype)

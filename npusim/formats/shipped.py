@@ -1,0 +1,72 @@
+"""Machine code that a wheel carries, so that a first run compiles nothing: for the least processor of a kind.
+
+A wheel that is built with code has the files that `npusim warm` stores, compiled for a baseline instead of the
+builder's processor.  A file begins with the digest of the sources that it was compiled from: code of other sources is
+not used.  Code for the baseline is slower than code for the processor that runs it (products at 0.7 to 0.8 of the
+speed); `npusim warm` compiles the latter, which has precedence.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+#: For which processor code is compiled: ``baseline``, as for a wheel; ``native``, for this one, although the package has
+#: code; unset: for this one, where the package has none.
+VARIABLE = "NPUSIM_PROCESSOR"
+BASELINE, NATIVE = "baseline", "native"
+
+
+class Baseline(NamedTuple):
+    """The least processor that code of a wheel runs on: LLVM's name, and the features that it needs."""
+
+    name: str
+    features: tuple[str, ...]
+
+
+#: By the kind of processor that `platform.machine` names (x86-64 psABI, level v3; Arm architecture, v8.0 with SIMD).
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {
+        "x86_64": Baseline("x86-64-v3", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")),
+        "aarch64": Baseline("generic", ("fp-armv8", "neon")),
+    }
+)
+FOLDER = Path(__file__).parent / "shipped" / platform.machine()
+
+
+def baseline() -> Baseline | None:
+    """Return the baseline of this kind of processor; None where no wheel has code for it."""
+    return BASELINES.get(platform.machine()) if sys.platform == "linux" else None
+
+
+def environment() -> dict[str, str]:
+    """Return the variables with which a process compiles for the baseline; none where there is no baseline."""
+    known = baseline()
+    if known is None:
+        return {}
+    features = ",".join(f"+{feature}" for feature in known.features)
+    return {VARIABLE: BASELINE, "NUMBA_CPU_NAME": known.name, "NUMBA_CPU_FEATURES": features}
+
+
+def processor() -> tuple[str, ...]:
+    """Return the name under which code for the baseline is stored, whatever compiler it was made by."""
+    known = baseline()
+    return (BASELINE, *(known.name, *known.features)) if known else ()
+
+
+@functools.cache
+def is_used() -> bool:
+    """Return whether this processor runs the package's code, and no variable asks for another processor's."""
+    known = baseline()
+    if known is None or os.environ.get(VARIABLE) or os.environ.get("NUMBA_CPU_NAME") or not FOLDER.is_dir():
+        return False
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    return all(features.get(name) for name in known.features)
