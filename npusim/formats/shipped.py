@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-#: For which processor code is compiled: ``baseline``, as for a wheel; ``native``, for this one, although the package has
-#: code; unset: for this one, where the package has none.
+#: The processor for which code is compiled: ``baseline``, as for a wheel; ``native``, this one, although the package
+#: has code; unset: this one, where the package has none.
 VARIABLE = "NPUSIM_PROCESSOR"
 BASELINE, NATIVE = "baseline", "native"
 
