@@ -147,7 +147,7 @@ def test_maxima_and_minima_take_a_number_or_nan(how: str, is_nan: bool, hw: str)
             low = _extreme(x, np.full_like(x, -1), is_largest=True, **rule)
             wanted = _extreme(low, np.full_like(x, 2), is_largest=False, **rule)
         elif how == "row":
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 most = x[:, 0]
                 for column in x.T[1:]:
                     most = _extreme(most, column, is_largest=True, **rule)
