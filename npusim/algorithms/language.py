@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from npusim.errors import FormatError, ProgramError
 from npusim.formats import BLOCK_FORMATS, MAX_NANS, RELATIONS, get_format, get_scale_rule, stored_format
 from npusim.formats.scans import INVERSE_ORDERS, SCAN_ORDERS
-from npusim.ir.op import COMPARED, PLAIN, Attributes, Opcode
+from npusim.ir.op import COMPARED, MASK, PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Visit
     from npusim.formats.elementwise import MaxNan
 
-#: Format of masks.
-MASK = "int8"
 #: The axis of the one row of what all rows of a tile take: ``mean="1 head"``.
 ONE = "1"
 Kind = Literal["operand", "mask", "state", "product", "row"]
@@ -455,11 +453,13 @@ def _joined(what: str, values: list[Value]) -> tuple[str, ...]:
     return axes
 
 
-def _logic(function: str, a: Any, b: Any) -> Value:
+def _logic(function: str, a: Source, b: Source) -> Value:
     for x in (a, b):
         if isinstance(x, Value) and (x.kind == "mask" or x.fmt != MASK):
             what = f"{x.name}, a mask by position" if x.kind == "mask" else str(x)
-            fail(f"{function} of {what}: it joins masks of compare(a, b, relation); each mask by position has its where")
+            fail(
+                f"{function} of {what}: it joins masks of compare(a, b, relation); each mask by position has its where"
+            )
     return _binary(Opcode.LOGIC, a, b, Attributes(variant=function))
 
 
@@ -622,9 +622,9 @@ def compare(a: Source, b: Source, relation: str) -> Value:
 def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, fmt: str = "") -> Value:
     """Return ``kept`` where the mask is 1, else ``other``, bit for bit.
 
-    By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.  By
-    a mask of positions, an argument of the kernel, one is a number, and tiles that the mask does not cut are unchanged;
-    so are all without a mask (None).  Several masks of positions are all applied.
+    By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.
+    By a mask of positions, an argument of the kernel, one is a number, and tiles that the mask does not cut are
+    unchanged; so are all without a mask (None).  Several masks of positions are all applied.
     """
     if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
         values, what = [x for x in (kept, other) if isinstance(x, Value)], f"where({mask}, {kept}, {other})"

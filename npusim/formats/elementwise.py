@@ -16,7 +16,7 @@ from npusim.formats.float_format import FloatFormat, get_format
 MaxNan = Literal["number", "propagate"]
 MAX_NANS = get_args(MaxNan)
 _NATIVE = ("float32", "float64")
-_ORDERED: Mapping[str, Any] = MappingProxyType(
+_ORDERED: Mapping[str, np.ufunc] = MappingProxyType(
     {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
 )
 #: Relations of two numbers, as LLVM names them: ``o``: false where one is NaN, ``u``: true there.
@@ -168,12 +168,12 @@ def _add_to_odd(x: Array, y: Array) -> Array:
     return np.asarray(np.where(inexact, bits + step, bits)).view(np.float64)
 
 
-def compare(x: Any, y: Any, relation: str, fmt: str | FloatFormat) -> Array:
+def compare(x: Array | float, y: Array | float, relation: str, fmt: str | FloatFormat) -> Array:
     """Return where a relation holds, int8: 1 where it does, else 0; exact.
 
-    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one of
-    `RELATIONS`: ``oeq ogt oge olt ole one`` hold of numbers alone, ``ueq ugt uge ult ule une`` also where one is NaN,
-    ``ord`` where none is NaN, ``uno`` where one is.  -0 equals +0.
+    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  ``relation``: one
+    of `RELATIONS`: ``oeq ogt oge olt ole one`` hold of numbers alone, ``ueq ugt uge ult ule une`` also where one is
+    NaN, ``ord`` where none is NaN, ``uno`` where one is.  -0 equals +0.
 
     Raises `FormatError` for an unknown format or relation or an operand of another dtype.
 

@@ -211,8 +211,8 @@ def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
 def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None, nan: MaxNan = "number") -> Array:
     """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
 
-    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN (all NaN: canonical NaN), or
-    with ``nan="propagate"`` any NaN gives the canonical NaN; +0 wins over -0, as :func:`npusim.formats.maximum`.
+    ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN (all NaN: canonical NaN),
+    or with ``nan="propagate"`` any NaN gives the canonical NaN; +0 wins over -0, as :func:`npusim.formats.maximum`.
 
     Raises `FormatError` for an unknown format or rule, another dtype, or nothing to compare.
     """

@@ -52,8 +52,8 @@ class Opcode(Enum):
     CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
     INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
         named order
-    SELECT mask, a, b: a where mask (int8) is non-zero, else b, bit for bit; one of them may be a constant.  ``variant``:
-        ``compared`` by a mask that COMPARE made; else the mask is one of positions
+    SELECT mask, a, b: a where mask (int8) is non-zero, else b, bit for bit; each of them may be a constant.
+        ``variant``: ``compared`` by a mask that COMPARE made; else the mask is one of positions
     """
 
     COPY = "copy"
@@ -110,8 +110,8 @@ class Attributes:
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
-    #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE, function
-    #: of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
+    #: function of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
     variant: str = ""
     axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
     order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
@@ -130,6 +130,8 @@ class Attributes:
 
 
 PLAIN = Attributes()
+#: Format of masks.
+MASK = "int8"
 #: Of a SELECT: by a mask that comparisons of values made.
 COMPARED = "compared"
 Source = Operand | float
@@ -137,8 +139,8 @@ Source = Operand | float
 
 @record
 class Step:
-    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format, of a COMPARE in its
-    other source's.
+    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format, of a COMPARE in
+    its other source's.
 
     ``name`` is the algorithm's name of the destination, in its step tables (``P``, ``m_new``) and before
     and after them: ``k`` a tile of keys as loaded, ``S_in`` scores as stored, ``k_shifted`` keys

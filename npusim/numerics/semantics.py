@@ -92,8 +92,7 @@ def _extreme(function: Callable[..., Array]) -> Semantics:
 
 
 def _row_max(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    nan: Any = attributes.variant or "number"
-    return formats.reduce_max(sources[0], fmt, nan=nan)[..., None]
+    return _extreme(formats.reduce_max)(sources, _before, fmt, attributes)[..., None]
 
 
 def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -118,12 +117,12 @@ def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attribu
 
 
 def _compare(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
-    fmt = format_of_dtype(sources[0].dtype)
+    (first, second), fmt = sources, format_of_dtype(sources[0].dtype)
     assert fmt is not None
-    return formats.compare(*sources, attributes.variant, fmt)
+    return formats.compare(first, second, attributes.variant, fmt)
 
 
-_LOGIC: Mapping[str, Any] = MappingProxyType({"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor})
+_LOGIC: Mapping[str, np.ufunc] = MappingProxyType({"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor})
 
 
 def _logic(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:

@@ -279,8 +279,13 @@ class Arithmetic(Draft):
     def _binary(self, op: Op, how: str) -> None:
         a, b = (self.values[n] for n in op.operands[:2])
         if isinstance(a, Number) and isinstance(b, Number):
-            value, is_known = _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]), a.is_known and b.is_known
-            self._set(op, Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known))
+            value, is_known = (
+                _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]),
+                a.is_known and b.is_known,
+            )
+            self._set(
+                op, Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known)
+            )
             return
         if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
@@ -290,12 +295,13 @@ class Arithmetic(Draft):
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail(f"{op.name} of a float that integers make")
-        pads = {_computed(how, _pad(a, other), _pad(b, other)) for other in _STAND_INS}
-        pad = pads.pop() if len(pads) == 1 else math.nan
+        hidden = [(_pad(a, other), _pad(b, other)) for other in _STAND_INS]
+        pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
+        pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
         factors = (self.text(a), self.text(b)) if how == "*" else None
         is_maximum = how.startswith("maximum")
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
-        pad, axes = None if math.isnan(pad) else pad, self._joined(*blocks)
+        axes = self._joined(*blocks)
         made = Floats(self._combined(how, a, b), axes, blocks[0].fmt, pad, factors=factors, is_low=is_low)
         self._bind(op, made)
 
@@ -435,7 +441,8 @@ class Arithmetic(Draft):
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         self._refuse_anew(op, axis)
         if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
-            why = f"a {kind} along an axis that a mask cuts, whose masked values are {'unknown' if x.pad is None else x.pad}"
+            hidden = "unknown" if x.pad is None else x.pad
+            why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
             of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
@@ -608,8 +615,8 @@ def _written(how: str, a: str, b: str) -> str:
 
 
 def _computed(how: str, a: float, b: float) -> float:
-    """Return an operation of two numbers in float64; NaN, which stands for an unknown one too, where one is NaN."""
-    return math.nan if math.isnan(a + b) and (math.isnan(a) or math.isnan(b)) else float(_NUMBERS[how](a, b, "float64"))
+    """Return an operation of two numbers in float64."""
+    return float(_NUMBERS[how](a, b, "float64"))
 
 
 def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from npusim.ttir.layout import Access
 
 #: Words of the language that a kernel of tiles is written in.
-LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "minimum", "compare", "where", "tiles", "full")
-LANGUAGE += ("filled", "fma")
+LANGUAGE = (
+    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma"),
+    *("maximum", "minimum", "compare", "where", "tiles", "full", "filled"),
+)
 #: Numbers of that language that have a name.
 NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 #: Names that a kernel of tiles has already.

@@ -32,7 +32,6 @@ from npusim.ttir.values import (
     truth,
 )
 
-
 #: What leaves a block's elements in their order, or exchanges its axes.
 CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
 
@@ -85,9 +84,7 @@ class Memory(Arithmetic):
             self.walks[-1].loads.append(name)
         self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
 
-    def _in_lanes(
-        self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None
-    ) -> None:
+    def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
         is_read = True if self._only is None else self._only
         hidden = [i for i, (n, most) in enumerate(zip(shape, lanes, strict=True)) if np.any((most < n) & is_read)]

@@ -257,6 +257,20 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("s.to(", "where(s.max(), s, 0.0).to(")], 5,
         "where(s.max() (row, float32), ...): it takes a mask",
     ),
+    "a relation of no name": (
+        [("s.to(", "where(compare(s, 0.0, '>'), s, 0.0).to(")], 5,
+        "compare(s (row x key, float32), 0.0, '>'): no such relation; there are oeq, ogt, oge, olt, ole, one, ueq,",
+    ),
+    "two numbers by a mask": (
+        [("s.to(", "where(compare(s, 0.0, 'ogt'), 1.0, 0.0).to(")], 5,
+        "values of one format are needed, or the format of two numbers, fmt=...",
+    ),
+    "a mask by position in an expression": (
+        [("s.to(", "where(mask & compare(s, 0.0, 'ogt'), s, 0.0).to(")], 5,
+        "and of mask, a mask by position: it joins masks of compare(a, b, relation)",
+    ),
+    "the opposite of a value": ([("s.to(", "where(~s, s, 0.0).to(")], 5, "xor of s (row x key, float32): it joins"),
+    "a rule of NaN": ([("s.to(", "maximum(s, 0.0, nan='any').to(")], 5, "nan='any': there are number, propagate"),
     "where of two tiles": ([("s.to(", "where(mask, s, s).to(")], 5, "one of the two is a tile, the other a number"),
     "a plain number": (
         [("o + pv", "o + math.exp(pv)")], 7,
@@ -264,8 +278,8 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
-        "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, inverse, .to(format), .max(), "
-        ".sum(), .cumsum() and @",
+        "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
+        ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
         [("o + pv", "o + s")], 7,

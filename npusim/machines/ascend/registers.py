@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from npusim.errors import UnknownOpcodeError
 from npusim.formats import BLOCK_FORMATS, stored_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.op import PLAIN, Opcode
+from npusim.ir.op import MASK, PLAIN, Opcode
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
@@ -66,8 +66,8 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
         Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
     }
 )
-#: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge, of
-#: which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others are made of these.
+#: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge,
+#: of which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others are made of these.
 COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
@@ -102,8 +102,6 @@ WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opco
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
 ACCUMULATORS = MappingProxyType({"sequential": 1, "four_chains": CHAINS})
-#: Format of masks: a register of theirs serves for one of any format.
-MASK = "int8"
 #: Plain instructions that are done again on what is loaded again, where storing a result would be the other way.
 MOST_REPEATED = 2
 
@@ -209,6 +207,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
+            # A register of a mask serves for one of any format.
             max((stored_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
             reduction=step.opcode if step.opcode in WITHIN else None,
             chains=ACCUMULATORS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
