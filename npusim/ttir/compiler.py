@@ -322,8 +322,8 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_tools() / name, *words, file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [str(_tools() / name), *words, file.name]
+        return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _tools() -> Path:
@@ -336,8 +336,8 @@ def _unfused(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        words = [_tools() / "ptxas", "-lineinfo", "--fmad=false", f"--gpu-name={target}", source, "-o", cubin]
-        subprocess.run(words, check=True, capture_output=True)
+        words = ["-lineinfo", "--fmad=false", f"--gpu-name={target}", str(source), "-o", str(cubin)]
+        subprocess.run([str(_tools() / "ptxas"), *words], check=True, capture_output=True)
         return cubin.read_bytes()
 
 
