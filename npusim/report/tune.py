@@ -114,7 +114,7 @@ def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:
             "shape": t.shape,
             "device": t.device,
             "ranking": [t.row(i) for i in t.order],
-            "best": {**t.uses(), "errors": t.errors()},
+            "best": t.uses() | {"errors": t.errors()},
             "without": {t.configurations[i].label(): p.reason for i, p in enumerate(t.predictions) if p.us is None},
         }
         for t in tunings

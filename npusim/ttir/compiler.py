@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
-from npusim.machines.sm.code import body_of
-from npusim.ttir.lowered import UNKNOWN, contraction_of, orders_of
+from npusim.machines.sm import code
+from npusim.ttir import lowered
+from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.text import Locations
 
 #: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
@@ -135,8 +136,8 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
     call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
-    made_by = release(), tuple(f.name for f in fields(Compiled))
-    stamp = cache.digest("triton", *made_by, source.path, source.name, architecture, call, _content(source.path))
+    named = source.path, source.name, architecture, call, _content(source.path)
+    stamp = cache.digest("triton", release(), _reading(), *named)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         document = json.loads(kept)
@@ -147,6 +148,12 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
     cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
     return made
+
+
+@lru_cache(maxsize=1)
+def _reading() -> tuple[str, ...]:
+    """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
+    return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__))
 
 
 def _content(path: str) -> str:
@@ -204,7 +211,7 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     if not architecture:
         return Compiled(ttir)
     call = cache.digest(ttir, architecture, sorted(options.items()))
-    stamp = cache.digest("ttir", release(), tuple(f.name for f in fields(Compiled)), call)
+    stamp = cache.digest("ttir", release(), _reading(), call)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         return Compiled(ttir, **json.loads(kept))
@@ -312,8 +319,8 @@ def _compile(
     ttir = made.asm["ttir"]
     if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
         ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
-    code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
-    return _measured(code, ttir, architecture)
+    made_code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
+    return _measured(made_code, ttir, architecture)
 
 
 def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
@@ -332,10 +339,10 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         made.shared,
         fuses="fma.rn" in made.ptx,
         down=int(down[1]) if down else 0,
-        orders=orders_of(made.ttgir),
+        orders=lowered.orders_of(made.ttgir),
         moved=_moved(told) if stack else 0,
-        body=body_of(told, architecture),
-        contraction=contraction_of(made.ptx, made.ttgir, assembled),
+        body=code.body_of(told, architecture),
+        contraction=lowered.contraction_of(made.ptx, made.ttgir, assembled),
     )
 
 
@@ -344,8 +351,8 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_tools() / name, *words, file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [str(_tools() / name), *words, file.name]
+        return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _tools() -> Path:
@@ -358,8 +365,8 @@ def _unfused(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        words = [_tools() / "ptxas", "-lineinfo", "--fmad=false", f"--gpu-name={target}", source, "-o", cubin]
-        subprocess.run(words, check=True, capture_output=True)
+        words = ["-lineinfo", "--fmad=false", f"--gpu-name={target}", str(source), "-o", str(cubin)]
+        subprocess.run([str(_tools() / "ptxas"), *words], check=True, capture_output=True)
         return cubin.read_bytes()
 
 

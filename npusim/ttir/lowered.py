@@ -86,7 +86,7 @@ _ARITHMETIC = re.compile(
 )
 _SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|tanh|sin|cos|div)\..*f(?:32|64|16)")
 _PRODUCT = re.compile(
-    r"w?g?mma(?:\.mma_async)?\.sync\.aligned\.m\d+n\d+(k\d+)\.(?:row\.col\.)?((f32)\.(bf16|f16)\b)?.*"
+    r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.m\d+n\d+(k\d+)\.(?:row\.col\.)?(f32\.(?:bf16|f16)\b)?\S*"
 )
 #: What copies or chooses a value: its operands are the value's sources.
 _COPIES, _PRODUCTS = ("mov.", "selp."), ("mul", "div")
@@ -111,8 +111,11 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> st
     """
     code, copies = _arithmetic(ptx)
     sources = _Sources(code, copies)
-    forms = Counter(form for each in code for form in _forms(each, sources))
-    parts = [*sorted({*forms, *map(_product, re.findall(r"\bw?g?mma\S*sync\S*", ptx)), *_SPECIAL.findall(ptx)})]
+    # Where products and sums of the source keep subnormals, an fma that does not is a library's own.
+    keeps = not any(each.kind.startswith(("mul.ftz", "add.ftz")) for each in code)
+    own = [each for each in code if not (keeps and each.kind.startswith("fma.rn.ftz"))]
+    forms = Counter(form for each in own for form in _forms(each, sources))
+    parts = sorted({*forms, *map(_product, _PRODUCT.finditer(ptx)), *_SPECIAL.findall(ptx)})
     if any(re.search(r" plain .*\b(?:mul|div)\.(?!rn)", form) for form in forms):
         parts += _further(assembled)
     if _is_uneven(forms, _additions(ttgir)):
@@ -175,15 +178,14 @@ def _forms(each: _Arithmetic, sources: _Sources) -> Iterator[str]:
                 yield f"{each.place} plain {each.kind}, {side * each.kind.startswith('sub')}: {' or '.join(products)}"
 
 
-def _product(name: str) -> str:
+def _product(match: re.Match[str]) -> str:
     """Return a name of the arithmetic of a matrix instruction.
 
     Those of 16 bits that add up in float32 have one arithmetic, wgmma or not (Hopper; hardware vectors), those of FP8
     have not.
     """
-    match = _PRODUCT.match(name)
-    is_plain = match is not None and match[2] is not None
-    return f"{match[1]}.{match[2]}" if match and is_plain else re.sub(r"\.m\d+n\d+", "", name)
+    depth, formats = match.groups()
+    return f"{depth}.{formats}" if formats else re.sub(r"\.m\d+n\d+", "", match[0])
 
 
 def _additions(ttgir: str) -> Counter[str]:

@@ -62,7 +62,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
             raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
     heuristics = {n: f for given in decorators_of(*kernel, "heuristics", architecture) for n, f in given.items()}
     others = {n: f for n, f in heuristics.items() if n not in axes}
-    return [_launched(request, p, others) for p in points]
+    return [_launched(Configuration({}, request), p, others) for p in points]
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -109,8 +109,9 @@ def _with(launch: str, constants: Mapping[str, Any]) -> str:
     return ast.unparse(call)
 
 
-def _launched(request: Request, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
+def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
     """Return a launch with other values in place of its own."""
+    request = base.request
     values, named = ({_NAMES.get(n, n): v for n, v in given.items()} for given in (values, dict(request.tiling or {})))
     constants = {n: v for n, v in values.items() if n not in OPTIONS}
     tiling = {**named, **{n: v for n, v in values.items() if n in OPTIONS}}

@@ -107,6 +107,14 @@ def test_elements_that_are_contracted_otherwise_than_others_make_a_class_of_thei
     assert contraction_of(one, two, unasked) == contraction_of(other, two, unasked)
 
 
+def test_a_library_s_own_fma_is_no_contraction() -> None:
+    library = ("9 15", "fma.rn.ftz.f32 %f4, %f1, %f2, %f3")
+    both = [contraction_of(ptx_of(*FIRST, *more), "", unasked) for more in ((), (library,))]
+    assert both[0] == both[1]
+    flushed = ("9 20", "mul.ftz.f32 %f3, %f1, %f2")
+    assert len({contraction_of(ptx_of(*x), "", unasked) for x in ((flushed,), (flushed, library))}) == 2
+
+
 def test_what_ptxas_contracts_further_is_part_of_the_class() -> None:
     left = ptx_of(("9 20", "div.full.f32 %f3, %f1, %f2"), ("9 15", "add.f32 %f4, %f3, %f5"))
     line = '\t//## File "/home/kernel.py", line 9\n'
@@ -121,7 +129,7 @@ def test_what_ptxas_contracts_further_is_part_of_the_class() -> None:
 
 def test_the_arithmetic_of_products_is_part_of_the_class() -> None:
     one = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1}, {%r1}, {%r2}, {%f1};"
-    group = "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1, 1, 0, 1;"
+    group = "wgmma.fence.sync.aligned;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, p, 1;"
     assert contraction_of(one, "", unasked) == contraction_of(group, "", unasked)
     eight, of_group = (x.replace("k16", "k32").replace("bf16", "e4m3") for x in (one, group))
     assert contraction_of(eight, "", unasked) != contraction_of(of_group, "", unasked)
