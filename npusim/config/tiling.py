@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from npusim.config.messages import explain, suggest
+from npusim.config.messages import choices, explain, suggest
 from npusim.config.model import fault_at
 from npusim.config.outside import is_outside
 from npusim.errors import TilingError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 __all__ = [
     "Field",
@@ -54,6 +57,8 @@ class Tiling(BaseModel):
 
 TilingType = TypeVar("TilingType", bound=Tiling)
 ValueType = TypeVar("ValueType")
+#: ``names(schedule)``: names, and the description of each.
+Names = Callable[[str], Mapping[str, object]]
 
 
 def lightest(value: Lightest) -> Any:
@@ -66,19 +71,43 @@ def lightest(value: Lightest) -> Any:
     return {"lightest": value}
 
 
-def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
+def one_of(names: Names, schedule: str = "") -> Any:
     """Return a declaration of a field, ``Annotated[str, one_of(names)]``, whose value is one of some names or
     FILE.py:NAME.
 
-    The names, and the description of each, are computed on first use.
+    ``names(schedule)`` returns those of a schedule with the description of each; of all schedules for "".  It is called
+    on first use.
     """
-    return AfterValidator(partial(_check_name, names))
+    return AfterValidator(partial(_check_name, names, schedule))
 
 
-def _check_name(names: Callable[[], Mapping[str, object]], value: str) -> str:
-    if not is_outside(value) and value not in (known := names()):
-        raise fault_at("", f"unknown {value!r}{suggest(value, sorted(known))}; one of your own is FILE.py:NAME")
+def _check_name(names: Names, schedule: str, value: str) -> str:
+    if not is_outside(value) and value not in (known := names(schedule)):
+        listed = choices(value, sorted(known)) if known else "; there are none"
+        what = f"{schedule} has no {value!r}" if schedule else f"unknown {value!r}"
+        raise fault_at("", f"{what}{listed}; one of your own is FILE.py:NAME")
     return value
+
+
+def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
+    """Return the class of tilings of a schedule: fields of `one_of` take the names of this one.
+
+    The class itself where these are all the names.
+    """
+    made: dict[str, Any] = {}
+    for n, info in cls.model_fields.items():
+        names, _ = _names_of(info)
+        if names(schedule) != names(""):
+            kind: Any = Annotated[str, one_of(names, schedule)]
+            made[n] = (kind | None if type(None) in get_args(info.annotation) else kind, copy(info))
+    return cast("type[Tiling]", create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, **made)) if made else cls
+
+
+def _names_of(info: FieldInfo) -> tuple[Names, str]:
+    """Return the function for the names of a field of `one_of`, and the schedule; of other fields none."""
+    kinds = (info.annotation, *get_args(info.annotation))
+    rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
+    return next((rule.args for rule in rules if isinstance(rule, partial)), (lambda _: {}, ""))
 
 
 def power_of_two() -> Any:
@@ -238,8 +267,8 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
         kinds = (info.annotation, *(inner if type(None) in inner else ()))
         extra: Any = info.json_schema_extra
         literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
-        rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
-        named: Mapping[str, object] = next((rule.args[0]() for rule in rules if isinstance(rule, partial)), {})
+        names, schedule = _names_of(info)
+        named = names(schedule)
         fields.append(
             TilingField(
                 name=name,

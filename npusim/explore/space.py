@@ -5,7 +5,6 @@ People write an axis as ``block_kv=128,256:512:64``.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -22,6 +21,7 @@ from npusim.config.node import load_machine
 from npusim.config.tiling import SEARCHED, Tiling, TilingField, build_tiling, tiling_fields, with_own_names, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import machine_of, unread_keys
+from npusim.schedules.registry import precision_fields
 from npusim.simulation.plan import target_of
 from npusim.simulation.tile import open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
@@ -199,7 +199,9 @@ class SearchRequest:
         names = tuple(str(s) for s in values.pop("schedule", self.schedules))
         for name in names:
             target_of(self.of(name), has_bits=True)
-        names, notes = replace(self, schedules=names)._ranked(studies=studies)
+        listed = replace(self, schedules=names)
+        listed._check_kernels(values.get("kernel", ()))
+        names, notes = listed._ranked(studies=studies)
         r = self.request
         read = replace(
             r,
@@ -246,6 +248,13 @@ class SearchRequest:
         why = "rows with other values compute different things, each has its own best"
         differing = (f"{name} is a parameter of the model: {why}" for name in sorted(setting.model_fields))
         return replace(setting, notes=(*notes, *differing))
+
+    def _check_kernels(self, axis: Iterable[Value]) -> None:
+        """Raise `TilingError` for a published kernel that is named, or an axis of these, where no schedule has one."""
+        has_some = any("kernel" in schedule.tiling.model_fields for schedule in self.found.values())
+        for schedule in self.found.values():
+            for kernel in (named_fields(self.request.tiling).get("kernel"), *(() if has_some else axis)):
+                schedule.check_kernel(kernel)
 
     def _ranked(self, *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the schedules to search, and notes on the ones that no real kernel runs on the device."""
@@ -452,7 +461,7 @@ def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -
 def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     """Return the axes that may vary: fields of the tiling, and of the precision with its preset, as ``precision``."""
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
-    parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
+    parts = precision_fields(schedule.precision())
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
 
 

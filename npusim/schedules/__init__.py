@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from npusim.config.messages import choices
 from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import installed
 from npusim.config.problem import KernelProblem
+from npusim.config.tiling import of_schedule
 from npusim.errors import SpecError
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
@@ -64,17 +66,26 @@ class _Packaged(Mapping[tuple[str, str], Schedule]):
     """The packaged schedules by name and core family."""
 
     def __getitem__(self, key: tuple[str, str]) -> Schedule:
-        file, families = _PACKAGED[key[0]]
-        if key[1] not in families:
+        if key[1] not in _PACKAGED[key[0]][1]:
             raise KeyError(key)
-        listed: tuple[Schedule, ...] = importlib.import_module(f"{__name__}.{file}").SCHEDULES
-        return next(s for s in listed if (s.name, s.family) == key)
+        return _packaged(*key)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return ((name, family) for name, (_, families) in _PACKAGED.items() for family in families)
 
     def __len__(self) -> int:
         return sum(len(families) for _, families in _PACKAGED.values())
+
+
+@cache
+def _packaged(name: str, family: str) -> Schedule:
+    """Return a packaged schedule, whose fields take the published kernels that compute it alone.
+
+    One of a user's may be written as any published kernel.
+    """
+    listed: tuple[Schedule, ...] = importlib.import_module(f"{__name__}.{_PACKAGED[name][0]}").SCHEDULES
+    found = next(s for s in listed if (s.name, s.family) == (name, family))
+    return replace(found, tiling=of_schedule(found.tiling, name))
 
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()

@@ -21,11 +21,12 @@ from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, KernelProblem, Problem
-from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.tiling import Tiling, build_tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
+from npusim.machines import published
 from npusim.machines.ascend.plan import slice_rows
 from npusim.units import ascii_digits
 
@@ -132,6 +133,17 @@ class Schedule:
         Without a name the changes apply to the default preset.
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
+
+    def tiled(self, values: Mapping[str, object] | Tiling) -> Tiling:
+        """Return the tiling of named fields; raise `TilingError` as `build_tiling` and `check_kernel`."""
+        self.check_kernel(dict(values).get("kernel"))
+        return build_tiling(self.tiling, values)
+
+    def check_kernel(self, named: object) -> None:
+        """Raise `TilingError` for a published kernel that is named (None: none is), where the schedule has none."""
+        if named is not None and "kernel" not in self.tiling.model_fields:
+            what = f"{self.name} on {self.family} cores has no published kernel"
+            raise TilingError(f"kernel={named}: {what}; there are {published.listed()}")
 
     def presets(self, device: DeviceSpec) -> tuple[str, ...]:
         """Return the names of presets whose operands the device's matrix units multiply."""
@@ -433,8 +445,13 @@ def choose_precision(schedule: str, presets: Mapping[str, Precision], default: s
     return _changed(presets[name], changes)
 
 
+def precision_fields(preset: Precision) -> list[str]:
+    """Return the fields of a preset that a text may change: not whose kernel it is of."""
+    return [f.name for f in fields(cast("Any", preset)) if f.name not in ("name", "kernel")]
+
+
 def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
-    known = [f.name for f in fields(cast("Any", preset)) if f.name not in ("name", "kernel")]
+    known = precision_fields(preset)
     values: dict[str, object] = {}
     for key, text in changes.items():
         if key not in known:

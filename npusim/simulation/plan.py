@@ -13,7 +13,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.scores import GivenBias
-from npusim.config.tiling import Tiling, build_tiling
+from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
@@ -159,7 +159,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     precision = schedule.precision(named)
     if node is not None:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
-    tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
+    tiling = schedule.tiled(request.chosen_tiling(schedule.tiling))
     if node is None:
         tiling = schedule.declared(tiling, device, problem, precision)
     ignored: tuple[str, ...] = ()

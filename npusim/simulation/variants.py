@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.config.tiling import Tiling, build_tiling
+from npusim.config.tiling import Tiling
 from npusim.formats import get_format
 from npusim.ir.content import kept_by_blocks
 from npusim.ir.op import Opcode
@@ -149,8 +149,7 @@ class Variants:
         """Return a variant's plan; the rule chooses the fields that it does not name."""
         plan = self._scene_of(variant).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
-        kind = plan.schedule.tiling
-        tiling = build_tiling(kind, request.chosen_tiling(kind))
+        tiling = plan.schedule.tiled(request.chosen_tiling(plan.schedule.tiling))
         plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
         if plan.is_open:
             tiling = plan.schedule.declared(tiling, plan.device, plan.problem, plan.precision)

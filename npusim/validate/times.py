@@ -15,7 +15,7 @@ from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.node import load_machine
 from npusim.config.packaged import list_packaged
 from npusim.config.problem import Problem, launch_problem
-from npusim.config.tiling import build_tiling, word_of
+from npusim.config.tiling import word_of
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import executor
 from npusim.explore.tasks import Lost
@@ -416,7 +416,7 @@ class Predictor:
         # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
         if case.tiling:
             schedule, device, _ = target_of(request, has_bits=False)
-            named = build_tiling(schedule.tiling, _tiling(case)), schedule.precision(request.precision)
+            named = schedule.tiled(_tiling(case)), schedule.precision(request.precision)
             request = replace(request, tiling={**_tiling(case), **machine_of(device).by_tile(*named)})
         return replace(plan_of(request), is_open=False)
 

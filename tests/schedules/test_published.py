@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,13 @@ from npusim.config.bands import kind_of
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tiling_fields
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, TilingError
 from npusim.explore.space import SearchRequest, parse_field
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
 from npusim.report.inputs import tiling_text
 from npusim.report.record import record_of
-from npusim.schedules import find_schedule
+from npusim.schedules import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
 
@@ -180,6 +181,53 @@ def test_what_a_file_cannot_do_is_refused(
             "flash", hw=hw, problem=Problem(**ATTENTION, seq_q=64, seq_kv=64), numerics=False,
             tiling={"kernel": f"{tmp_path / 'mine.py'}:MINE", **fields},
         )  # fmt: skip
+
+
+def test_every_packaged_kernel_computes_schedules_that_there_are() -> None:
+    known = {name for name, _ in SCHEDULES}
+    computed = {name: set(kernel.computes) for name, kernel in kernels(PublishedKernel).items()}
+    assert all(computed.values())
+    assert set().union(*computed.values()) <= known
+
+
+@pytest.mark.parametrize(("name", "family"), SCHEDULES)
+def test_a_schedule_takes_the_kernels_that_compute_it_and_no_others(name: str, family: str) -> None:
+    """On its cores: a refusal lists what there is, and each listed one is taken."""
+    schedule, taken = find_schedule(name, family), set()
+    for kernel in kernels(PublishedKernel).values():
+        try:
+            schedule.tiled({"kernel": kernel.name})
+            taken.add(kernel.name)
+            assert name in kernel.computes
+        except TilingError as error:
+            assert re.search(rf"{kernel.name}.*[Tt]here are ", str(error))
+    fields = {f.name: f.choices for f in tiling_fields(schedule.tiling)}
+    assert set(fields.get("kernel", ())) == taken
+    expected = {
+        ("flash", "nvidia"): {"cudnn", "fa2", "fa3", "triton", "xformers"},
+        ("flash", "cpu"): {"cudnn", "fa2", "fa3", "triton", "xformers"},
+        ("split_kv", "nvidia"): {"fa2", "fa3"},
+        ("volta_flash", "nvidia"): {"xformers"},
+        ("flash", "ascend"): {"cann", "pto", "tilelang"},
+        ("split_kv", "ascend"): {"cann", "pto", "tilelang"},
+        ("two_level", "ascend"): {"cann"},
+        ("gated_delta", "ascend"): {"pto_chunks"},
+    }
+    assert taken == expected.get((name, family), set())
+
+
+@pytest.mark.parametrize("hw", ["h200", "v100", "a10", "ascend_910b2", "ascend_950"])
+@pytest.mark.parametrize("name", ["retention", "gla", "ssd", "flash_backward", "pasa", "fp8_attention", "gemm"])
+@pytest.mark.parametrize("kernel", ["cudnn", "fa2", "fa3", "cann"])
+def test_a_kernel_that_no_library_has_is_refused_by_every_verb(name: str, hw: str, kernel: str) -> None:
+    """Before these ran, with the kernel's name and none of its decisions, or ended in a KeyError."""
+    sizes: dict[str, Any] = {"problem": {"m": 64, "n": 64, "k": 64}} if name == "gemm" else {}
+    asked: dict[str, Any] = {"hw": hw, "tiling": {"kernel": kernel}, **sizes}
+    message = rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; there are .*cann, cudnn, fa2"
+    with pytest.raises(TilingError, match=message):
+        npusim.run(name, **asked, numerics=False)
+    with pytest.raises(TilingError, match=message):
+        npusim.explore(name, {"kernel": [kernel, "fa4"]}, hw=hw, **sizes)
 
 
 def test_a_search_takes_one_beside_packaged_ones(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,5 +242,5 @@ def test_heads_that_no_layout_takes_are_refused() -> None:
         program_of("fa3", heads=1, seq_q=64, seq_kv=64, head_dim=320)
     with pytest.raises(NpusimError, match="cudnn has no layout for head_dim 64 in float8_e4m3fn; none in this format"):
         program_of("cudnn", heads=1, seq_q=64, seq_kv=64, head_dim=64, dtype="float8_e4m3fn")
-    with pytest.raises(NpusimError, match="accumulates onto O"):
+    with pytest.raises(NpusimError, match="pasa on nvidia cores has no published kernel"):
         run("pasa", hw="h200", problem=Problem(**workload("qwen2_7b", seq=256)), tiling={"kernel": "fa3"})

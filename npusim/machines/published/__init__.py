@@ -28,9 +28,16 @@ def _packaged() -> dict[str, PublishedKernel]:
     return {kernel.name: kernel for kernel in values}
 
 
-def kernels(kind: type[KernelType]) -> Mapping[str, KernelType]:
-    """Return the packaged kernels of a kind by the name that ``kernel=`` takes."""
-    return {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
+def kernels(kind: type[KernelType], schedule: str = "") -> Mapping[str, KernelType]:
+    """Return the packaged kernels of a kind by the name that ``kernel=`` takes, of one ``schedule`` if it is given."""
+    of_kind = {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
+    return {n: k for n, k in of_kind.items() if not (schedule and k.computes) or schedule in k.computes}
+
+
+def listed() -> str:
+    """Return the packaged kernels by schedule, in words: ``cann, pto of flash, ...``."""
+    schedules = dict.fromkeys(s for kernel in _packaged().values() for s in kernel.computes)
+    return "; ".join(f"{', '.join(kernels(PublishedKernel, s))} of {s}" for s in schedules)
 
 
 def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CANN = AscendKernel(
     name="cann",
     whose="CANN's, with a barrier between all vector instructions",
+    computes=("flash", "split_kv", "two_level"),
     barriers="every",
     deal="balanced",
     fields={"pipeline": "core", "deal": "balanced"},

@@ -30,6 +30,7 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
+    computes=("flash",),
     tiles={2: dict.fromkeys(HEAD_DIMS, layout(*TILE))},
     needs=needs_tma,
     order=lambda phase: phase,

@@ -130,6 +130,7 @@ def code_charges(use: KernelUse) -> tuple[Charge, ...]:
 FA2 = GpuKernel(
     name="fa2",
     whose="FlashAttention-2's",
+    computes=("flash", "split_kv"),
     tiles=MappingProxyType(dict.fromkeys(SIZES, TILES)),
     variants=_variants,
     fields=lambda _device: {"stages": None},

@@ -101,6 +101,7 @@ def _section(phase: Phase, block: WorkTile) -> int:
 FA3 = GpuKernel(
     name="fa3",
     whose="FlashAttention-3's",
+    computes=("flash", "split_kv"),
     tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
     variants=_narrow,
     leaves=frozenset({"block_q", "block_kv"}),

@@ -19,4 +19,6 @@ def polynomial_multiplies(variant: str) -> int:
     return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name.startswith("fa4") else 0
 
 
-FA4 = PublishedKernel(name="fa4", whose="FlashAttention-4's", is_fused=True, output_of_8_bits="bfloat16")
+FA4 = PublishedKernel(
+    name="fa4", whose="FlashAttention-4's", computes=("fa4",), is_fused=True, output_of_8_bits="bfloat16"
+)

@@ -112,6 +112,8 @@ class Specialised:
 class PublishedKernel:
     """Fields of all published kernels: the name for ``kernel=``, and the author.
 
+    computes
+        Names of the schedules that the kernel computes, which ``kernel=`` takes it for; empty: any with this field.
     is_fused, output_of_8_bits
         Whether scores are scaled by the multiply-add before an exponential, as in FlashAttention's libraries
         (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2), and its output of inputs of 8 bits
@@ -121,6 +123,7 @@ class PublishedKernel:
 
     name: str
     whose: str
+    computes: tuple[str, ...] = ()
     is_fused: bool = False
     output_of_8_bits: str = ""
 

@@ -8,5 +8,10 @@ from __future__ import annotations
 from npusim.machines.published.kernel import AscendKernel
 
 PTO = AscendKernel(
-    name="pto", whose="PTO's, with barriers where they are needed", barriers="needed", has_extra=True, is_by_name=True
+    name="pto",
+    whose="PTO's, with barriers where they are needed",
+    computes=("flash", "split_kv"),
+    barriers="needed",
+    has_extra=True,
+    is_by_name=True,
 )

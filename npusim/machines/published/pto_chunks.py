@@ -11,6 +11,7 @@ from npusim.machines.published.kernel import AscendChunkKernel
 PTO_CHUNKS = AscendChunkKernel(
     name="pto_chunks",
     whose="PTO's, for chunks of the gated delta rule",
+    computes=("gated_delta",),
     barriers="needed",
     expands=True,
     one_slot=True,

@@ -5,5 +5,9 @@ from __future__ import annotations
 from npusim.machines.published.kernel import AscendKernel
 
 TILELANG = AscendKernel(
-    name="tilelang", whose="TileLang's, which hands over every second tile", barriers="every", together=2
+    name="tilelang",
+    whose="TileLang's, which hands over every second tile",
+    computes=("flash", "split_kv"),
+    barriers="every",
+    together=2,
 )

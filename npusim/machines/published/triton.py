@@ -30,6 +30,7 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 TRITON = GpuKernel(
     name="triton",
     whose="FlexAttention's of Triton, with a mask by blocks of 128 x 128",
+    computes=("flash",),
     needs=_needs,
     mask_block=128,  # queries and keys of a block of its mask
     charges=_charges,

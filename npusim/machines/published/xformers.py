@@ -58,6 +58,7 @@ def _charges(_use: KernelUse) -> tuple[Charge, ...]:
 XFORMERS = GpuKernel(
     name="xformers",
     whose="xformers' memory-efficient one",
+    computes=("flash", "volta_flash"),
     tiles={2: TILES},
     fields=_fields,
     leaves=frozenset({"launch", "residents"}),

@@ -386,11 +386,6 @@ class GroupFields(Tiling):
         description="shared memory of a block, as the compiler reports with `registers`; default: estimated",
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
-    kernel: GpuKernelName | None = Field(
-        default=None,
-        description="published kernel, or your own FILE.py:NAME; default: a kernel that masks all of its tiles if "
-        "stages are named, else a library's",
-    )
 
 
 class BlockFields(Tiling):
@@ -416,6 +411,11 @@ class SmFields(GroupFields, BlockFields):
         multiple_of=4,
         json_schema_extra={"also": "num_warps"},
         description="warps of a block, stacked down its rows; each sub-core has as many",
+    )
+    kernel: GpuKernelName | None = Field(
+        default=None,
+        description="published kernel, or your own FILE.py:NAME; default: a kernel that masks all of its tiles if "
+        "stages are named, else a library's",
     )
     q: Literal["auto", "registers", "shared"] = Field(
         default="auto", description="where Q stays; auto: in registers if they suffice"

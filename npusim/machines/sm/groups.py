@@ -166,7 +166,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
-    products, note, published = attention_products(phase), "", find_kernel(GpuKernel, fields.kernel)
+    products, note, published = attention_products(phase), "", find_kernel(GpuKernel, getattr(fields, "kernel", None))
     if has_more(phase):
         return _live_tiling(phase, fields, device)
     if products is None:

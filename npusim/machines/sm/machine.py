@@ -136,7 +136,7 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
 
 def kernel_of(tiling: Any) -> GpuKernel | None:
     """Return the published kernel that a tiling names, if any."""
-    return find_kernel(GpuKernel, tiling.kernel) if isinstance(tiling, GroupFields) else None
+    return find_kernel(GpuKernel, getattr(tiling, "kernel", None))
 
 
 class SmMachine(Machine):
