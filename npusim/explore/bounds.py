@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from npusim.explore.spans import QueueEntry, sides_of, spans, waited_for
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 GROUPS = 1
 #: Operations that are gone through one by one in less time than it takes to look for what repeats.
 FEW_OPERATIONS = 500_000
+#: Operations of a body in which waits are looked for: in longer ones they take longer than they are worth.
+MOST_ENTRIES = 512
 
 
 class Bound(NamedTuple):
@@ -47,6 +50,7 @@ def work_bound(
     cutoff: float = float("inf"),
     *,
     is_dealt: bool = True,
+    waits: bool = True,
     known: dict[Hashable, Ints] | None = None,
 ) -> Bound:
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
@@ -54,10 +58,12 @@ def work_bound(
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
     does.  Bodies are examined in the order of their number of executions until the bound passes ``cutoff``: the others
     could only raise it.  The bound holds for any placement of tiles, and without ``is_dealt`` for any deal of blocks.
-    ``known`` is the work of bodies by key, of programs that do no more than this one; missing bodies are added.
+    With ``waits`` an engine is busy while it waits for others within a body (`npusim.explore.spans`): that depends on
+    the depth of rings.  ``known`` is the work of bodies, by key, of programs that do no more than this one, and the
+    work with waits of programs with the same rings; missing bodies are added.
     """
     device = clocked(program, device)
-    works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt)
+    works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt, waits=waits)
     groups = device.group_count.value
     dispatch = device.timed_launch().block_dispatch_cycles.value
     busy = np.zeros(groups, np.int64)
@@ -101,6 +107,8 @@ class _Part(NamedTuple):
 
     key: Hashable
     items: Callable[[], Iterable[Item]]
+    #: Whether its operations follow one another, in their order.
+    is_together: bool = True
 
 
 def _items_of(phase: ProgramPhase, block: Any, loop: int) -> Iterable[Item]:
@@ -134,7 +142,9 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[_Part], Ints,
         which[family.numbers] = len(columns) + of_block
         columns += [(len(parts), [1, *row]) for row in sizes.tolist()]
         block = phase.blocks[family.numbers[0]]
-        parts += [_Part(None, partial(_items_of, phase, block, loop)) for loop in range(-1, family.sizes.shape[1])]
+        parts += [
+            _Part(None, partial(_items_of, phase, block, loop), loop >= 0) for loop in range(-1, family.sizes.shape[1])
+        ]
     of_classes = np.zeros((len(parts), len(columns)), np.int64)
     for number, (start, runs) in enumerate(columns):
         of_classes[start : start + len(runs), number] = runs
@@ -160,10 +170,13 @@ _SHARED = ("issue", "compare", "special", "tensor", "memory")
 
 
 class _Works:
-    """Busy cycles of queues, pipes and shared units of warp groups for a body, but for the part that depends on L2."""
+    """Busy cycles of queues, pipes and shared units of warp groups for a body.
+
+    Without ``waits`` accesses to global tensors are left out: their cost depends on the content of L2.
+    """
 
     def __init__(
-        self, program: TileProgram, device: DeviceSpec, known: dict[Hashable, Ints], *, is_dealt: bool
+        self, program: TileProgram, device: DeviceSpec, known: dict[Hashable, Ints], *, is_dealt: bool, waits: bool
     ) -> None:
         assert program.pricing is not None
         self.program, self.device, self.is_dealt, self._known = program, device, is_dealt, known
@@ -171,10 +184,11 @@ class _Works:
         is_sharing = sharing_of(program, device) is not None
         shared = _SHARED if is_sharing else shared_pipes(program, device)
         self._numbers = {name: number for number, name in enumerate((*names, *shared))}
-        self.columns = len(self._numbers)
+        self.columns, self._queues = len(self._numbers), len(names)
         #: Units of a column that are a cycle.
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
-        self._bodies: dict[Hashable, dict[int, int]] = {}
+        self._depths = waited_for(program.rings) if waits else None
+        self._bodies: dict[Hashable, tuple[dict[int, int], list[QueueEntry]]] = {}
 
     @cached_property
     def _pricing(self) -> Pricing:
@@ -185,37 +199,52 @@ class _Works:
 
     def of(self, part: _Part) -> Ints:
         """Return the units of each column that a body keeps busy."""
-        if part.key in self._known:
-            return self._known[part.key]
-        units, work = np.zeros(self.columns, np.int64), self._of_items(part.items())
+        depths = self._depths if part.is_together else None
+        key = (part.key, None if depths is None else tuple(depths.items()))
+        if key in self._known:
+            return self._known[key]
+        work, entries = self._of_items(part.items())
+        units = np.zeros(self.columns, np.int64)
         units[list(work)] = list(work.values())
+        if depths is not None and len(entries) <= MOST_ENTRIES:
+            np.maximum(units[: self._queues], spans(entries, depths, self._queues), out=units[: self._queues])
         if part.key is not None:
-            self._known[part.key] = units
+            self._known[key] = units
         return units
 
-    def _of_items(self, items: Iterable[Item]) -> dict[int, int]:
-        """Return the units of operations and loops by column; bodies that blocks share are looked at once."""
+    def _of_items(self, items: Iterable[Item]) -> tuple[dict[int, int], list[QueueEntry]]:
+        """Return the units of operations and loops by column, and the operations in order while they are not too many.
+
+        Bodies that blocks share are looked at once.
+        """
         units: dict[int, int] = {}
+        entries: list[QueueEntry] = []
         for item in items:
             if not isinstance(item, Loop):
-                for column, more in () if meets_l2(item) else self._units(item):
+                for column, more in self._units(item, entries):
                     units[column] = units.get(column, 0) + more
             elif item.indices:
                 key, count = item.key, len(item.indices)
-                work = None if key is None else self._bodies.get(key)
-                if work is None:
-                    work = self._of_items(item.body(item.indices[0]))
+                known = None if key is None else self._bodies.get(key)
+                if known is None:
+                    known = self._of_items(item.body(item.indices[0]))
                     if key is not None:
-                        self._bodies[key] = work
-                for column, more in work.items():
+                        self._bodies[key] = known
+                for column, more in known[0].items():
                     units[column] = units.get(column, 0) + count * more
-        return units
+                entries += known[1] * min(count, MOST_ENTRIES)
+        return units, entries[: MOST_ENTRIES + 1]
 
-    def _units(self, op: TileOp) -> Iterator[tuple[int, int]]:
-        """Yield the columns that an operation keeps busy, each with its units."""
+    def _units(self, op: TileOp, entries: list[QueueEntry]) -> Iterator[tuple[int, int]]:
+        """Yield the columns that an operation keeps busy, each with its units; add the operation to ``entries``."""
+        if self._depths is None and meets_l2(op):
+            return
         cost, numbers = self._pricing.of_op(op), self._numbers
-        share = cost.share
-        yield numbers[op.queue], cost.occupancy_cycles + (share.cycles if share else 0)
+        share, queue = cost.share, numbers[op.queue]
+        occupancy = cost.occupancy_cycles + (share.cycles if share else 0)
+        if self._depths is not None:
+            entries.append(QueueEntry(queue, occupancy, cost.latency_cycles, sides_of(op, self._depths)))
+        yield queue, occupancy
         if share is not None:
             for name in _SHARED[3:] if share.is_product else (*_SHARED[:3], _SHARED[4]):
                 yield numbers[name], share.cycles * getattr(share, name)

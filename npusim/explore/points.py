@@ -126,6 +126,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
+    works: dict[int, dict[Hashable, Ints]] = {}  # of families, by their one object: points of a family share them
     is_narrowed = _variants(job.variants).request.method in _COMPILED
     for task in job.tasks:
         if time.time() > job.deadline:
@@ -135,7 +136,8 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue
-        is_one, known = len(candidates) == 1, dict(task.surveyed.work or {}) if task.surveyed else {}
+        is_one, of_family = len(candidates) == 1, task.surveyed and task.surveyed.work
+        known = works.setdefault(id(of_family), dict(of_family)) if of_family else {}
         bounds = [_bound(task, built, known if is_one else None) for built in candidates]
         latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
         same = task.index
@@ -164,7 +166,9 @@ def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None
     if built.plan.machine.node is not None:
         return Bound(0)
     cutoff = cycles_within(built, task.cutoff_us)
-    return work_bound(built.program, device, cutoff, is_dealt=task.is_dealt, known=known)
+    # The rings of a family's other points have other depths.
+    is_alone = task.heavier is None
+    return work_bound(built.program, device, cutoff, is_dealt=task.is_dealt, waits=is_alone, known=known)
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:

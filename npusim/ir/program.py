@@ -145,7 +145,8 @@ class ProgramPhase:
     ``roles`` maps each name of the phase's tables to its meaning (``score``, ``weight``, ``sum``), for observers.
     ``dealt`` lists the numbers of each core group's blocks, if they are not assigned round robin.
     ``body_counts`` yields the bodies that blocks run, each with a key unique in the phase, and the runs in each block,
-    in any order; ``bits`` returns a key of everything that determines values; None if the machine provides none.
+    in any order; the operations of a body follow one another in each queue, in the order of the body.  ``bits`` returns
+    a key of everything that determines values; None if the machine provides none.
     ``succession``: overlap of successive blocks.  ``is_joined``: the phase belongs to the launch of the previous
     phase, after a barrier of all cores.
     """
@@ -225,7 +226,7 @@ class Pricing(Protocol):
 
     #: How many of the other core groups work beside one, by phase: what costs of a tile handed on depend on.
     crowds: dict[str, float]
-    #: Whether costs depend on where tiles lie; else conflicts of banks are left out, for bounds.
+    #: Whether costs depend on where tiles lie; else conflicts of banks and misses of L2 are left out, for bounds.
     is_placed: bool
 
     @property

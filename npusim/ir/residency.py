@@ -47,6 +47,12 @@ class Residency:
     read_pushes: Mapping[str, float] = field(default_factory=dict)
     write_pushes: Mapping[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def without_misses(cls, tensors: Iterable[str]) -> Residency:
+        """Return the residency in which all accesses to these tensors hit L2."""
+        none = dict.fromkeys(tensors, 0.0)
+        return cls(none, none, 0, none, none, none, none, none)
+
 
 def residency(
     program: TileProgram,

@@ -44,7 +44,9 @@ class Transfers:
 
     @cached_property
     def residency(self) -> Residency:
-        """Share of each tensor's bytes that is read from memory behind L2; computed on first use."""
+        """Share of each tensor's bytes that is read from memory behind L2, computed on first use; none for bounds."""
+        if not self.is_placed:
+            return Residency.without_misses(self._program.tensors)
         l2, known = self.device.memory.l2, self._program.residencies
         writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 != "steady"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0

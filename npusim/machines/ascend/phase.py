@@ -175,7 +175,7 @@ class AscendPhase:
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
 
-        ``is_work``: their work alone, in any order, with equal work once.
+        ``is_work``: their work alone, neighbours with equal work once.
         """
         turn, loop = self.turn, self.parts_of_loop
         if self.parts.is_loopless:  # a block is what others tell by their tiles

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import TilingError
@@ -212,14 +213,16 @@ class CubeProduct:
             yield from self._corner(block, tile, depth, corners, corner)
 
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
-        """Yield the work of one tile, in whatever order: corners of one size as one loop."""
+        """Yield the work of one tile: neighbouring corners of one size as one loop."""
         depth, corners = self._parts(block, tile)
         is_dealt = self.direct.get(self.dst)  # where a corner lies says who gets it
-        alike: dict[Hashable, list[Corner]] = {}
-        for c in corners:
-            alike.setdefault(c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first), []).append(c)
-        for same in alike.values():
-            yield repeated(len(same), partial(self._corner, block, tile, depth, corners, same[0]))
+
+        def alike(c: Corner) -> Hashable:
+            return c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first)
+
+        for _, same in groupby(corners, alike):
+            first, *others = same
+            yield repeated(1 + len(others), partial(self._corner, block, tile, depth, corners, first))
 
     def _corner(
         self, block: WorkTile, tile: Visit, depth: int, corners: list[Corner], corner: Corner

@@ -327,7 +327,7 @@ class VectorShare:
             yield from self._slice(s, block, tile, part)
 
     def work(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[Loop]:
-        """Yield the work of one stage, in whatever order: slices that cost the same as one loop."""
+        """Yield the work of one stage: slices that cost the same are neighbours, and one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
             alike.setdefault((part.rows, self._pace(s, part)), []).append(part)

@@ -52,7 +52,9 @@ class SmPricing(Transfers):
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
 
     def _miss_share(self, tensor: str) -> float:
-        return self.residency.read_misses[tensor] if self._cold is None else self._cold.get(tensor, 0.0)
+        if self._cold is None or not self.is_placed:
+            return self.residency.read_misses[tensor]
+        return self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes on each link; the bytes on L2's count for less where many cores read them together."""
