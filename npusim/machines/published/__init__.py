@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
+    from npusim.machines.published.kernel import Computes
+
 KernelType = TypeVar("KernelType", bound=PublishedKernel)
 #: A kernel that decides nothing.
 _BARE = GpuKernel(name="", whose="")
@@ -28,19 +30,22 @@ def _packaged() -> dict[str, PublishedKernel]:
     return {kernel.name: kernel for kernel in values}
 
 
-def kernels(kind: type[KernelType]) -> Mapping[str, KernelType]:
-    """Return the packaged kernels of a kind by the name that ``kernel=`` takes."""
-    return {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
+def kernels(kind: type[KernelType], of: Computes | None = None) -> Mapping[str, KernelType]:
+    """Return the packaged kernels of a kind by the name that ``kernel=`` takes; ``of``: of one computation alone."""
+    found = {name: kernel for name, kernel in _packaged().items() if isinstance(kernel, kind)}
+    return found if of is None else {name: kernel for name, kernel in found.items() if kernel.of == of}
 
 
-def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
+def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
     """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and others.
 
     Raises `SpecError` for a file that cannot be read or fails, `TilingError` where it has no such kernel.
     """
     if name is None or not outside.is_outside(name):
-        return kernels(kind).get(name or "")
+        return kernels(kind, of).get(name or "")
     kernel: KernelType = _of_file(cast("Any", kind), *outside.load(name, "a kernel"), name)
+    if of not in (None, kernel.of):
+        raise TilingError(f"kernel: {name} is one of {kernel.of}; here it is one of {of}")
     return kernel
 
 

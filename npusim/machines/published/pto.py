@@ -5,8 +5,12 @@ Source: pto-isa, kernels/manual/a2a3/flash_atten; pto_macro_fa_softmax.hpp.
 
 from __future__ import annotations
 
+from npusim.machines.decisions import AscendDecisions
 from npusim.machines.published.kernel import AscendKernel
 
 PTO = AscendKernel(
-    name="pto", whose="PTO's, with barriers where they are needed", barriers="needed", has_extra=True, is_by_name=True
+    name="pto",
+    whose="PTO's, with barriers where they are needed",
+    decides=AscendDecisions(barriers="needed", extra=True),
+    is_by_name=True,
 )

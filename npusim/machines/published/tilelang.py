@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from npusim.machines.decisions import AscendDecisions
 from npusim.machines.published.kernel import AscendKernel
 
 TILELANG = AscendKernel(
-    name="tilelang", whose="TileLang's, which hands over every second tile", barriers="every", together=2
+    name="tilelang", whose="TileLang's, which hands over every second tile", decides=AscendDecisions(together=2)
 )

@@ -22,7 +22,7 @@ from npusim.ir.program import Occupancy
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.machines.frame import Along
-from npusim.machines.published import kernels
+from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import GpuKernel
 from npusim.units import format_bytes, round_up
 
@@ -383,6 +383,11 @@ class GroupFields(Tiling):
         description="published kernel, or your own FILE.py:NAME; default: a kernel that masks all of its tiles if "
         "stages are named, else a library's",
     )
+
+    @property
+    def published(self) -> GpuKernel | None:
+        """The published kernel that the fields name."""
+        return find_kernel(GpuKernel, self.kernel)
 
 
 class BlockFields(Tiling):
