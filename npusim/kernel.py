@@ -60,14 +60,15 @@ from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Charge, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend.plan import AscendTiling, ProductPlan
-from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel, GpuKernel, KernelUse, Specialised, layout
+from npusim.machines.decisions import AscendDecisions
+from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, Specialised, layout
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
 from npusim.schedules.registry import Schedule, for_inputs
 
 __all__ = [
     "MASKED",
-    "AscendChunkKernel",
+    "AscendDecisions",
     "AscendKernel",
     "AscendTiling",
     "AttentionTensors",

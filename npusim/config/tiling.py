@@ -54,6 +54,11 @@ class Tiling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+    @property
+    def published(self) -> object | None:
+        """The published kernel that the fields name; None for fields without one."""
+        return None
+
 
 TilingType = TypeVar("TilingType", bound=Tiling)
 ValueType = TypeVar("ValueType")

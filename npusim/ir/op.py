@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum, unique
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
@@ -18,7 +18,7 @@ from npusim.ir.content import record
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
 
 @unique
@@ -171,49 +171,15 @@ class Step:
         return (self.dst, *(s for s in self.srcs if isinstance(s, (Tile, RingTile, GlobalTile))))
 
 
-@dataclass(frozen=True, slots=True)
-class VectorCode:
-    """The form of a rows stage's code for a vector unit with registers.
+class KernelWork(Protocol):
+    """What an operation does besides its steps, in the words of its core family: only the family's pricing reads it.
 
-    functions
-        ``fused``: the stage is one vector function; ``stages``: casts of results are a separate one; ``calls``: every
-        instruction is one.
-    layout
-        ``dn``: a register holds rows of one column; ``nd``: columns of one row.
-    chains
-        Accumulators of a maximum along columns.
-    leaves
-        Names that are in UB at its end.
-    blocks
-        Whether cast results are stored as rows of fractals.
+    Immutable and hashable.
     """
 
-    functions: Literal["fused", "stages", "calls"] = "calls"
-    layout: Literal["dn", "nd"] = "nd"
-    chains: int = 1
-    leaves: frozenset[str] = frozenset()
-    blocks: bool = False
-
-
-@record
-class Pace:
-    """Costs of an operation that depend on its kernel, not on its steps.
-
-    ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: the number of
-    tiles handed over between cores that share one cost, 0: no such cost; ``extra``: adds the kernel's own cost. The
-    blocks of ``phase`` decide how many core groups pay at once. ``code``: for a vector unit with registers.
-    ``expands``: whether a row or a column becomes a whole tile first, by an instruction a row.
-    """
-
-    joins: bool = False
-    tiles: int = 0
-    extra: bool = False
-    phase: str = ""
-    code: VectorCode | None = None
-    expands: bool = False
-
-
-ALONE = Pace()
+    @property
+    def decided(self) -> Hashable:
+        """The decisions of the operation's kernel."""
 
 
 @dataclass(slots=True)
@@ -222,7 +188,8 @@ class TileOp:
 
     ``queue`` issues it in order, ``engine`` executes it.  ``label`` is its name in traces and errors.
     ``handshake`` lists slots it passes on without access to their bytes (a core with no rows
-    of a ragged tile still has to keep step).  ``pace`` holds its kernel's costs.  Never mutated after construction.
+    of a ragged tile still has to keep step).  ``work``: what its steps do not say; None: nothing.  Never mutated after
+    construction.
     """
 
     label: str
@@ -230,7 +197,7 @@ class TileOp:
     engine: str
     steps: tuple[Step, ...]
     handshake: tuple[RingTile, ...] = field(default=())
-    pace: Pace = ALONE
+    work: KernelWork | None = None
     group: GroupWork | None = None  #: what a GPU's warp group does in it beside its steps
 
     def ring_tiles(self) -> list[RingTile]:

@@ -36,7 +36,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import plan
 from npusim.machines.ascend.plan import KernelFields, VectorFields
 from npusim.machines.base import NodeMachine
-from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published import kernels
 from npusim.machines.published.kernel import PublishedKernel
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
@@ -184,7 +184,7 @@ def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
     machine, dtype = machine_of(device), getattr(problem, "dtype", "")
-    kernel = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)) or kernels(PublishedKernel).get(called)
+    kernel = tiling.published or kernels(PublishedKernel).get(called)
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flash import Fa4Precision, FlashPrecision, NamedFormats, fa4, flash
 from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, lightest
-from npusim.machines.ascend.plan import Barriers, KernelName
+from npusim.machines.ascend.plan import KernelName
+from npusim.machines.decisions import Barriers
 from npusim.machines.published import find_kernel
 from npusim.machines.published.cann import CANN
 from npusim.machines.published.kernel import GpuKernel, PublishedKernel

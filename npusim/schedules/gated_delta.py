@@ -23,7 +23,7 @@ from npusim.config.problem import KernelProblem
 from npusim.config.tiling import Field, one_of, power_of_two
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.published import find_kernel, kernels
-from npusim.machines.published.kernel import AscendChunkKernel
+from npusim.machines.published.kernel import AscendKernel
 from npusim.schedules import retention
 from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, sizes_of
 
@@ -38,9 +38,14 @@ if TYPE_CHECKING:
 class DeltaFields(GatedFields):
     """The same with whose kernels they are."""
 
-    kernel: Annotated[str, one_of(partial(kernels, AscendChunkKernel))] | None = Field(
+    kernel: Annotated[str, one_of(partial(kernels, AscendKernel))] | None = Field(
         default=None, description="published kernels whose decisions hold, or your own FILE.py:NAME; default: none"
     )
+
+    @property
+    def published(self) -> AscendKernel | None:
+        """The published kernel that the fields name."""
+        return find_kernel(AscendKernel, self.kernel, "recurrence")
 
 
 class GpuDeltaFields(GpuGatedFields):
@@ -95,7 +100,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     a = one("a", role="input")
     phases.append(recurrence.decay_sums(recurrence.decays, of, tiling.block_sums, [g], a=a))
     blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
-    as_pto = find_kernel(AscendChunkKernel, getattr(tiling, "kernel", None)) is not None
+    as_pto = tiling.published is not None
 
     def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
         masks = {t.name for n, t in bound.items() if n == "below"}  # tokens before one, and for results itself

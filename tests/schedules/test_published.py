@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,9 @@ from npusim.report.record import record_of
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PACKAGE = Path(npusim.__file__).parent
 ROOM, ROOM_MODULE = PACKAGE / "machines" / "published", "npusim.machines.published"
@@ -298,8 +301,9 @@ def test_flash_attention_2_takes_its_causal_tile_where_nothing_else_masks(
 
 def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(
-        "from npusim.kernel import AscendKernel\n"
-        'OURS = AscendKernel(name="ours", whose="the file\'s", barriers="needed", together=2)\n',
+        "from npusim.kernel import AscendDecisions, AscendKernel\n"
+        'DECIDES = AscendDecisions(barriers="needed", together=2)\n'
+        'OURS = AscendKernel(name="ours", whose="the file\'s", decides=DECIDES)\n',
         encoding="utf-8",
     )
     call: dict[str, Any] = {"hw": "ascend_910b2", "workload": "llama2_7b", "seq": 1024, "numerics": False}
@@ -312,11 +316,38 @@ def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
     assert ours.cycles == same.cycles
 
 
+@pytest.mark.parametrize(
+    ("schedule", "of", "wanted"), [("flash", "recurrence", "attention"), ("gated_delta", "attention", "recurrence")]
+)
+def test_a_kernel_of_another_computation_is_refused(schedule: str, of: str, wanted: str, tmp_path: Path) -> None:
+    text = (
+        f"from npusim.kernel import *\nOURS = AscendKernel(name='o', whose='o', of='{of}', decides=AscendDecisions())\n"
+    )
+    (tmp_path / "ours.py").write_text(text, encoding="utf-8")
+    with pytest.raises(NpusimError, match=rf"ours\.py:OURS is one of {of}; here it is one of {wanted}"):
+        npusim.run(schedule, hw="ascend_910b2", tiling={"kernel": f"{tmp_path / 'ours.py'}:OURS"}, numerics=False)
+
+
+def test_a_kernel_s_order_holds_until_a_tiling_names_another(tmp_path: Path) -> None:
+    decides = "AscendDecisions(order='serial', slots=1, route='gm')"
+    text = f"OURS = AscendKernel(name='o', whose='o', deal='balanced', decides={decides})\n"
+    (tmp_path / "ours.py").write_text(f"from npusim.kernel import *\n{text}", encoding="utf-8")
+    problem = Problem(**ATTENTION, seq_q=512, seq_kv=512)  # type: ignore[arg-type]
+    named: dict[str, object] = {"order": "serial", "slots": 1, "route": "gm"}
+    ours = {"kernel": f"{tmp_path / 'ours.py'}:OURS"}
+    kernel, same, changed, usual = (
+        npusim.run("flash", hw="ascend_910b2", problem=problem, tiling=tiling, numerics=False, trace_groups=())
+        for tiling in (ours, {"kernel": "cann", **named}, {**ours, "order": "rolling", "slots": 2}, {"kernel": "cann"})
+    )
+    assert kernel.cycles == same.cycles > changed.cycles == usual.cycles
+    assert [(r.tiling.order, r.tiling.slots) for r in (kernel, changed)] == [("serial", 1), ("rolling", 2)]
+
+
 def test_what_is_kept_of_a_call_forgets_a_file_that_has_changed(tmp_path: Path) -> None:
     file, cycles = tmp_path / "ours.py", []
     for deal in ("round_robin", "balanced"):
-        text = f'OURS = AscendKernel(name="ours", whose="ours", barriers="needed", deal="{deal}")\n'
-        file.write_text(f"from npusim.kernel import AscendKernel\n{text}", encoding="utf-8")
+        text = f'OURS = AscendKernel(name="ours", whose="ours", decides=AscendDecisions(), deal="{deal}")\n'
+        file.write_text(f"from npusim.kernel import AscendDecisions, AscendKernel\n{text}", encoding="utf-8")
         call = f"import npusim; print(npusim.run('flash', hw='ascend_910b2', tiling={{'kernel': '{file}:OURS'}}, "
         code = f"{call}workload='llama2_7b', seq=2048, trace_groups=(), numerics=False).tiling.deal)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -371,8 +402,12 @@ def test_the_names_of_published_kernels_stay_in_their_room() -> None:
 
 def test_each_file_has_one_kernel_of_its_name_which_the_command_line_offers() -> None:
     assert {"fa2", "fa3", "cudnn", "xformers", "triton"} == kernels(GpuKernel).keys()
-    assert {"cann", "pto", "tilelang"} == kernels(AscendKernel).keys()
-    for family, kind in (("nvidia", GpuKernel), ("ascend", AscendKernel)):
+    assert {"cann", "pto", "pto_chunks", "tilelang"} == kernels(AscendKernel).keys()
+    offered: dict[str, Mapping[str, PublishedKernel]] = {
+        "nvidia": kernels(GpuKernel),
+        "ascend": kernels(AscendKernel, "attention"),
+    }
+    for family, listed in offered.items():
         (field,) = (f for f in tiling_fields(find_schedule("flash", family).tiling) if f.name == "kernel")
-        assert set(field.choices) == kernels(kind).keys()
-        assert all(find_kernel(kind, str(name)) is kernels(kind)[str(name)] for name in field.choices)
+        assert set(field.choices) == listed.keys()
+        assert all(find_kernel(PublishedKernel, str(name)) is listed[str(name)] for name in field.choices)

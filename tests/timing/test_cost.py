@@ -15,9 +15,10 @@ from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
-from npusim.ir.op import PLAIN, Attributes, Opcode, Pace, Step, TileOp
+from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Cost, Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
+from npusim.machines.ascend.group import VectorWork
 from npusim.machines.ascend.pricing import VECTOR_COSTS, AscendPricing, vector_cycles
 from npusim.numerics.semantics import SEMANTICS
 from npusim.schedules import find_schedule
@@ -497,8 +498,10 @@ def test_a_cost_found_once_is_that_of_every_step_alike(name: str, device: Device
                 continue
             spec, key = device.engine("aiv", "VECTOR"), "cores.aiv.engines.VECTOR"
             assert isinstance(spec, VectorEngine)
-            cycles, terms = vector_cycles(op.steps, spec, banks, key, joins=op.pace.joins)
-            found = costs.of_op(replace(op, pace=Pace(op.pace.joins)))
+            work = op.work or VectorWork()
+            assert isinstance(work, VectorWork)
+            cycles, terms = vector_cycles(op.steps, spec, banks, key, work.decided)
+            found = costs.of_op(replace(op, work=work._replace(hands_on="")))
             assert (found.occupancy_cycles, found.terms) == (cycles, terms)
             seen += 1
     assert seen

@@ -23,6 +23,7 @@ from npusim.machines.ascend import pricing
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
+from npusim.machines.decisions import AscendDecisions
 from npusim.numerics.executor import execute
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
@@ -39,10 +40,11 @@ def place(number: int, rows: int = 32, cols: int = 64) -> Tile:
     return Tile("aiv0.UB", number * (16384 + 32), rows, cols, cols, "float32")
 
 
-def cycles(*steps: Step, joins: bool) -> int:
+def cycles(*steps: Step, joins: bool, expands: bool = False) -> int:
     unit = load_device("ascend_910b2").engine("aiv", "VECTOR")
     assert isinstance(unit, VectorEngine)
-    return vector_cycles(steps, unit, None, "unit", joins=joins)[0]
+    decided = AscendDecisions(barriers="needed" if joins else "every", expands=expands)
+    return vector_cycles(steps, unit, None, "unit", decided)[0]
 
 
 def muls(dst: Tile, src: Tile) -> Step:
@@ -58,10 +60,8 @@ def test_long_instructions_that_depend_on_one_another_are_one_run() -> None:
 
 def test_a_column_becomes_a_whole_tile_by_a_copy_a_row_where_a_kernel_expands() -> None:
     # 32 copies of one repeat each, 13 cycles apart; without them the column is spread to blocks, 8 rows a repeat.
-    unit = load_device("ascend_910b2").engine("aiv", "VECTOR")
-    assert isinstance(unit, VectorEngine)
     steps = [Step(Opcode.MUL, place(1), (place(0), place(2, cols=cols))) for cols in (1, 64)]
-    column, whole = ([vector_cycles([s], unit, None, "unit", joins=True, expands=e)[0] for e in (0, 1)] for s in steps)
+    column, whole = ([cycles(s, joins=True, expands=e) for e in (False, True)] for s in steps)
     assert column[1] - column[0] == 11 + 32 * (1 + 13) + 13
     assert whole[1] == whole[0]
 

@@ -16,9 +16,10 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.formats import reduce_sum
-from npusim.ir.op import Attributes, Opcode, Step, VectorCode
+from npusim.ir.op import Attributes, Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.registers import function_cycles
+from npusim.machines.decisions import VectorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

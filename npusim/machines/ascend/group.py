@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorUnit
 from npusim.errors import TilingError
@@ -16,9 +16,10 @@ from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.content import record
-from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
+from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Queue
 from npusim.machines.base import memories
+from npusim.machines.decisions import AscendDecisions, VectorCode
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.flow import Place
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import VectorCode
     from npusim.ir.tile import Operand, RingTile
-    from npusim.machines.ascend.plan import Route
+    from npusim.machines.decisions import Route
 
 AIC = "aic"
 AIV = "aiv"
@@ -65,6 +65,18 @@ class RowSlice:
     share: int
     first: bool = True
     last: bool = True
+
+
+class VectorWork(NamedTuple):
+    """What an operation of a vector unit does besides its steps.
+
+    ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase
+    whose tile it is the first to hand over to other cores; empty: none.
+    """
+
+    decided: AscendDecisions = AscendDecisions()
+    code: VectorCode | None = None
+    hands_on: str = ""
 
 
 class AscendGroup:
@@ -195,9 +207,9 @@ def move(label: str, queue: str, dst: Operand, src: Operand, name: str = "") -> 
     return TileOp(label, queue, queue, (Step(opcode, dst, (src,), name=name),))
 
 
-def compute(label: str, queue: str, steps: Sequence[Step], pace: Pace = ALONE) -> TileOp:
+def compute(label: str, queue: str, steps: Sequence[Step], work: VectorWork | None = None) -> TileOp:
     """Return one queue entry of the unit behind ``queue``."""
-    return TileOp(label, queue, queue, tuple(steps), pace=pace)
+    return TileOp(label, queue, queue, tuple(steps), work=work)
 
 
 def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:

@@ -11,7 +11,6 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.formats import stored_format
 from npusim.ir.content import Itself, kept_by_blocks
-from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.parts import Parts
@@ -29,10 +28,11 @@ from npusim.machines.ascend.plan import (
 )
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
+from npusim.machines.decisions import AscendDecisions, VectorCode
 from npusim.machines.frame import Frame
 from npusim.machines.published import cann, find_kernel
 from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
-from npusim.machines.published.kernel import AscendChunkKernel, AscendKernel, PublishedKernel
+from npusim.machines.published.kernel import AscendKernel
 from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
@@ -66,15 +66,9 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
 LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
-def kernel_of(named: Any) -> AscendKernel | None:
-    """Return the published kernel that a tiling or a precision names, if any."""
-    return find_kernel(AscendKernel, getattr(named, "kernel", None))
-
-
-def chunks_of(tiling: Any) -> AscendChunkKernel | None:
-    """Return the published kernel of a recurrence that a tiling names, if any."""
-    found = find_kernel(PublishedKernel, getattr(tiling, "kernel", None))
-    return found if isinstance(found, AscendChunkKernel) else None
+def preset_kernel(precision: Any) -> AscendKernel:
+    """Return the published kernel of a preset, the vendor's where the preset names none."""
+    return find_kernel(AscendKernel, getattr(precision, "kernel", None)) or CANN
 
 
 def attention_fields(tiling: Any) -> KernelFields:
@@ -105,25 +99,26 @@ class AscendMachine(Machine):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
                 raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
-        if (chunks := chunks_of(tiling)) is not None:
+        kernel: AscendKernel | None = tiling.published
+        if kernel is not None and kernel.of == "recurrence":
             if has_registers(self.device):
                 raise TilingError(
                     f"kernel={tiling.kernel}: it is of vector units that work from UB to UB, such as ascend_910b2's; "
                     f"those of {self.device.name} work on registers"
                 )
-            return tiling, (f"kernel={tiling.kernel}: {chunks.whose}",)
+            return tiling, (f"kernel={tiling.kernel}: {kernel.whose}",)
         if "kernel" not in type(tiling).model_fields or not issubclass(type(tiling), VectorFields):
             return tiling, ()
         if has_registers(self.device):
             return self._on_registers(tiling)
-        kernel = kernel_of(tiling) or kernel_of(precision) or CANN
+        kernel = kernel or preset_kernel(precision)
         name = tiling.kernel or kernel.name
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
     def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
         settings = (*SETTINGS, LATENT_TILES) if getattr(problem, "values_in_keys", False) else SETTINGS
-        if "kernel" in tiling.model_fields_set and (kernel := kernel_of(tiling)) is not None:
+        if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
             return ([{"deal": kernel.deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
             return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *settings
@@ -152,7 +147,7 @@ class AscendMachine(Machine):
             }
             fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
         elif is_open and attention_fields(tiling).kernel is None:
-            preset = kernel_of(precision) or CANN
+            preset = preset_kernel(precision)
             is_decode = problem.seq_q < self.group.fractal
             is_cut = {"splits", "split_keys"} & tiling.model_fields_set or problem.values_in_keys
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
@@ -160,6 +155,8 @@ class AscendMachine(Machine):
             elif preset.is_by_name and not is_decode:
                 keys = dict(tiling if "block_kv" in tiling.model_fields_set else MEMORY_TILE)["block_kv"]
                 fields = dict(cann.memory_fields(problem, keys))
+        elif (kernel := attention_fields(tiling).published) is not None:
+            fields = KernelFields.stating(kernel.decides)
         if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
@@ -209,45 +206,25 @@ class AscendMachine(Machine):
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
         t = attention_fields(tiling)
-        chunks = chunks_of(tiling)
-        has_products = any(s.is_product for s in phase.stages)
-        own = chunks.of_phase(phase.name) if chunks is not None and has_products else {}
+        decided = self._decided(phase, tiling, t)
         if not _is_attention(phase):
             if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
                 return gemm_tiling(phase, tiling, self.group), ""
             elements = phase.slice_elements or SLICE_ELEMENTS
             buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
-            made = {"elements": elements, "buffers": buffers, "code": self._code(t, phase)}
-            return AscendTiling(**{**made, **own}), ""
+            return AscendTiling(elements=elements, buffers=buffers, decided=decided), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
             elements=slice_elements(t.vector_rows, share, width, elements),
-            ahead=0 if phase.is_recurrent else self._ahead(t),
+            ahead=0 if phase.is_recurrent else _ahead(decided, t.depth),
             spilled=tuple(states) if t.running == "gm" else (),
-            code=(code := self._code(t, phase)),
-            order=t.order,
-            slots=t.slots,
-            route=t.route,
             is_work_list=t.deal == "work_list",
-            is_continuous=t.pipeline == "core",
+            decided=decided,
         )
-        if code is not None:
-            is_open = code.layout == MASKED_LAYOUT and t.layout is None
-            return (
-                fields,
-                "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else "",
-            )
-        if (kernel := kernel_of(t)) is None:
-            return replace(fields, **own), ""
-        return replace(
-            fields,
-            barriers=t.barriers or kernel.barriers,
-            together=t.together or kernel.together,
-            extra=kernel.has_extra and t.barriers in (None, kernel.barriers),  # it is of its own barriers
-            is_vendors=kernel is CANN,
-        ), ""
+        is_open = decided.code is not None and decided.code.layout == MASKED_LAYOUT and t.layout is None
+        return fields, "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else ""
 
     def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
         """Return how a compiled phase runs: its products in the pieces of a sum that it loads at once."""
@@ -292,10 +269,16 @@ class AscendMachine(Machine):
         # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
         return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
 
-    @staticmethod
-    def _ahead(t: KernelFields) -> int:
-        """Return the number of tiles by which stages run ahead: in a group, the stages before its last."""
-        return {"groups": max(0, t.depth - 1), "serial": 0}.get(t.order, t.depth)
+    def _decided(self, phase: Phase, tiling: Any, t: KernelFields) -> AscendDecisions:
+        """Return the decisions of a phase's kernel; in an attention the tiling's fields replace them."""
+        kernel: AscendKernel | None = tiling.published
+        decided, is_attention = AscendDecisions(code=self._code(t, phase)), _is_attention(phase)
+        if kernel is not None and decided.code is None and any(s.is_product for s in phase.stages):
+            decided = kernel.of_phase(phase.name) if is_attention or kernel.of == "recurrence" else decided
+        if not is_attention:
+            return decided
+        own, decided = decided.barriers, t.in_place_of(decided)
+        return decided if decided.barriers == own else decided._replace(extra=False)  # it is of the kernel's barriers
 
     def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
         """Return the form of rows for a unit with registers: `REGISTER_CODE` by default."""
@@ -314,7 +297,7 @@ class AscendMachine(Machine):
             group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
-        is_attention = any(tiling.is_vendors for _, tiling in listed)
+        is_attention = any(tiling.decided.is_vendors for _, tiling in listed)
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
 
 
@@ -322,6 +305,11 @@ class AscendMachine(Machine):
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
+
+
+def _ahead(decided: AscendDecisions, depth: int) -> int:
+    """Return the number of tiles by which stages run ahead: in a group, the stages before its last."""
+    return {"groups": max(0, depth - 1), "serial": 0}.get(decided.order, depth)
 
 
 def _is_attention(phase: Phase) -> bool:

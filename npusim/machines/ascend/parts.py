@@ -35,7 +35,7 @@ class Parts:
         self.lag = self.lags[-1] if self.lags else 0
         is_visited = self.lag > 0 and all(b.runs for b in frame.phase.cells)
         #: Whether the next block begins while this one's last tiles are under way.
-        self.is_continuous = tiling.is_continuous and is_visited and self._holds_for_one_part()
+        self.is_continuous = tiling.decided.pipeline == "core" and is_visited and self._holds_for_one_part()
 
     def _cut(self) -> list[tuple[Stage, ...]]:
         parts: list[list[Stage]] = [[]]

@@ -59,7 +59,7 @@ class AscendPhase:
         }
         # Row sums and casts without an order or a rounding of their own take the vector unit's.
         rounding = group.device.rounding_choices.get("rounding")
-        tables = frame.tables(group.row_sum(tiling.code), "" if rounding is None else rounding.value)
+        tables = frame.tables(group.row_sum(tiling.decided.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, slots.direct) for s, table in tables.items()}
         #: The slot that the core takes before it loads, and that is given back when others are through.
         self.turn = slots.turn()
@@ -140,7 +140,7 @@ class AscendPhase:
             yield from self._onward(block)
         elif self.frame.loop_axis:
             yield Repeat("start", (0,), body(self._open, block, WHOLE))
-            is_rolling = self.tiling.order == "rolling"
+            is_rolling = self.tiling.decided.order == "rolling"
             yield from self.frame.pipelined(self.lagging, block) if is_rolling else self._grouped(block)
             yield Repeat("finish", (0,), body(self._close, block, WHOLE))
         else:

@@ -12,9 +12,9 @@ from npusim.algorithms.tiling_mask import MaskKind
 from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
-from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import AIV, PING_PONG, SLICE_ELEMENTS, has_registers
-from npusim.machines.published import kernels
+from npusim.machines.decisions import AscendDecisions, Barriers, Route, StageOrder
+from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel
 
 if TYPE_CHECKING:
@@ -26,19 +26,10 @@ if TYPE_CHECKING:
     from npusim.machines.frame import Frame
 
 
-#: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
-#: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
-Barriers = Literal["needed", "every"]
 #: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads; ``view``: none, as it is a part of what another product holds whole.
 Staging = Literal["held", "whole", "panel", "piece", "view"]
-
-
-#: In which order the stages of tiles follow one another.
-StageOrder = Literal["rolling", "groups", "serial"]
-#: Which way a tile goes from vector cores to the matrix unit.
-Route = Literal["chip", "gm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,65 +73,23 @@ class AscendTiling:
     ahead
         Tiles by which stages run ahead of a product that reads the results of vector stages; the number of slots
         between the cores is one more.
-    period
-        Releases of such a slot that one flag acknowledges.
-    barriers
-        Barriers between the instructions of a vector core: ``needed``, only between dependent ones, or ``every``.
-    together
-        Tiles that cores hand over at a time: they share the cost of a tile (``flags.tile_cycles``).
-    extra
-        Whether a tile handed over costs the measured extra of PTO's kernel beyond the device's own cost.
-    is_vendors
-        Whether the kernel is the vendor's own, whose task has a cost of its own (``launch.attention_s``).
     spilled
         States that stay in global memory between tiles if UB has no space.
-    code
-        Code of vector stages for a vector unit with registers; None: the unit works from UB to UB.
-    order
-        ``rolling``: each stage ``ahead`` tiles before the next.  ``groups``: groups of ``ahead + 1`` tiles, stage after
-        stage.  ``serial``: tile after tile; the next tile begins when all cores have finished.
-    slots
-        Largest number of slots of L0A, L0B and L0C; with one, the core waits until L0C is drained before it loads more.
     buffers
         Slots of the data that vector stages load and store, in phases without a product.
-    route
-        Route from vector stages to products; None: on the chip if the device has such a route.
     is_work_list
         Whether each block goes to the first idle core group.
-    expands
-        Whether a row or a column becomes a whole tile first, by an instruction a row.
-    one_slot, handed, until_left
-        Whether each operand of a phase with products has one slot, in L1 and in UB; slots of a hand-over at least;
-        whether rows' slot is released once its product has left L0C.
-    is_continuous
-        Whether stages continue with the next block's tiles while the last tiles of a block are still in flight.
+    decided
+        Decisions of its kernel.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
     elements: int = SLICE_ELEMENTS
     ahead: int = 0
-    period: int = 1
     spilled: tuple[str, ...] = ()
-    barriers: Barriers = "every"
-    together: int = 1
-    extra: bool = False
-    is_vendors: bool = False
-    code: VectorCode | None = None
-    order: StageOrder = "rolling"
-    slots: int = PING_PONG
     buffers: int = PING_PONG
-    route: Route | None = None
     is_work_list: bool = False
-    expands: bool = False
-    one_slot: bool = False
-    handed: int = 1
-    until_left: bool = False
-    is_continuous: bool = False
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether a core waits until its current work is done before it loads more."""
-        return self.order == "serial" or self.slots == 1
+    decided: AscendDecisions = field(default_factory=AscendDecisions)
 
 
 #: Blocks with a scale that the matrix unit takes in together (MmadMx: K a multiple of 64).
@@ -419,6 +368,24 @@ class KernelFields(RegisterFields):
     running: Literal["core", "gm"] = Field(
         default="core", description="place of O between tiles: the core, or global memory, with which larger blocks fit"
     )
+
+    @property
+    def published(self) -> AscendKernel | None:
+        """The published kernel that the fields name."""
+        return find_kernel(AscendKernel, self.kernel, "attention")
+
+    @staticmethod
+    def stating(decided: AscendDecisions) -> dict[str, object]:
+        """Return a kernel's decisions that differ from these fields' defaults, of fields whose default is a value."""
+        usual = {n: info.default for n, info in KernelFields.model_fields.items() if info.default is not None}
+        return {n: v for n, v in decided._asdict().items() if n in usual and v != usual[n]}
+
+    def in_place_of(self, decided: AscendDecisions) -> AscendDecisions:
+        """Return a kernel's decisions with those that the fields of their names have: named, or not as by default."""
+        usual, named = KernelFields.model_fields, self.model_fields_set
+        values = {n: getattr(self, n) for n in decided._fields if n in usual}
+        own = {n: v for n, v in values.items() if v is not None and (n in named or v != usual[n].default)}
+        return decided._replace(**own)
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:

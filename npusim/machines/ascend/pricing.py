@@ -18,10 +18,12 @@ from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format, stored_format
 from npusim.ir.content import Itself
-from npusim.ir.op import ALONE, Opcode, Step, VectorCode
+from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
 from npusim.machines.ascend import registers
+from npusim.machines.ascend.group import VectorWork
+from npusim.machines.decisions import VectorCode
 from npusim.machines.transfers import Transfers
 from npusim.units import ceil_div, round_up
 
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
     from npusim.config.device import BankSpec, DeviceSpec
     from npusim.config.engine import EngineSpec, VectorOpSpec
     from npusim.config.quantity import Quantity
-    from npusim.ir.op import Pace, Source, TileOp
+    from npusim.ir.op import Source, TileOp
     from npusim.ir.program import Terms, TileProgram
+    from npusim.machines.decisions import AscendDecisions
+
+
+#: The work of an operation whose kernel decides nothing.
+ALONE = VectorWork()
 
 
 @lru_cache(maxsize=16)  # of devices and units
@@ -75,7 +82,8 @@ class EnginePricing(Transfers):
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorUnit):
-            return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, op.pace))
+            work = op.work if isinstance(op.work, VectorWork) else ALONE
+            return self._with_tile(work, self._sequence(op.steps, spec, key, banks, work))
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -90,29 +98,28 @@ class EnginePricing(Transfers):
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
     def _sequence(
-        self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, pace: Pace = ALONE
+        self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, work: VectorWork
     ) -> Cost:
         """Return the cost of steps that follow one another on a vector unit, alike ones looked at once."""
-        if isinstance(spec, RegisterVectorEngine):
-            code = pace.code or VectorCode()
-            alike: Hashable = (key, registers.looked_at(steps, code), signature(steps, None))
-            if alike not in self._vector:
-                cycles, terms = registers.function_cycles(steps, spec, key, code)
-                self._vector[alike] = Cost(cycles, terms=terms)
-            return self._vector[alike]
-        joins = pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-        alike = key, joins, pace.expands, signature(steps, banks)
+        is_on_registers = isinstance(spec, RegisterVectorEngine)
+        code = work.code or VectorCode()
+        looked_at = registers.looked_at(steps, code) if is_on_registers else ()
+        alike = key, work.decided, looked_at, signature(steps, None if is_on_registers else banks)
         if alike not in self._vector:
-            cycles, terms = vector_cycles(steps, spec, banks, key, joins=joins, expands=pace.expands)
+            if isinstance(spec, RegisterVectorEngine):
+                cycles, terms = registers.function_cycles(steps, spec, key, code)
+            else:
+                cycles, terms = vector_cycles(steps, spec, banks, key, work.decided)
             self._vector[alike] = Cost(cycles, terms=terms)
         return self._vector[alike]
 
-    def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
+    def _with_tile(self, work: VectorWork, cost: Cost) -> Cost:
         """Return a cost with the extra cost of a tile that is handed over."""
-        if not pace.tiles:
+        if not work.hands_on:
             return cost
-        flags, terms, share = self.device.flags, list(cost.terms), self.crowds[pace.phase] / pace.tiles
-        for name in ("tile_cycles", *(("tile_extra_cycles",) if pace.extra else ())):
+        decided, flags, terms = work.decided, self.device.flags, list(cost.terms)
+        share = self.crowds[work.hands_on] / decided.together
+        for name in ("tile_cycles", *(("tile_extra_cycles",) if decided.extra else ())):
             spec = getattr(flags, name, None)
             if share and spec is not None:
                 terms.append((f"flags.{name}", spec.value * share))
@@ -126,7 +133,7 @@ class EnginePricing(Transfers):
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorUnit):
-            return self._sequence((step,), spec, key, banks)
+            return self._sequence((step,), spec, key, banks, ALONE)
         if GlobalTile in map(type, operands):
             return self._of_step(step, core, engine)
         alike = core, engine, step.opcode, step.attributes.arithmetic, *map(_shape, operands)
@@ -218,31 +225,26 @@ PIPE_REPEATS = 8
 
 
 def vector_cycles(
-    steps: Sequence[Step],
-    spec: VectorEngine,
-    banks: BankSpec | None,
-    key: str,
-    *,
-    joins: bool = False,
-    expands: bool = False,
+    steps: Sequence[Step], spec: VectorEngine, banks: BankSpec | None, key: str, decided: AscendDecisions
 ) -> tuple[int, Terms]:
     """Return the cycles of steps that follow one another, and the constants behind them.
 
     ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
-    ``joins``: instructions between two barriers are a run that pays the head of its first and the tail of its
-    last; else each pays its own.  ``expands``: as `Pace` has it.
+    With barriers where they are needed, instructions between two of them are a run that pays the head of its first and
+    the tail of its last; else each pays its own.
     """
+    is_joined = decided.barriers == "needed" and spec.head_exposed is not None and spec.head_exposed.value == "idle"
     terms: dict[str, float] = {}
     run = _Run(spec, key, terms)
     for step in steps:
         row = VECTOR_COSTS.get(step.opcode)
         if row is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
-        if expands:
+        if decided.expands:
             run.expand(step)
         for name, count in row(step, spec):
             op = entry(spec.ops, name, f"{key}.ops: no vector op {name!r}; known: ")
-            run.add(step, name, count, _slope(step, op, banks), joins=joins)
+            run.add(step, name, count, _slope(step, op, banks), joins=is_joined)
     run.end()
     return ceil(sum(terms.values())), tuple(terms.items())
 

@@ -63,9 +63,9 @@ class DepthPiece:
 
 def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling) -> ProductPlan:
     plan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
-    if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
+    if tiling.decided.pipeline == "core":  # what the next block holds is loaded while this one's is in use
         plan = replace(plan, left_depth=PING_PONG)
-    return replace(plan, left_depth=1, right_depth=1) if tiling.one_slot else plan
+    return replace(plan, left_depth=1, right_depth=1) if tiling.decided.one_slot else plan
 
 
 class CubeProduct:
@@ -97,7 +97,7 @@ class CubeProduct:
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
         self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
-        self.until_left = tiling.until_left
+        self.until_left = tiling.decided.until_left
         self.how = frame.product_attributes(stage, group.arithmetic)
         if made := [n for n in row.srcs if frame.places[n] == "down"]:
             group.refuse_route(
@@ -124,8 +124,8 @@ class CubeProduct:
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
         #: What lies in global memory is asked for before what rows hand over; behind it by a core that takes turns.
-        self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.takes_turns)
-        self.takes_turns = tiling.takes_turns
+        self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
+        self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
         #: How much of k is loaded at once.
         self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from npusim.config.engine import RegisterOpSpec, RegisterVectorEngine
-    from npusim.ir.op import Step, VectorCode
+    from npusim.ir.op import Step
     from npusim.ir.program import Terms
     from npusim.ir.tile import Operand
+    from npusim.machines.decisions import VectorCode
 
 #: Instruction of an operation on registers; of a reduction the one that joins two.
 INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(

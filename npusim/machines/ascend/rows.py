@@ -6,17 +6,17 @@ memory, or are in UB; operands of a product are stored in a slot there or in L1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
-from npusim.ir.op import Opcode, Pace, Step
+from npusim.ir.op import Opcode, Step
 from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
-from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
+from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, VectorWork, compute, move, pass_on
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.units import ceil_div, chunks, round_up
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source, TileOp, VectorCode
+    from npusim.ir.op import Source, TileOp
     from npusim.ir.program import Loop
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
+    from npusim.machines.decisions import VectorCode
     from npusim.machines.frame import Frame
 
 
@@ -72,7 +73,7 @@ def rows_stage(
     elements = tiling.elements if is_of_rows else SLICE_ELEMENTS
     height = min(share, max(1, elements // max(frame.width(n) for n in names) // grain) * grain)
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
-    code = tiling.code and _code(frame, stage, tiling.code, direct)
+    code = tiling.decided.code and _code(frame, stage, tiling.decided.code, direct)
     return RowsStage(stage, table, inputs, outputs, masks, names, moved, height, code)
 
 
@@ -81,8 +82,7 @@ def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, boo
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
     has_products = any(s.is_product for s in frame.stages)
     along = has_products and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
-    return replace(
-        code,
+    return code._replace(
         layout=code.layout if along else "nd",
         leaves=frozenset(n for n in stage.written if frame.places[n] != "work"),
         blocks=any(direct.get(n, False) for n in stage.written),
@@ -120,7 +120,7 @@ class VectorShare:
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
         #: Slots where slice follows slice.
-        self.depth = tiling.buffers if self.is_alone else 1 if tiling.one_slot else PING_PONG
+        self.depth = tiling.buffers if self.is_alone else 1 if tiling.decided.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
@@ -330,7 +330,7 @@ class VectorShare:
         """Yield the work of one stage: slices that cost the same are neighbours, and one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
-            alike.setdefault((part.rows, self._pace(s, part)), []).append(part)
+            alike.setdefault((part.rows, self._work(s, part)), []).append(part)
         for parts in alike.values():
             yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
 
@@ -363,7 +363,7 @@ class VectorShare:
         if not s.moved:
             bound = self._bindings(s, part, views, block, tile)
             steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
-            yield compute(s.name, self.core.vector, steps, self._pace(s, part))
+            yield compute(s.name, self.core.vector, steps, self._work(s, part))
         for n in again:
             if n in s.stage.written:
                 yield self._spill(n, part)
@@ -372,15 +372,11 @@ class VectorShare:
             target = self._outside(n, block, tile, part)
             yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
-    def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
-        """Return the kernel's costs in a slice's work: the first slice of a tile for a product pays for the tile."""
+    def _work(self, s: RowsStage, part: RowSlice) -> VectorWork:
+        """Return a slice's work: the first slice of a tile for a product hands the tile over."""
         up = (x for x in self.frame.stages if any(self.frame.places[n] == "up" for n in x.written))
         hands_on = part.first and s.stage is next(up, None)
-        tiling = self.tiling
-        pace = Pace(tiling.barriers == "needed", code=s.code, expands=tiling.expands)
-        if not hands_on:
-            return pace
-        return replace(pace, tiles=tiling.together, extra=bool(tiling.extra), phase=self.frame.phase.name)
+        return VectorWork(self.tiling.decided, s.code, self.frame.phase.name if hands_on else "")
 
     def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
         """Return a stage's rows as steps; from its first write on a spilled state is in the place that is stored."""

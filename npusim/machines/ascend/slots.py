@@ -30,10 +30,11 @@ class Slots:
 
     def __init__(self, frame: Frame, group: AscendGroup, tiling: AscendTiling, parts: Parts) -> None:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
+        self.decided = tiling.decided
         self._first_ring = len(group.allocator.rings)
         #: Whether a hand-over goes past global memory.
         self.direct = {
-            n: group.is_direct(frame.label(n), place, tiling.route if place == "up" else None)
+            n: group.is_direct(frame.label(n), place, self.decided.route if place == "up" else None)
             for n, place in frame.places.items()
             if place in ("down", "up")
         }
@@ -41,8 +42,8 @@ class Slots:
 
     def turn(self) -> Ring | None:
         """Place the slot that the core takes before it loads, and that is given back when others are through."""
-        ends = [FIXP] if self.tiling.slots == 1 else None
-        if self.tiling.order == "serial":
+        ends = [FIXP] if self.decided.slots == 1 else None
+        if self.decided.order == "serial":
             ends = [v.vector for v in self.group.vector_cores]
         if ends is None or not (self.parts.cuts or self.parts.is_loopless):
             return None
@@ -58,7 +59,7 @@ class Slots:
         listed = list(products.values())
         pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
         operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
-        rings = cube_rings(listed, self.group, self.frame.prefix, self.tiling.slots)
+        rings = cube_rings(listed, self.group, self.frame.prefix, self.decided.slots)
         for p in listed:
             p.l0 = rings
             p.place(operands, {n for pair in pairs for n in pair})
@@ -114,20 +115,20 @@ class Slots:
                 case "down", True:
                     self.cross[n] = tuple(self._in_ub(n, core, [s for s in rows if n in s.inputs]) for core in cores)
                 case "down", False:
-                    depth = max(generations(n), self.tiling.handed)
+                    depth = max(generations(n), self.decided.handed)
                     self.cross[n] = (self._ring(n, GM, height, depth, [FIXP], [v.load for v in cores]),)
                 case "up", is_direct:
                     space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
-                    readers = [reader, MTE2] if is_direct and self.tiling.takes_turns else [reader]
-                    readers += [FIXP] if self.tiling.until_left else []
-                    depth = max(generations(n), self.tiling.handed)
+                    readers = [reader, MTE2] if is_direct and self.decided.takes_turns else [reader]
+                    readers += [FIXP] if self.decided.until_left else []
+                    depth = max(generations(n), self.decided.handed)
                     self.cross[n] = (self._ring(n, space, height, depth, stores, readers),)
 
     def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
         """Place slots for a vector core's share of a product's result: in ping-pong where its readers continue."""
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
-        depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth
+        depth = max(depth, self.tiling.ahead + 1) if self.decided.order == "groups" else depth
         rows = self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
         return self._ring(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
 
@@ -143,5 +144,5 @@ class Slots:
             producers=producers,
             consumers=consumers,
             flag="counter",
-            period=min(self.tiling.period, depth),
+            period=min(self.decided.period, depth),
         )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
+    from npusim.machines.published.kernel import Computes
+
 KernelType = TypeVar("KernelType", bound=PublishedKernel)
 #: A kernel that decides nothing.
 _BARE = GpuKernel(name="", whose="")
@@ -40,7 +42,7 @@ def listed() -> str:
     return "; ".join(f"{', '.join(kernels(PublishedKernel, s))} of {s}" for s in schedules)
 
 
-def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
+def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
     """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and others.
 
     Raises `SpecError` for a file that cannot be read or fails, `TilingError` where it has no such kernel.
@@ -48,6 +50,8 @@ def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
     if name is None or not outside.is_outside(name):
         return kernels(kind).get(name or "")
     kernel: KernelType = _of_file(cast("Any", kind), *outside.load(name, "a kernel"), name)
+    if of not in (None, kernel.of):
+        raise TilingError(f"kernel: {name} is one of {kernel.of}; here it is one of {of}")
     return kernel
 
 

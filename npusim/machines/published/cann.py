@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms import split_rules
 from npusim.formats.reductions import CHAINS
+from npusim.machines.decisions import AscendDecisions
 from npusim.machines.published.kernel import AscendKernel
 from npusim.units import round_up
 
@@ -24,7 +25,7 @@ CANN = AscendKernel(
     name="cann",
     whose="CANN's, with a barrier between all vector instructions",
     computes=("flash", "split_kv", "two_level"),
-    barriers="every",
+    decides=AscendDecisions(is_vendors=True),
     deal="balanced",
     fields={"pipeline": "core", "deal": "balanced"},
 )

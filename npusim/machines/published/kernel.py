@@ -15,6 +15,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Charge
+from npusim.machines.decisions import AscendDecisions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
 
+#: What a published kernel computes.
+Computes = Literal["attention", "recurrence"]
 #: Operations that specialised warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
 #: Return types of a kernel's functions, by the field; charges are checked where they are paid.
@@ -110,10 +113,12 @@ class Specialised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedKernel:
-    """Fields of all published kernels: the name for ``kernel=``, and the author.
+    """Fields of all published kernels: the name for ``kernel=``, the author, and what the kernel computes.
 
     computes
         Names of the schedules that the kernel computes, which ``kernel=`` takes it for; empty: any with this field.
+    of
+        ``attention``, or a ``recurrence``, chunk by chunk.
     is_fused, output_of_8_bits
         Whether scores are scaled by the multiply-add before an exponential, as in FlashAttention's libraries
         (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2), and its output of inputs of 8 bits
@@ -124,6 +129,7 @@ class PublishedKernel:
     name: str
     whose: str
     computes: tuple[str, ...] = ()
+    of: Computes = "attention"
     is_fused: bool = False
     output_of_8_bits: str = ""
 
@@ -269,51 +275,24 @@ def warps_of(device: DeviceSpec) -> WarpIssue | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendKernel(PublishedKernel):
-    """Choices of an attention kernel on an Ascend device, apart from its formats.
+    """A kernel on an Ascend device.
 
-    barriers, deal, together
-        Barriers after ``every`` vector instruction, or where ``needed``; order in which cores get blocks; tiles that
-        cores hand over at a time.
-    has_extra
-        Whether a tile handed over costs more than the device's own cost, if the kernel sets the barriers.
+    decides, by_phase
+        Its decisions, and those for phases that differ, by the phase's name.
+    deal
+        Order in which cores get blocks.
     is_by_name
         Whether the kernel runs only if a tiling names it; else the vendor's kernel runs.
     fields
         Tiling fields that the kernel decides if a tiling names no kernel.
     """
 
-    barriers: Literal["needed", "every"]
+    decides: AscendDecisions
+    by_phase: Mapping[str, AscendDecisions] = field(default_factory=dict)
     deal: BlockOrder = "round_robin"
-    together: int = 1
-    has_extra: bool = False
     is_by_name: bool = False
     fields: Mapping[str, object] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AscendChunkKernel(PublishedKernel):
-    """Choices of the kernels of a recurrence, chunk by chunk, on an Ascend device from UB to UB.
-
-    barriers, expands
-        Barriers as `AscendKernel` has them; whether a row or a column becomes a whole tile first (`Pace`).
-    one_slot
-        Whether each operand has one slot, in L1 and in UB.
-    handed, until_left
-        Slots of a hand-over between cores, one where no phase is named; phases that release such a slot once its
-        product has left L0C.
-    serial
-        Phases whose matrix unit begins a chunk after the vector cores have finished the previous one.
-    """
-
-    barriers: Literal["needed", "every"]
-    expands: bool
-    one_slot: bool
-    handed: Mapping[str, int]
-    until_left: frozenset[str]
-    serial: frozenset[str]
-
-    def of_phase(self, name: str) -> dict[str, Any]:
-        """Return fields of an Ascend phase's tiling for the phase of a name."""
-        made = {n: getattr(self, n) for n in ("barriers", "expands", "one_slot")}
-        made |= {"handed": self.handed.get(name, 1), "until_left": name in self.until_left}
-        return {**made, "order": "serial" if name in self.serial else "rolling"}
+    def of_phase(self, name: str) -> AscendDecisions:
+        """Return the kernel's decisions for the phase of a name."""
+        return self.by_phase.get(name, self.decides)

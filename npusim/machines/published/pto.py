@@ -5,13 +5,13 @@ Source: pto-isa, kernels/manual/a2a3/flash_atten; pto_macro_fa_softmax.hpp.
 
 from __future__ import annotations
 
+from npusim.machines.decisions import AscendDecisions
 from npusim.machines.published.kernel import AscendKernel
 
 PTO = AscendKernel(
     name="pto",
     whose="PTO's, with barriers where they are needed",
     computes=("flash", "split_kv"),
-    barriers="needed",
-    has_extra=True,
+    decides=AscendDecisions(barriers="needed", extra=True),
     is_by_name=True,
 )

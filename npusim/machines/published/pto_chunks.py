@@ -6,16 +6,21 @@ pto-isa, include/pto/npu/a2a3 (TROWEXPAND, TCOLEXPAND).
 
 from __future__ import annotations
 
-from npusim.machines.published.kernel import AscendChunkKernel
+from npusim.machines.decisions import AscendDecisions
+from npusim.machines.published.kernel import AscendKernel
 
-PTO_CHUNKS = AscendChunkKernel(
+#: Of its phases but those below.
+CHUNKS = AscendDecisions(barriers="needed", expands=True, one_slot=True)
+
+PTO_CHUNKS = AscendKernel(
     name="pto_chunks",
     whose="PTO's, for chunks of the gated delta rule",
     computes=("gated_delta",),
-    barriers="needed",
-    expands=True,
-    one_slot=True,
-    handed={"kkt": 2},
-    until_left=frozenset({"wy"}),
-    serial=frozenset({"outputs"}),
+    of="recurrence",
+    decides=CHUNKS,
+    by_phase={
+        "kkt": CHUNKS._replace(handed=2),
+        "wy": CHUNKS._replace(until_left=True),
+        "outputs": CHUNKS._replace(order="serial"),
+    },
 )

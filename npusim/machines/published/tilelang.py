@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from npusim.machines.decisions import AscendDecisions
 from npusim.machines.published.kernel import AscendKernel
 
 TILELANG = AscendKernel(
     name="tilelang",
     whose="TileLang's, which hands over every second tile",
     computes=("flash", "split_kv"),
-    barriers="every",
-    together=2,
+    decides=AscendDecisions(together=2),
 )

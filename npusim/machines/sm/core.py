@@ -22,7 +22,7 @@ from npusim.ir.program import Occupancy
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.machines.frame import Along
-from npusim.machines.published import kernels
+from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import GpuKernel
 from npusim.units import format_bytes, round_up
 
@@ -386,6 +386,11 @@ class GroupFields(Tiling):
         description="shared memory of a block, as the compiler reports with `registers`; default: estimated",
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
+
+    @property
+    def published(self) -> GpuKernel | None:
+        """The published kernel that the fields name."""
+        return find_kernel(GpuKernel, self.kernel)
 
 
 class BlockFields(Tiling):
