@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,34 @@ def test_what_takes_long_before_there_is_news_is_said_and_what_does_not_is_not(
             time.sleep(seconds)
         time.sleep(0.1)
         assert capsys.readouterr().err == said
+
+
+def test_work_without_news_says_how_long_it_has_lasted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of 10M tokens printed one line, and then nothing for 45 s."""
+    for name, seconds in (("FIRST_LINE_S", 0.05), ("LINE_S", 0.1), ("TICK_S", 0.02), ("QUIET_S", 0.0)):
+        monkeypatch.setattr(console, name, seconds)
+    with console.said_late("choosing a tile") as go_on:
+        time.sleep(0.3)
+        before = capsys.readouterr().err.splitlines()
+        console.in_percent(lambda *_: None, go_on, "simulating x")(0.0)
+        time.sleep(0.3)
+        after = capsys.readouterr().err.splitlines()
+        console.in_percent(lambda *_: None, go_on, "simulating x")(0.5)
+        time.sleep(0.3)
+        assert capsys.readouterr().err == ""
+    assert before[0] == "npusim: choosing a tile"
+    assert all(re.fullmatch(r"npusim: choosing a tile: \d s so far", line) for line in before[1:])
+    assert all(re.fullmatch(r"npusim: simulating x: \d s so far", line) for line in after)
+    assert len(before) > 1 <= len(after)
+    with console.progress("fitting") as advance:
+        time.sleep(0.4)
+        advance(1, 2)
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert {"npusim: fitting: 0 s so far", "npusim: fitting: 1 of 2"} <= set(lines)
+    assert re.fullmatch(r"npusim: fitting: 1 of 2: \d s so far", lines[-1])
 
 
 def test_a_run_says_that_it_chooses_a_tile_and_refuses_its_size_before(

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,9 +23,10 @@ from npusim.report.text import Block, lines, markdown, to_json
 from npusim.sanitize import visible
 
 #: Seconds for which work that has nothing to say of itself reports no progress where there is no terminal.
-QUIET_S = 30.0
-#: Seconds to a search's first line where there is no terminal, between lines, and between looks for news.
-FIRST_LINE_S, LINE_S, TICK_S = 2.0, 10.0, 0.5
+QUIET_S = 10.0
+#: Seconds to a search's first line where there is no terminal, between lines with or without news, and between looks
+#: for news.
+FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 )
@@ -91,19 +92,19 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Lines are printed when they are due, with or without news; without a note, only for long work.
+    Lines are printed when they are due, with or without news: without any, the seconds so far.  Work without a note
+    is silent before `QUIET_S`.
     """
     if not sys.stderr.isatty():
         latest, is_over, start = list[str](), threading.Event(), time.monotonic()
 
         def print_lines() -> None:
-            wait, last = FIRST_LINE_S, ""
+            wait, last = FIRST_LINE_S, f"npusim: {message}"
             while not is_over.wait(wait):
-                line = latest.pop() if latest else last
-                wait = TICK_S if line == last else LINE_S
-                if line != last:  # a line that repeats says nothing
-                    say(line)
-                last = line
+                line, seconds, wait = latest.pop() if latest else last, time.monotonic() - start, TICK_S
+                if line != last or seconds >= QUIET_S:
+                    say(line if line != last else f"{line}{_so_far(seconds)}")
+                    wait, last = LINE_S, line
 
         def line(done: int, total: int, note: str = "") -> None:
             if note or time.monotonic() - start >= QUIET_S:
@@ -136,32 +137,56 @@ def late_progress(message: str) -> Iterator[Callable[..., None]]:
         yield advance
 
 
-@contextmanager
-def said_late(message: str) -> Iterator[Callable[[], object]]:
-    """Print a message after `FIRST_LINE_S`, unless the yielded function was called, or the context left, before.
+def _so_far(seconds: float) -> str:
+    return f": {seconds:.0f} s so far"
 
-    A timer waits for this, no thread: a process with a single thread can fork.
+
+@contextmanager
+def said_late(message: str) -> Iterator[Callable[..., object]]:
+    """Print a message after `FIRST_LINE_S`, and from then on every `LINE_S` with the seconds so far.
+
+    Yield a function that ends this or, with another message, goes on with that.  A timer waits, no thread: a process
+    with a single thread can fork.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda *_: None
         return
-    before = signal.signal(signal.SIGALRM, lambda *_: say(f"npusim: {message}"))
-    signal.setitimer(signal.ITIMER_REAL, FIRST_LINE_S)
-    is_over = partial(signal.setitimer, signal.ITIMER_REAL, 0)
+    start, said = time.monotonic(), [message]
+
+    def print_line(*_: object) -> None:
+        seconds = time.monotonic() - start
+        with suppress(RuntimeError):  # the timer may interrupt another line
+            say(f"npusim: {said[-1]}{_so_far(seconds) if seconds > FIRST_LINE_S + LINE_S / 2 else ''}")
+
+    def go_on(other: str = "") -> None:
+        if other:
+            said.append(other)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    before = signal.signal(signal.SIGALRM, print_line)
+    signal.setitimer(signal.ITIMER_REAL, FIRST_LINE_S, LINE_S)
     try:
-        yield is_over
+        yield go_on
     finally:
-        is_over()
+        go_on()
         signal.signal(signal.SIGALRM, before)
 
 
-def in_percent(advance: Callable[..., None], is_begun: Callable[[], object] = bool) -> Callable[[float], None]:
-    """Return a function of the done share, 0 to 1, for the function of `progress`; it calls ``is_begun`` each time."""
+def in_percent(
+    advance: Callable[..., None], go_on: Callable[..., object] = bool, then: str = ""
+) -> Callable[[float], None]:
+    """Return a function of the done share, 0 to 1, for the function of `progress`.
+
+    ``go_on``: that of `said_late`, which says ``then`` from share 0 on, and ends with the first share above.
+    """
 
     def told(share: float) -> None:
-        is_begun()
         if share:
+            go_on()
             advance(round(share * 100), 100)
+        else:
+            go_on(then)
 
     return told
 

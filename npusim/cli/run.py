@@ -146,8 +146,9 @@ def run(
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
-    with late_progress(f"simulating {short_name(request.schedule)}") as advance, said_late(AT_FIRST) as is_built:
-        request = replace(plan.request, progress=in_percent(advance, is_built), limit_s=limit_s)
+    doing = f"simulating {short_name(request.schedule)}"
+    with late_progress(doing) as advance, said_late(AT_FIRST) as go_on:
+        request = replace(plan.request, progress=in_percent(advance, go_on, doing), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
