@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.blocks import dealt
 from npusim.algorithms.gemm import copy, gemm
 from npusim.config.problem import GemmProblem, Problem
-from npusim.errors import TilingError
+from npusim.errors import FlagError, TilingError
 from npusim.formats import stored_format
+from npusim.ir.check import check_flags
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
+    from npusim.ir.buffers import Ring
     from npusim.ir.program import TileProgram
 
 
@@ -292,6 +294,14 @@ class AscendMachine(Machine):
         # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
         return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
 
+    def _has_flags(self, rings: Sequence[Ring]) -> bool:
+        """Return whether the device has the flags of a phase's rings."""
+        try:
+            check_flags(rings, self.device.flags)
+        except FlagError:
+            return False
+        return True
+
     @staticmethod
     def _ahead(t: KernelFields) -> int:
         """Return the number of tiles by which stages run ahead: in a group, the stages before its last."""
@@ -307,12 +317,24 @@ class AscendMachine(Machine):
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program."""
-        group, listed = AscendGroup(self.device), list(phases)  # with memories of its own
-        built = []
-        for phase, tiling in listed:
-            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
-            built.append(AscendPhase(group, phase, tiling).build())
+        """Return the program; operands have one slot each in a phase that needs more flags for two than there are."""
+        listed, notes = list(phases), list(notes)
+        while True:
+            group, built, short = AscendGroup(self.device), [], list[int]()  # with memories of its own
+            for i, (phase, tiling) in enumerate(listed):
+                first = len(group.allocator.rings)
+                group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
+                built.append(AscendPhase(group, phase, tiling).build())
+                short += (
+                    [i] if _may_shrink(phase, tiling) and not self._has_flags(group.allocator.rings[first:]) else []
+                )
+            if not short:
+                break
+            for i in short:
+                phase, tiling = listed[i]
+                listed[i] = phase, replace(tiling, one_slot=True, buffers=1)
+                notes.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
+        notes = tuple(notes)
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         is_attention = any(tiling.is_vendors for _, tiling in listed)
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
@@ -322,6 +344,11 @@ class AscendMachine(Machine):
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
+
+
+def _may_shrink(phase: Phase, tiling: AscendTiling) -> bool:
+    """Return whether operands have the two slots that are usual, and no field of a tiling makes them fewer."""
+    return not phase.loop_axis and not tiling.one_slot and tiling.buffers == PING_PONG
 
 
 def _is_attention(phase: Phase) -> bool:
