@@ -250,7 +250,9 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     if x.kind in ("row", "product") and x.state is None and x not in others and not (is_read_later or is_changed):
         return x
     copied = Value(x.axes, x.fmt)
-    last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
+    last = len(trace.events) - 1  # outside of loops behind them: what is returned may be what they leave
+    if loop is not None:
+        last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(last + 1, copied.event)
     return copied

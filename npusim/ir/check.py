@@ -129,7 +129,8 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
         if needed > event_ids:
             listed = ", ".join(f"{name} {n}" for name, n in uses)
             raise FlagError(
-                f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; use shallower rings"
+                f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; "
+                "take fewer operands at once, or rings of fewer slots"
             )
     if len(counters) > counter_ids:
         raise FlagError(f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} there")

@@ -483,6 +483,10 @@ class Arithmetic(Draft):
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
             raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
         self._refuse_anew(op, a.axes[1])
+        if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
+            raise op.fail(
+                "rows and columns of a product are the same axis: load its second factor by a pointer of its own"
+            )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
         if isinstance(c, Number) and not c.value:

@@ -145,6 +145,7 @@ class Draft:
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
         self.notes: list[str] = []
+        self.line = Line("", 0)  #: of the operation at hand
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
@@ -291,6 +292,9 @@ class Draft:
     def text(self, x: Known) -> str:
         """Return a float as the kernel of tiles writes it."""
         assert isinstance(x, Floats | Number), x
+        if isinstance(x, Floats) and x.is_transposed and all(x.axes):
+            why = "a block that is loaded or made transposed is a factor of a product alone"
+            raise ProgramError(f"{self.line}: {why}: for other work load it along its tensor's rows")
         is_product = isinstance(x, Floats) and x.is_product
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 

@@ -305,6 +305,7 @@ class Memory(Arithmetic):
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
             raise op.fail("a store of a value that is no block of floats, or to a loaded address")
+        self.text(value)  # refuses a transposed one
         pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])

@@ -153,6 +153,9 @@ class LaunchGrid:
                 self._place(load)
         if self.stored.is_walked:
             self._place(self.stored)
+        if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
+            why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
+            raise self._fault(self.stored.line, why)
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
@@ -273,6 +276,9 @@ class LaunchGrid:
         """Return the names of a load's axes, rows first; a load without the row's axis is the same for every row."""
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
+        if len(set(listed)) < len(listed):
+            why = "its rows and columns are one axis of the kernel, as where a result is added to a factor of its own"
+            raise self._fault(load.line, f"{load.of}: {why}: load the other block by a pointer of its own")
         if load.name in self.shared or (self.is_row and "row" not in listed):
             return " ".join(["row", *listed])
         return " ".join(listed)
@@ -352,6 +358,8 @@ class LaunchGrid:
             self.sizes[called] = whole if self.is_summed else size
             if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
+        elif called == self.walked and self.walk:
+            raise self._fault(load.line, f"{load.of} does not move with the loop's tiles, along whose axis it is read")
         elif called == "row":
             is_alone = prod(self._tensor(load.of).shape) == prod(load.pointer.shape)
             if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):

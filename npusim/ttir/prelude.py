@@ -46,7 +46,8 @@ def prelude_of(reader: Reader) -> Prelude | None:
         needed |= {n for n in words if n in reader.loads}
     loads = [n for n in needed if n in reader.loads]
     value = next(x for x in reader.values.values() if isinstance(x, Floats) and x.text == names[0])
-    others = [text for text, _ in before if text.partition(" = ")[0] not in needed] + inside
+    others = [text for text, _ in reader.lines if text.partition(" = ")[0] not in needed] + inside
+    others += [reader.text(x.value) for x in reader.stored if not x.is_walked]
     is_apart = not any(n in needed - {names[0]} for text in others for n in _words(text))
     if len(loads) != 1 or reader.loads[loads[0]].is_walked or not is_apart:
         return None

@@ -153,6 +153,7 @@ class Reader(Memory):
         )
 
     def _do(self, op: Op) -> None:
+        self.line = op.line
         with refusing(op.line, op.name):
             self._operation(op)
 

@@ -80,7 +80,8 @@ def test_binary_rings_need_an_id_a_slot_between_each_ordered_pair_of_pipes() -> 
     with pytest.raises(FlagError) as caught:
         check(flags_program([3, 4, 2], "binary"), AMPLE)
     assert str(caught.value) == (
-        "flags p -> c: 9 ids needed (r0 ready 3, r1 ready 4, r2 ready 2), 8 there; use shallower rings"
+        "flags p -> c: 9 ids needed (r0 ready 3, r1 ready 4, r2 ready 2), 8 there; "
+        "take fewer operands at once, or rings of fewer slots"
     )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.blocks import dealt
 from npusim.algorithms.gemm import copy, gemm
 from npusim.config.problem import GemmProblem, Problem
-from npusim.errors import TilingError
+from npusim.errors import FlagError, TilingError
 from npusim.formats import stored_format
+from npusim.ir.check import check_flags
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
+    from npusim.ir.buffers import Ring
     from npusim.ir.program import TileProgram
 
 
@@ -280,6 +282,14 @@ class AscendMachine(Machine):
         own, decided = decided.barriers, t.in_place_of(decided)
         return decided if decided.barriers == own else decided._replace(extra=False)  # it is of the kernel's barriers
 
+    def _has_flags(self, rings: Sequence[Ring]) -> bool:
+        """Return whether the device has the flags of a phase's rings."""
+        try:
+            check_flags(rings, self.device.flags)
+        except FlagError:
+            return False
+        return True
+
     def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
         """Return the form of rows for a unit with registers: `REGISTER_CODE` by default."""
         if not has_registers(self.device):
@@ -290,12 +300,24 @@ class AscendMachine(Machine):
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
-        """Return the program."""
-        group, listed = AscendGroup(self.device), list(phases)  # with memories of its own
-        built = []
-        for phase, tiling in listed:
-            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
-            built.append(AscendPhase(group, phase, tiling).build())
+        """Return the program; operands have one slot each in a phase that needs more flags for two than there are."""
+        listed, notes = list(phases), list(notes)
+        while True:
+            group, built, short = AscendGroup(self.device), [], list[int]()  # with memories of its own
+            for i, (phase, tiling) in enumerate(listed):
+                first = len(group.allocator.rings)
+                group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
+                built.append(AscendPhase(group, phase, tiling).build())
+                short += (
+                    [i] if _may_shrink(phase, tiling) and not self._has_flags(group.allocator.rings[first:]) else []
+                )
+            if not short:
+                break
+            for i in short:
+                phase, tiling = listed[i]
+                listed[i] = phase, replace(tiling, decided=tiling.decided._replace(one_slot=True), buffers=1)
+                notes.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
+        notes = tuple(notes)
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
@@ -310,6 +332,11 @@ def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> P
 def _ahead(decided: AscendDecisions, depth: int) -> int:
     """Return the number of tiles by which stages run ahead: in a group, the stages before its last."""
     return {"groups": max(0, depth - 1), "serial": 0}.get(decided.order, depth)
+
+
+def _may_shrink(phase: Phase, tiling: AscendTiling) -> bool:
+    """Return whether operands have the two slots that are usual, and no field of a tiling makes them fewer."""
+    return not phase.loop_axis and not tiling.decided.one_slot and tiling.buffers == PING_PONG
 
 
 def _is_attention(phase: Phase) -> bool:

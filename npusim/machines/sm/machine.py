@@ -142,7 +142,7 @@ def kernel_of(tiling: Any) -> GpuKernel | None:
 class SmMachine(Machine):
     """The family of streaming multiprocessors on one device."""
 
-    reshapes_operands, keeps_factors = False, True
+    reshapes_operands = False
     unread = MappingProxyType(
         {
             "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
@@ -162,7 +162,7 @@ class SmMachine(Machine):
         super().__init__(device)  # places: residents share a multiprocessor
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
-        self.has_rows_kernels = not self.has_lanes
+        self.has_rows_kernels = self.keeps_factors = not self.has_lanes
         self._lanes: SmTiling | None = None  # of the program whose phases are asked for
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
