@@ -398,7 +398,7 @@ def phase_read(
     order, orders = ("mma_lanes", made.orders) if is_nvidia and not p.sum_order else ("", {})
     erf = f"erf({{}}, {p.erf_variant!r})"
     sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, order, orders, p.is_exact)
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, order, orders, made.addends, p.is_exact)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors

@@ -301,8 +301,9 @@ class Arithmetic(Draft):
         factors = (self.text(a), self.text(b)) if how == "*" else None
         is_maximum = how.startswith("maximum")
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
-        axes = self._joined(*blocks)
-        made = Floats(self._combined(how, a, b), axes, blocks[0].fmt, pad, factors=factors, is_low=is_low)
+        axes, place = self._joined(*blocks), op.place if factors else ""
+        text = self._combined(op, how, a, b)
+        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
         self._bind(op, made)
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
@@ -365,10 +366,15 @@ class Arithmetic(Draft):
                 fuses.append(reader.name in ("arith.addf", "arith.subf"))
         return fuses if any(fuses) else []
 
-    def _combined(self, how: str, a: Known, b: Known) -> str:
-        """Return the text of an operation; an addition takes in the first product, as LLVM's NVPTX does."""
-        for one, other, form in ((a, b, ", 'minus'"), (b, a, ", 'from'")) if how in "+-" and self.choices.fuses else ():
-            if isinstance(one, Floats) and one.factors and one.fmt in ("f32", "f16"):
+    def _combined(self, op: Op, how: str, a: Known, b: Known) -> str:
+        """Return the text of an operation; an addition takes in the product that the compiled code's does, else the
+        first.
+        """
+        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.addends.get(op.place)
+        if stays and isinstance(a, Floats) and a.place == stays:
+            ways.reverse()
+        for one, other, form in ways if how in "+-" and self.choices.fuses else ():
+            if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
         return _written(how, self.text(a), self.text(b))
 

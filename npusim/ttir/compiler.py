@@ -66,7 +66,7 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
-    ``fuses``: whether multiplications and additions were contracted; ``contraction``: a digest of which ones.
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``: which ones.
     ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
     (`npusim.ttir.lowered`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
@@ -83,6 +83,7 @@ class Compiled:
     moved: int = 0
     body: str = ""
     contraction: str = ""
+    addends: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> str:
@@ -332,6 +333,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
     def assembled(fuses: bool) -> str:
         return _tool("nvdisasm", "-g", cubin=made.cubin if fuses else _unfused(made.ptx))
 
+    contraction = lowered.contraction_of(made.ptx, made.ttgir, assembled)
     return Compiled(
         ttir,
         registers,
@@ -342,7 +344,8 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         orders=lowered.orders_of(made.ttgir),
         moved=_moved(told) if stack else 0,
         body=code.body_of(told, architecture),
-        contraction=lowered.contraction_of(made.ptx, made.ttgir, assembled),
+        contraction=contraction.digest,
+        addends=contraction.addends,
     )
 
 

@@ -50,6 +50,7 @@ class Choices:
     and roots.
 
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
+    ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
@@ -61,6 +62,7 @@ class Choices:
     sqrt: str
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
+    addends: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
 

@@ -18,7 +18,7 @@ from npusim.formats.reductions import MMA_LANES, lanes_order, normal_order
 from npusim.ttir.text import Locations, operand_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 #: The order of a sum whose layout is of no known form.
 UNKNOWN = "?"
@@ -103,8 +103,19 @@ class _Arithmetic(NamedTuple):
         return f"{self.kind}@{self.place}"
 
 
-def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> str:
-    """Return a digest of what compiled code contracts: code with one digest contracts the same source operations.
+class Contraction(NamedTuple):
+    """What compiled code contracts: code with one ``digest`` contracts the same operations of the source.
+
+    ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
+    that it adds to that one; empty where it adds no product.
+    """
+
+    digest: str
+    addends: Mapping[str, str]
+
+
+def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Contraction:
+    """Return what compiled code contracts.
 
     ``assembled``: machine code with its lines, contracted by ptxas or not, asked for where ptxas can contract more.
     Where one operation of the source is contracted for some elements only, the digest is that of all instructions.
@@ -120,7 +131,18 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> st
         parts += _further(assembled)
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
-    return sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms))
+
+
+def _addends(forms: Iterable[str]) -> dict[str, str]:
+    """Return `Contraction.addends` for the additions that have one form."""
+    by_place = dict[str, list[str]]()
+    for form in forms:
+        place, _, rest = form.partition(" ")
+        by_place.setdefault(place, []).append(rest)
+    alone = {place: found[0] for place, found in by_place.items() if len(found) == 1}
+    fused = {place: form.partition(", ")[2] for place, form in alone.items() if form.startswith("fused")}
+    return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
 
 
 def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:

@@ -48,8 +48,8 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 class Op:
     """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
 
-    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.  ``place``: of a
-    reduction, as `Locations.place` has it, and the shape of its operand.
+    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.  ``place``: as
+    `Locations.place` has it; of a reduction with the shape of its operand.
     """
 
     name: str
@@ -110,6 +110,7 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
             continue
         if not bare.startswith("}"):
             op = _operation(bare, where(line))
+            op.place = where.place(line)
             stack[-1].append(op)
             names.resolve(op)
             stack += [[]] if bare.endswith("{") else []
@@ -177,6 +178,7 @@ class Locations:
     def __init__(self, text: str) -> None:
         self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
         self._known: dict[str, Line] = {}
+        self._named: dict[str, str] = {}
 
     def __call__(self, line: str) -> Line:
         """Return the kernel's line that the last location of a line of text names."""
@@ -189,7 +191,9 @@ class Locations:
         Folders are left out: TTIR and later stages name one place alike, wherever the file is.
         """
         last = re.findall(r"loc\((#loc\w*)\)", line)
-        return " at ".join(self._places(last[-1])) if last else ""
+        if last and last[-1] not in self._named:
+            self._named[last[-1]] = " at ".join(self._places(last[-1]))
+        return self._named[last[-1]] if last else ""
 
     def _places(self, text: str) -> list[str]:
         text = self.table.get(text, text)

@@ -177,8 +177,8 @@ class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
     ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``: of a
-    multiplication, which an addition may fuse.  ``narrow``: a value of a narrower format that it equals. ``is_low``: no
-    element is below its value where a mask hides a column.
+    multiplication, which an addition may fuse; ``place``: of that multiplication.  ``narrow``: a value of a narrower
+    format that it equals. ``is_low``: no element is below its value where a mask hides a column.
     """
 
     text: str
@@ -188,6 +188,7 @@ class Floats:
     is_transposed: bool = False
     is_product: bool = False
     factors: tuple[str, str] | None = None
+    place: str = ""
     narrow: Floats | None = None
     is_low: bool = False
 

@@ -39,5 +39,14 @@ def rotated(X, Y, Cos, Sin, H: tl.constexpr, D: tl.constexpr):
     c, s = tl.load(Cos + row * (D // 2) + half), tl.load(Sin + row * (D // 2) + half)
     at = row * H * D + tl.arange(0, H)[:, None] * D + half[None]
     one, other = tl.load(X + at), tl.load(X + at + D // 2)
-    tl.store(Y + at, one * c - other * s)
     tl.store(Y + at + D // 2, other * c + one * s)
+    tl.store(Y + at, one * c - other * s)
+
+
+@triton.jit
+def joined(X, Y, B: tl.constexpr):
+    """Sums of products of three vectors, element by element."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x, y, z = tl.load(X + i), tl.load(X + i + 65536), tl.load(X + i + 131072)
+    tl.store(Y + i, (x * y + y * z) * x - z * z)
+    tl.store(Y + i + 65536, tl.exp(x.to(tl.float32)) * y + x.to(tl.float32) * z)

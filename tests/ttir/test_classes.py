@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
+from hashlib import md5, sha256
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.formats import get_format
 from npusim.simulation import classes
 from npusim.simulation.request import Request
-from npusim.ttir.compiler import Compiled
+from npusim.ttir.compiler import Compiled, compiled_text
 from npusim.ttir.lowered import UNKNOWN
 from npusim.tune.configurations import configurations_of
 from npusim.tune.prediction import lettered, predict
@@ -232,3 +232,46 @@ def test_a_class_is_unknown_where_an_order_is(monkeypatch: pytest.MonkeyPatch) -
         tuned = triton.autotune(configs=configs, key=[])(class_kernels.rotated)
         tuned[(4,)](empty(4, 8, 64), empty(4, 8, 64), empty(4, 32), empty(4, 32), H=8, D=64)
     assert classes_of(calls) == ["?", "?"]
+
+
+#: Outputs of an H200 (Triton 3.6, torch 2.11; MD5 of 8 tokens, 32 heads, the second half of 128) by format and warps.
+ROTATED = {
+    ("float32", 2): "abe0c85ba9ea895b95a3307f8e8ec17d",
+    ("float32", 8): "032d45f3139de2b1c96c5abcb852253d",
+    ("float16", 2): "868bb5dae7afa5b0808ca6ae6b6aecec",
+    ("float16", 8): "db05e3de8558785eceaa8681ae264f09",
+    ("bfloat16", 2): "66f4d1fd59ded696ffbeba166850f9eb",
+    ("bfloat16", 8): "1f8abeeba300c1762a073c99b723c994",
+}
+#: Which of six configurations of the same chip had the first one's output: of 256 elements and of 4,096 a program with
+#: 1, 4 and 8 warps.
+JOINED = {"float32": (0, 1, 0, 0, 0, 0), "float16": (0, 1, 1, 0, 0, 0), "bfloat16": (0, 1, 1, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(("fmt", "warps"), ROTATED)
+def test_a_run_contracts_what_the_compiled_code_does(fmt: str, warps: int) -> None:
+    levels = {"float32": 1 << 20, "float16": 1 << 10, "bfloat16": 1 << 7}[fmt]
+
+    def values(shape: tuple[int, ...], seed: int) -> Any:
+        numbers = (np.arange(np.prod(shape), dtype=np.int64) * 7919 + seed) % (2 * levels - 1) - levels + 1
+        return (numbers / (levels // 4)).astype(get_format(fmt).dtype).reshape(shape)
+
+    tensors = values((8, 32, 128), 5), empty(8, 32, 128, fmt=fmt), values((8, 64), 77), values((8, 64), 991)
+    with npusim.record(floats=True) as calls:
+        class_kernels.rotated[(8,)](*tensors, H=32, D=128, num_warps=warps)
+    result = npusim.run(calls[0], hw="h200", rows="all", heads="all")
+    assert md5(np.ascontiguousarray(result.output).tobytes()).hexdigest() == ROTATED[fmt, warps]
+
+
+@pytest.mark.parametrize("fmt", JOINED)
+def test_elements_of_a_thread_decide_what_is_contracted(fmt: str) -> None:
+    with npusim.record() as calls:
+        for block in (256, 4096):
+            for warps in (1, 4, 8):
+                tensors = empty(1 << 18, fmt=fmt), empty(1 << 18, fmt="float32")
+                class_kernels.joined[(65536 // block,)](*tensors, B=block, num_warps=warps)
+    texts = [(c.configurations[0].ttir, c.configurations[0].options) for c in calls]
+    choices = [compiled_text(text, "sm_90", options).choices for text, options in texts]
+    assert UNKNOWN not in choices
+    assert tuple(int(x != choices[0]) for x in choices) == JOINED[fmt]
+    assert len(set(choices)) == 2

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from npusim.ttir.compiler import Compiled
-from npusim.ttir.lowered import UNKNOWN, contraction_of, orders_of
+from npusim.ttir.lowered import UNKNOWN, orders_of
+from npusim.ttir.lowered import contraction_of as whole_of
+
+
+def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> str:
+    return whole_of(ptx, ttgir, assembled).digest
+
 
 REDUCTION = """
       %s = "tt.reduce"(%p) <{{axis = {axis} : i32}}> ({{
@@ -94,6 +102,13 @@ def test_which_product_an_addition_takes_in_is_told_apart_and_packing_is_not() -
     assert contraction_of(ptx_of(*FIRST, *FIRST), "", unasked) == first
     moved = [FIRST[0], ("9 15", "mov.b16 %rs9, %rs5"), (FIRST[1][0], FIRST[1][1].replace("%rs5", "%rs9"))]
     assert contraction_of(ptx_of(*moved), "", unasked) == first
+
+
+def test_an_addition_says_which_product_it_adds() -> None:
+    for lines, stays in ((FIRST, "kernel.py:9:20"), (SECOND, "kernel.py:9:10"), (FIRST[1:], "")):
+        assert whole_of(ptx_of(*lines), "", unasked).addends == {"kernel.py:9:15": stays}
+    more = [(at, x.replace("%rs5", "%rs7").replace("%rs6", "%rs8")) for at, x in SECOND]
+    assert whole_of(ptx_of(*FIRST, *more), "", unasked).addends == {}
 
 
 def test_elements_that_are_contracted_otherwise_than_others_make_a_class_of_their_own() -> None:
