@@ -167,7 +167,8 @@ class Stress:
     saturation cut, means over rows. ``margin``: the power of two by which Q (of plain tensors, all inputs) may be
     larger than in the base, 0 where not even a 16th of it holds, None where the budget ended before.  ``choices``:
     errors on the worst input, for the choices that hold there, else for the nearest one.  ``is_whole``: the budget was
-    enough for all of this. ``inputs``: the worst inputs, for the computed heads.
+    enough for all of this. ``inputs``: the worst inputs, for the computed heads; ``reading``: how given tensors were
+    read, if another layout is likelier.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Stress:
     outcomes: tuple[PointError, ...]
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
+    reading: str = ""
 
 
 @takes_options(BitsOptions)
@@ -337,6 +339,7 @@ class _Search:
                 n: np.stack([[lying(n, source(n, b, h)) for h in range(of_batch)] for b in range(batch)])
                 for n, (batch, of_batch) in sizes.items()
             },
+            reading=plan.reading,
         )
 
     def _margin(self, name: str) -> float | None:
