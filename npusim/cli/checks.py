@@ -305,7 +305,7 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
             text=str(judgement),
             **{**asdict(judgement), "measures": [m._asdict() for m in judgement.measures]},
         ),
-        lambda: [Facts(((str(out), cells(str(judgement))),))],
+        lambda: [Facts(((str(out), cells(*filter(None, (judgement.reading, str(judgement))))),))],
     )
     if not judgement.is_right:
         raise CheckFailedError(f"{out}: the output is wrong for the formats of {schedule}")

@@ -228,6 +228,8 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
     style: Style = "good" if d.matched == d.total else "warn" if d.explained else "bad"
     if d.blank:
         yield "NaN", cells(f"{d.blank}; {BLANK}", style="bad")
+    if d.reading:
+        yield "inputs", cells(d.reading, style="warn")
     if d.tile:
         yield "tile", cells(d.tile)
     yield "equal", cells(f"{d.matched:,} of {d.total:,} outputs, {percent(d.matched / d.total)}", style=style)
@@ -272,6 +274,7 @@ def difference_document(output: Path, d: Difference) -> dict[str, object]:
         nearest=None if d.nearest is None else _explanation(d.nearest),
         problem=None if d.problem is None else asdict(d.problem),
         blank=d.blank or None,
+        reading=d.reading or None,
         tile=d.tile,
         tried=d.tried,
         passed=d.passed,

@@ -48,6 +48,8 @@ def stress_table(stress: Stress, command: str) -> tuple[Block, ...]:
 
 def _facts(stress: Stress) -> Iterator[Fact]:
     is_held = stress.verdict == "holds"
+    if stress.reading:
+        yield "inputs", cells(stress.reading, style="warn")
     yield "verdict", cells(stress.verdict, style="good" if is_held else "bad")
     is_twice = stress.limit == FACTOR * stress.calm.badness
     of = "twice that of calm inputs" if is_twice else f"{STEPS:g} steps of the coarsest format"

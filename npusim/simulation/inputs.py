@@ -43,6 +43,8 @@ LAYOUT_AXES = MappingProxyType(
         "tnd": ("tokens of all sequences", "heads", "head size"),
     }
 )
+#: The layout with the same axes whose heads and tokens are exchanged.
+OTHER_LAYOUT: Mapping[str, Layout] = MappingProxyType({"bnsd": "bsnd", "bsnd": "bnsd"})
 NAMES = ("q", "k", "v")
 #: What safetensors calls the formats that numpy has no name for.
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
@@ -74,7 +76,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
             r.tensors, prefix=r.tensor_prefix, layout=r.layout, head_dim=load.head_dim, lengths=lengths
         )
         if r.workload is not None:
-            _check_workload(tensors, load)
+            _check_workload(tensors, load, r.layout)
     elif load.tensors is None or not load.data.changes_tensors:
         return None, {}, {}
     else:
@@ -92,6 +94,23 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
 
 
+def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
+    """Return how tensors were read, and the layout with heads and tokens exchanged, where that is likelier.
+
+    Empty where heads are no more than keys, where no other layout has the same axes, and where heads of Q would be no
+    multiple of those of K.
+    """
+    other = OTHER_LAYOUT.get(layout)
+    (_, heads, queries, _), (_, kv_heads, keys, _) = (tensors[n].shape for n in "qk")
+    if other is None or heads <= keys or queries % keys:
+        return ""
+    axes = ", ".join(LAYOUT_AXES[layout])
+    return (
+        f"tensors: read as {heads:,} heads of {keys:,} keys (layout {layout}: {axes}); with --layout {other} they have "
+        f"{queries:,} heads of {kv_heads:,} keys"
+    )
+
+
 def kernel_tensors(request: Request) -> Tensors | None:
     """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
 
@@ -107,14 +126,16 @@ def kernel_tensors(request: Request) -> Tensors | None:
     return read_tensors(Path(given))
 
 
-def _check_workload(tensors: Tensors, load: Workload) -> None:
+def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
     """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
     q, k, v = (tensors[n].shape for n in NAMES)
     shares = load.heads // load.kv_heads % (q[1] // k[1]) == 0  # more devices than KV heads split a group
     if not shares or q[1] > load.heads or (q[3], v[3]) != (load.head_dim, load.value_head_dim):
+        unlikely = unlikely_reading(tensors, layout)
         raise TensorError(
             f"tensors: {q[1]} query heads of {q[3]} and {k[1]} of keys are none of workload {load.name}, which has "
             f"{load.heads} of {load.head_dim} and {load.kv_heads}; leave the workload out, or name that of the tensors"
+            + (f"; {unlikely}" if unlikely else "")
         )
 
 
@@ -182,7 +203,7 @@ def load_tensors(
         rows[name] = () if ends is None else tuple(int(n) for n in np.diff(ends, prepend=0))
     for name, values in tensors.items():
         _check(name, values, where)
-    _check_together(tensors, where)
+    _check_together(tensors, layout, where)
     if lengths and layout != "tnd":
         rows = {"q": (), "k": tuple(lengths), "v": tuple(lengths)}
     tensors = _of_lengths(tensors, rows, where)
@@ -434,7 +455,7 @@ def check_finite(
                 raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
 
 
-def _check_together(tensors: Tensors, where: str) -> None:
+def _check_together(tensors: Tensors, layout: str, where: str) -> None:
     q, k, v = (tensors[n].shape for n in NAMES)
     faults = []
     if not q[0] == k[0] == v[0]:
@@ -448,7 +469,8 @@ def _check_together(tensors: Tensors, where: str) -> None:
     if len({tensors[n].dtype for n in NAMES}) != 1:
         faults.append("dtypes " + ", ".join(str(tensors[n].dtype) for n in NAMES))
     if faults:
-        raise TensorError(f"{where}: q {q}, k {k}, v {v} do not fit together: {'; '.join(faults)}")
+        read = f"read by layout {layout} as (batch, heads, tokens, head size)"
+        raise TensorError(f"{where}: q {q}, k {k}, v {v}, {read}, do not fit together: {'; '.join(faults)}")
 
 
 def padding_note(problem: Problem, bits: NumericResult) -> str:

@@ -20,7 +20,7 @@ from npusim.formats import get_format
 from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, indices
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.define import machine_of
-from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
+from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.timing import method_named
 from npusim.units import ceil_div, format_duration
@@ -73,6 +73,8 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
+    #: How the tensors were read, where another layout is likelier.
+    reading: str = ""
     #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
     is_open: bool = False
     #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
@@ -136,11 +138,12 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
-    scales, stated = dict[str, float](), dict[str, Any]()
+    scales, stated, reading = dict[str, float](), dict[str, Any](), ""
     if isinstance(request.problem, KernelProblem):
         tensors = kernel_tensors(request)
     else:
         tensors, scales, stated = chosen_tensors(request, workload)
+        reading = unlikely_reading(tensors, request.layout) if tensors is not None and request.tensors else ""
     projection, node = None, machine_of(device).node
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
@@ -166,9 +169,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(request.ignore, schedule.models)
     is_open = node is None and not isinstance(request.tiling, Tiling)
-    return Plan(
-        request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored, is_open
-    )
+    inputs = tensors, projection, ignored, reading
+    return Plan(request, schedule, device, features, workload, problem, tiling, precision, *inputs, is_open)
 
 
 def _problem_of(

@@ -295,7 +295,7 @@ def _last_group(timing: TimingResult) -> tuple[int, ...]:
 def _notes(
     program: TileProgram, plan: Plan, bits: NumericResult | None, timing: TimingResult | None
 ) -> tuple[str, ...]:
-    notes, device = list(program.notes), plan.device
+    notes, device = [*program.notes, *filter(None, (plan.reading,))], plan.device
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
         notes.append(f"timeline: the first {traced}; --timeline 0:END extends it to END us")

@@ -218,7 +218,8 @@ class Stress:
     choice of precision that holds where ``first`` is empty, so that roundings accumulate without it.  ``at_bound``:
     aspects of ``worst`` with an end of their range, so that inputs beyond it may be worse.  ``beyond``: outcomes
     beyond the default bounds, of which ``worst`` may be one only if it is not finite.  ``is_whole``: the budget
-    was enough for all of this. ``inputs``: the worst inputs, for the computed heads.
+    was enough for all of this. ``inputs``: the worst inputs, for the computed heads; ``reading``: how given tensors
+    were read, if another layout is likelier.
     """
 
     name: str
@@ -243,6 +244,7 @@ class Stress:
     beyond: tuple[PointError, ...]
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
+    reading: str = ""
 
 
 @takes_options(BitsOptions)
@@ -428,6 +430,7 @@ class _Search:
                 n: np.stack([[lying(n, source(n, b, h)) for h in range(of_batch)] for b in range(batch)])
                 for n, (batch, of_batch) in trial.sizes(plan, program).items()
             },
+            reading=plan.reading,
         )
 
     def _margin(self, name: str) -> float | None:

@@ -31,7 +31,7 @@ class Measure(NamedTuple):
     allowed: float
 
 
-class Moment(NamedTuple):
+class ErrorComponent(NamedTuple):
     """An error's component along some weights, relative to these, by head, and its standard error over rows."""
 
     value: Doubles
@@ -105,11 +105,11 @@ class BiasCheck:
         errors = np.concatenate([rows[at].astype(np.float64) - x for at, x in self.exact.items()])
         return np.where(np.isfinite(errors), errors, 0.0)
 
-    def _moment(self, errors: Doubles, weights: Doubles) -> Moment:
+    def _moment(self, errors: Doubles, weights: Doubles) -> ErrorComponent:
         along, square = (errors * weights).sum(axis=1), (weights * weights).sum(axis=1)
         sums = [(along[rows].sum(), np.sqrt((along[rows] ** 2).sum()), square[rows].sum()) for rows in self._groups]
         value, error, norm = np.array(sums).T
-        return Moment(value / norm, error / norm)
+        return ErrorComponent(value / norm, error / norm)
 
     def _slopes(self, errors: Doubles) -> tuple[float, float]:
         """Return the mean square of each row's slope, and its standard error: rows whose sum is wrong by a factor."""

@@ -92,7 +92,8 @@ class Explanation:
 class Difference:
     """A kernel's output compared with predicted bits, on the computed rows.
 
-    ``tile``: the fields of the tile that were named or chosen.  ``first`` is the first element that differs (batch,
+    ``reading``: how tensors were read, if another layout is likelier (`Plan.reading`).  ``tile``: the fields of the
+    tile that were named or chosen.  ``first`` is the first element that differs (batch,
     head, row, column), ``given`` and ``predicted`` its values.  ``blank`` are whole rows of the output that are NaN, in
     words; ``problem`` is another problem that the kernel computes: no choice is tried then.  ``explained`` are the
     changes that make every output equal, the simplest alone, and ``nearest`` the closest change where none does: the
@@ -101,6 +102,7 @@ class Difference:
     """
 
     run: RunData
+    reading: str
     tile: str
     matched: int
     total: int
@@ -149,7 +151,8 @@ def comparison(
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     problem = subject_of(plan, base.program)
     given = read_output(output, problem, base.program.tensors["o"].fmt)
-    asked = replace(given.named_in(request), tiling=fields_of_run(plan, base.tiling))
+    rows, heads = given.asked(request.rows, request.heads)
+    asked = replace(request, rows=rows, heads=heads, tiling=fields_of_run(plan, base.tiling))
     of_run = replace(plan, tiling=base.tiling)
     return HeldOutput(of_run, base, plan.tiling, asked, problem, source_of(plan, problem), given, on_tried)
 
@@ -194,12 +197,12 @@ class HeldOutput:
         matched, total = self.equal(written)
         at = self._first(written)
         if at is None:
-            return Difference(self.base, self.tile, matched, total)
+            return Difference(self.base, self.plan.reading, self.tile, matched, total)
         batch, head, row, column = at
         start, rows = next((r, b) for (n, h, r), b in sorted(written.items()) if (n, h) == at[:2] and row < r + len(b))
         given, predicted = float(self.given.values[at]), float(rows[row - start, column])
         blank = self.given.blank(written)
-        found = Difference(self.base, self.tile, matched, total, at, given, predicted, blank)
+        found = Difference(self.base, self.plan.reading, self.tile, matched, total, at, given, predicted, blank)
         if found.blank:
             return found
         place, own = Place(row, head, batch), self.plan.schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.numerics.evaluate import BlockRows, KernelOutput
-    from npusim.simulation.request import Request
+    from npusim.numerics.evaluate import BlockRows, Choice, KernelOutput
 
 #: Keys under which a file may have the output, and the key of the rows that it has.
 KEYS, COMPUTED = ("o", "out", "output"), "computed"
@@ -43,13 +42,12 @@ class GivenOutput:
     has: NDArray[np.bool_]
     is_stated: bool = False
 
-    def named_in(self, request: Request) -> Request:
-        """Return the request with the rows and the heads that a file states, where it names none itself."""
-        if not self.is_stated:
-            return request
-        axes = {"rows": (0, 1), "heads": (0, 2)}
-        stated = {n: np.flatnonzero(self.has.any(axis)).tolist() for n, axis in axes.items()}
-        return replace(request, **{n: which for n, which in stated.items() if getattr(request, n) == "sample"})
+    def asked(self, rows: Choice, heads: Choice) -> tuple[Choice, Choice]:
+        """Return the rows and the heads to compare: those that a file states instead of a sample."""
+        stated: list[Choice] = [np.flatnonzero(self.has.any(axis)).tolist() for axis in ((0, 1), (0, 2))]
+        choices = zip((rows, heads), stated, strict=True)
+        both = [own if self.is_stated and one == "sample" else one for one, own in choices]
+        return both[0], both[1]
 
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
         """Return the parts of blocks of rows that the output has, by batch, head and first row.

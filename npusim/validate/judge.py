@@ -54,7 +54,7 @@ class Judgement:
 
     ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
     that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite;
-    ``blank``: whole rows that are NaN, in words.
+    ``blank``: whole rows that are NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
     """
 
     matched: int
@@ -64,6 +64,7 @@ class Judgement:
     lost: int = 0
     unjudged: int = 0
     blank: str = ""
+    reading: str = ""
 
     @property
     def is_right(self) -> bool:
@@ -127,7 +128,7 @@ def _judged(
     exact, given = cut(exact), held.given.beside(kernels[0])
     matched, total = held.equal(kernels[0])
     if matched == total:
-        return Judgement(matched, total)
+        return Judgement(matched, total, reading=held.plan.reading)
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
     judged = sum(int(cells.sum()) for cells in finite.values())
     if not judged:
@@ -146,6 +147,7 @@ def _judged(
         sum(int((finite[at] & ~_is_finite(given[at])).sum()) for at in exact),
         total - judged,
         held.given.blank(kernels[0]),
+        held.plan.reading,
     )
 
 
