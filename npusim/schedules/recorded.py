@@ -14,7 +14,16 @@ from npusim.errors import SpecError
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
-from npusim.schedules.triton import AXES, PRECISIONS, STAGES, TritonPrecision, architecture_of, phase_read
+from npusim.schedules.triton import (
+    AXES,
+    EXACT,
+    PRECISIONS,
+    STAGES,
+    TritonPrecision,
+    architecture_of,
+    exact_launch,
+    phase_read,
+)
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
 from npusim.ttir.compiler import compiled_text
 from npusim.ttir.draft import plain_name
@@ -22,6 +31,10 @@ from npusim.ttir.layout import tensor_of
 from npusim.ttir.text import Line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
     from npusim.schedules.define import Phases
     from npusim.schedules.registry import Schedule
 
@@ -64,7 +77,10 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         summary=f"Triton's {called}, as recorded at {call.where}",
     )
     shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
-    return tuple(replace(s, declared=partial(_declared, call, s.declared), shapes=shapes) for s in schedules)
+    exact = partial(_exact, call)
+    return tuple(
+        replace(s, declared=partial(_declared, call, s.declared), shapes=shapes, exact=exact) for s in schedules
+    )
 
 
 def _configuration(call: Call, tiling: Any) -> CallConfiguration:
@@ -100,11 +116,24 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     if isinstance(tiling, GroupFields):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
     made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
+    place, (arguments, grid) = (call.name, Line(call.path, call.line)), _launched(call, configuration, p)
+    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+
+
+def _launched(
+    call: Call, configuration: CallConfiguration, p: TritonPrecision
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the arguments of a call by parameter, and its grid."""
     arguments = {
         n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()
     }
-    arguments |= configuration.constants
     grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
     if 0 in grid:
         raise SpecError(f"{call}: a grid without a program: nothing is launched")
-    return phase_read(made, call.name, Line(call.path, call.line), arguments, grid, problem, tiling, p, machine)
+    return arguments | dict(configuration.constants), grid
+
+
+def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    configuration = _configuration(call, tiling)
+    line = Line(call.path, call.line)
+    return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))

@@ -34,6 +34,7 @@ from npusim.schedules.define import schedule
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
+from npusim.ttir.exact import ExactLaunch
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
 from npusim.ttir.text import Line, read, refusing
@@ -118,6 +119,7 @@ class TritonPrecision:
         return {}
 
 
+EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True)
 TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
 UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
 _ON_GPUS = ("compiled", "unfused")
@@ -131,12 +133,7 @@ PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
         )
     }
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
-    | {
-        "cpu": (
-            TritonPrecision("plain", contracts=False),
-            TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
-        )
-    }
+    | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
 )
 
 
@@ -198,6 +195,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         problem=KernelProblem if any(each.is_plain for each in launches) else Problem,
         summary=f"Triton's {called}",
         **_reference(launches),
+        exact=partial(_exact, launch) if launch.is_plain and len(launches) == 1 else None,
     )
 
 
@@ -326,7 +324,7 @@ def _phase_of(
     options = launch.options
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    made, arguments, grid = compiled_launch(launch, names, options, machine.device)
+    made, arguments, grid = compiled_launch(launch, names, options, architecture_of(machine.device))
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
         arguments |= exact
@@ -335,9 +333,9 @@ def _phase_of(
 
 
 def compiled_launch(
-    launch: Launch, names: dict[str, Any], options: Mapping[str, int], device: DeviceSpec
+    launch: Launch, names: dict[str, Any], options: Mapping[str, int], architecture: str
 ) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
-    """Return the code that Triton compiles for a launch on a device, the launch's arguments by parameter, and its grid.
+    """Return the code that Triton compiles for a launch, the launch's arguments by parameter, and its grid.
 
     Arguments and grid are checked before Triton compiles.
     """
@@ -347,7 +345,7 @@ def compiled_launch(
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
     grid = _grid(launch, names)
-    return compiled(launch.source, architecture_of(device), words, options), arguments, grid
+    return compiled(launch.source, architecture, words, options), arguments, grid
 
 
 def _capability(device: DeviceSpec) -> int:
@@ -376,15 +374,9 @@ def phase_read(
     """
     device, is_nvidia = machine.device, machine.device.family == "nvidia"
     fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
-    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
-    if not p.exp_variant.startswith("exp2."):
-        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
-    erf = f"erf({{}}, {p.erf_variant!r})"
-    sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
     with refusing(line, name):
-        blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
+        blocks = placed(read_launch(read(made.ttir), arguments, grid, _choices(p, fuses=fuses, orders=orders)))
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
         phase = replace(phase, arithmetic=p.arithmetic)
@@ -405,6 +397,30 @@ def phase_read(
             return [*before, phase]
         fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
         return [*before, (phase, fields)]
+
+
+def _choices(p: TritonPrecision, *, fuses: bool = False, orders: tuple[str, ...] = ()) -> Choices:
+    """Return the choices of a precision as the reader writes them."""
+    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
+    if not p.exp_variant.startswith("exp2."):
+        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
+    erf, sqrt = f"erf({{}}, {p.erf_variant!r})", f"sqrt({{}}, {p.sqrt_variant!r})"
+    return Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
+
+
+def exact_launch(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
+) -> Callable[..., np.ndarray[Any, Any]]:
+    """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
+    with refusing(line, name):
+        blocks = placed(read_launch(read(ttir), arguments, grid, _choices(EXACT)))
+    return ExactLaunch(read(ttir), arguments, grid, blocks).rows
+
+
+def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
+    made, arguments, grid = compiled_launch(launch, names, launch.options, "")
+    return exact_launch(made.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
