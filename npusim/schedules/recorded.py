@@ -14,12 +14,14 @@ from npusim.errors import SpecError
 from npusim.schedules.define import schedule
 from npusim.schedules.triton import (
     AXES,
+    EXACT,
     FIELDS,
     PRECISIONS,
     STAGES,
     TritonFields,
     TritonPrecision,
     architecture_of,
+    exact_launch,
     phase_read,
 )
 from npusim.ttir import launch_parts
@@ -31,6 +33,11 @@ from npusim.ttir.layout import tensor_of
 from npusim.ttir.text import Line, read, refusing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from npusim.config.tiling import Tiling
     from npusim.schedules.define import Phases
     from npusim.schedules.registry import Schedule
 
@@ -67,7 +74,10 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         summary=f"Triton's {called}, as recorded at {call.where}",
     )
     shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
-    return tuple(replace(s, declared=partial(_declared, call, s.declared), shapes=shapes) for s in schedules)
+    exact = partial(_exact, call)
+    return tuple(
+        replace(s, declared=partial(_declared, call, s.declared), shapes=shapes, exact=exact) for s in schedules
+    )
 
 
 def _numbers(call: Call) -> Any:
@@ -115,14 +125,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         check_arguments(read(configuration.ttir), call)
     made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
-    arguments = {
-        n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()
-    }
-    arguments |= configuration.constants
-    grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
-    if 0 in grid:
-        raise SpecError(f"{call}: a grid without a program: nothing is launched")
-    line = Line(call.path, call.line)
+    line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
     *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
     if len(call.configurations) > 1:
         phase, *more = last if isinstance(last, tuple) else (last,)
@@ -131,3 +134,22 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
         last = (phase, *more) if more else phase
     return [*before, last]
+
+
+def _launched(
+    call: Call, configuration: CallConfiguration, p: TritonPrecision
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the arguments of a call by parameter, and its grid."""
+    arguments = {
+        n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()
+    }
+    grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
+    if 0 in grid:
+        raise SpecError(f"{call}: a grid without a program: nothing is launched")
+    return arguments | dict(configuration.constants), grid
+
+
+def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    configuration = _configuration(call, tiling)
+    line = Line(call.path, call.line)
+    return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))

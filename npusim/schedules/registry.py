@@ -112,6 +112,9 @@ class Schedule:
     is_of_decoding: bool = False
     models: tuple[str, ...] = ()
     sizes: Mapping[str, float] = field(default_factory=dict)
+    #: ``exact(problem, tiling)``: a function of inputs, batch, head, first row and rows that returns rows of the result
+    #: in float64; None: the schedule's program on cores that compute in float64.
+    exact: Callable[[Any, Any], Callable[..., Any]] | None = None
     follows: Mapping[str, Callable[[Any, Any, int, int], Any]] = field(default_factory=dict)
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
+from npusim.ttir.exact import ExactLaunch
 from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
@@ -135,6 +136,7 @@ class TritonPrecision:
         return {}
 
 
+EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True)
 TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
 UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
 _ON_GPUS = ("compiled", "unfused")
@@ -148,12 +150,7 @@ PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
         )
     }
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
-    | {
-        "cpu": (
-            TritonPrecision("plain", contracts=False),
-            TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
-        )
-    }
+    | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
 )
 
 
@@ -214,6 +211,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         problem=KernelProblem if any(each.is_plain for each in launches) else Problem,
         summary=f"Triton's {called}",
         **_reference(launches),
+        exact=partial(_exact, launch) if launch.is_plain and len(launches) == 1 else None,
     )
 
 
@@ -342,7 +340,7 @@ def _phase_of(
     options = launch.options
     if isinstance(tiling, TritonFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
-    made, arguments, grid = compiled_launch(launch, names, options, machine.device)
+    made, arguments, grid = compiled_launch(launch, names, options, architecture_of(machine.device))
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
         arguments |= exact
@@ -351,9 +349,9 @@ def _phase_of(
 
 
 def compiled_launch(
-    launch: Launch, names: dict[str, Any], options: Mapping[str, int], device: DeviceSpec
+    launch: Launch, names: dict[str, Any], options: Mapping[str, int], architecture: str
 ) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
-    """Return the code that Triton compiles for a launch on a device, the launch's arguments by parameter, and its grid.
+    """Return the code that Triton compiles for a launch, the launch's arguments by parameter, and its grid.
 
     Arguments and grid are checked before Triton compiles.
     """
@@ -363,7 +361,7 @@ def compiled_launch(
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
     grid = _grid(launch, names)
-    return compiled(launch.source, architecture_of(device), words, options), arguments, grid
+    return compiled(launch.source, architecture, words, options), arguments, grid
 
 
 def _capability(device: DeviceSpec) -> int:
@@ -392,13 +390,8 @@ def phase_read(
     """
     device, is_nvidia = machine.device, machine.device.family == "nvidia"
     fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
-    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
-    if not p.exp_variant.startswith("exp2."):
-        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     order, orders = ("mma_lanes", made.orders) if is_nvidia and not p.sum_order else ("", {})
-    erf = f"erf({{}}, {p.erf_variant!r})"
-    sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, order, orders, made.addends, p.is_exact)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors
@@ -422,6 +415,31 @@ def phase_read(
             return [*before, phase]
         fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
         return [*before, (phase, fields)]
+
+
+def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
+    """Return the choices of a precision, and of compiled code, as the reader writes them."""
+    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
+    if not p.exp_variant.startswith("exp2."):
+        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
+    erf, sqrt = f"erf({{}}, {p.erf_variant!r})", f"sqrt({{}}, {p.sqrt_variant!r})"
+    forms = {"exp2": exp2, "exp": exp, "erf": erf, "sqrt": sqrt}
+    return Choices(p.accumulate == "fresh", **{"fuses": False, **of_code}, **forms, is_exact=p.is_exact)
+
+
+def exact_launch(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
+) -> Callable[..., np.ndarray[Any, Any]]:
+    """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
+    with refusing(line, name):
+        blocks = placed(read_launch(read(ttir), arguments, grid, _choices(EXACT)))
+    return ExactLaunch(read(ttir), arguments, grid, blocks).rows
+
+
+def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
+    made, arguments, grid = compiled_launch(launch, names, launch.options, "")
+    return exact_launch(made.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:

@@ -123,6 +123,9 @@ def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: i
                 whole = plan.schedule.reference(plan.problem, subject, wide, plan.tiling)
             plan.exact_results[plan.tiling] = np.asarray(whole)
         return plan.exact_results[plan.tiling][batch, head, row : row + rows]
+    if plan.schedule.exact is not None:
+        plan.exact_rows[:] = plan.exact_rows or [plan.schedule.exact(plan.problem, plan.tiling)]
+        return plan.exact_rows[0](source, batch, head, row, rows)
     if "kernel" not in plan.exact_programs:
         schedule = find_schedule(plan.request.schedule, "cpu")
         own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()

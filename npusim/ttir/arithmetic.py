@@ -45,7 +45,7 @@ BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum propagate"}
     | {"minnumf": "minimum", "minimumf": "minimum propagate"}
 )
-_NUMBERS: Mapping[str, Callable[[float, float, str], Any]] = MappingProxyType(
+NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
     | {f"{f.__name__} propagate": partial(f, nan="propagate") for f in (maximum, minimum)}
 )
@@ -69,18 +69,20 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.erf": ("erf", math.erf),
+        "math.tanh": ("tanh({})", math.tanh),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
 #: The same of libdevice, by symbol; of two operands none.
-_LIBDEVICE: Mapping[str, str] = MappingProxyType(
+LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
         "__nv_fsqrt_rn": "tt.precise_sqrt",
+        "__nv_tanhf": "math.tanh",
     }
 )
 #: A number that hides a score where it is added: so low that the weight is 0.
@@ -411,8 +413,8 @@ class Arithmetic(Draft):
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known: dict[str, tuple[str, Callable[[float], float]]] = {"__nv_tanhf": ("tanh({})", math.tanh)}
-        for symbol, name in _LIBDEVICE.items():
+        known = dict[str, tuple[str, Callable[[float], float]]]()
+        for symbol, name in LIBDEVICE.items():
             text, function = UNARY[name]
             known[symbol] = getattr(self.choices, text, text), function
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
@@ -626,7 +628,7 @@ def _written(how: str, a: str, b: str) -> str:
 
 def _computed(how: str, a: float, b: float) -> float:
     """Return an operation of two numbers in float64."""
-    return float(_NUMBERS[how](a, b, "float64"))
+    return float(NUMBERS[how](a, b, "float64"))
 
 
 def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:

@@ -74,6 +74,11 @@ class View(Tensor):
         """Return batch, head, split, row and column of elements by their offsets."""
         return tuple(self.index(group, offsets) for group in self.groups)
 
+    def has(self, offsets: Integers) -> Any:
+        """Return which elements, by their offsets, have the indices that all programs access."""
+        own = (self.index((axis,), offsets) == at for axis, at in self.fixed)
+        return np.logical_and.reduce([np.ones(offsets.shape, bool), *own])
+
     @property
     def is_interleaved(self) -> bool:
         """Whether heads are interleaved within a row."""

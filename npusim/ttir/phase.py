@@ -467,6 +467,30 @@ class LaunchGrid:
             why = f"{self.reader.program(program)} {does} {called} {int(first[program].min())}, before the first"
             raise self._fault(load.line, f"{load.of}: {why}, and no mask keeps it from that")
 
+    # ---------------------------------------------------------------- places of elements
+
+    @property
+    def placed_inputs(self) -> dict[str, list[tuple[GlobalTensor, Tensor]]]:
+        """The tensors of the phase that are read, each with its arrangement, by parameter of the kernel."""
+        placed = dict[str, list[tuple[GlobalTensor, Tensor]]]()
+        for x in self.reader.loads.values():
+            bound = self._global(x.of, x.name)
+            tensor = bound.tensor if isinstance(bound, Stacked) else bound
+            placed.setdefault(x.of.partition(".")[0], []).append((tensor, self._tensor(x.of)))
+        return placed
+
+    @property
+    def placed_result(self) -> tuple[str, Tensor]:
+        """The parameter of the first result, and its arrangement."""
+        return self.stored.pointer.of.partition(".")[0], self.out
+
+    def programs_of(self, batch: int, head: int, row: int, rows: int) -> list[list[int]]:
+        """Return the programs that store some of the rows of a head; ``batch`` counts splits too."""
+        is_of = (self.batch * self.out.shape[SPLIT] + self.split == batch) & (self.head == head)
+        is_of = is_of & (self.row < row + rows) & (self.row + self.rows > row)
+        listed: list[list[int]] = np.unique(self.reader.ids[is_of[:, 0]], axis=0).tolist()
+        return listed
+
     # ---------------------------------------------------------------- what comes out
 
     @property

@@ -88,6 +88,10 @@ class Tensor:
                 places[i], rest = rest // self.steps[i], rest % self.steps[i]
         return tuple(places)
 
+    def has(self, offsets: Integers) -> Any:
+        """Return which elements, by their offsets, are this tensor's: of a part of another one some are not."""
+        return np.ones(offsets.shape, bool)
+
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the five axes of a tensor from a call's axes, the last ones; only a tensor of five has splits."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.problem import KernelProblem
 from npusim.errors import NpusimError, SpecError, one_line
-from npusim.schedules.triton import compiled_launch
+from npusim.schedules.triton import architecture_of, compiled_launch
 from npusim.schedules.triton import triton as launch_name
 from npusim.simulation.ranking import Prediction
 from npusim.simulation.request import Request
@@ -182,7 +182,8 @@ def _compile(listed: Sequence[Configuration]) -> None:
         request, tiling = configuration.request, dict(configuration.request.tiling or {})
         options = {name: int(str(tiling[field])) for name, field in OPTIONS.items()}
         with suppress(NpusimError):  # said where it is predicted
-            compiled_launch(*launch_and_names(request.schedule, request.problem), options, request.machine())
+            architecture = architecture_of(request.machine())
+            compiled_launch(*launch_and_names(request.schedule, request.problem), options, architecture)
 
     for configuration in listed[:1]:  # reads the kernel's file
         made(configuration)

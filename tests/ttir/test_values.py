@@ -99,6 +99,18 @@ def test_large_differences_infinities_and_nan_as_the_issue_has_them() -> None:
         assert done.numerics.error.nan_count == 0, "the reference has NaN at the same places alone"
 
 
+def test_the_reference_does_not_follow_a_fault_of_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.ttir.arithmetic import Arithmetic
+    from ttir import value_kernels as kernels
+
+    x, y = (np.random.default_rng(seed).standard_normal((12, 50)).astype(np.float32) for seed in range(2))
+    words = {"X": x, "Y": y, "Z": np.zeros_like(x), "N": 50, "B": 64, "HOW": "at least"}
+    right = Arithmetic._by_value
+    assert npusim.run(recorded(kernels.chosen, 12, words), rows="all").numerics.error.rmse == 0
+    monkeypatch.setattr(Arithmetic, "_by_value", lambda self, op, mask, a, b: right(self, op, mask, b, a))
+    assert npusim.run(recorded(kernels.chosen, 12, words), rows="all").numerics.error.rmse > 0.5
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_relation_of_ttir_holds_where_its_definition_says(relation: str) -> None:
     from ttir import value_kernels as kernels
