@@ -332,6 +332,10 @@ class _Lowering:
         for c in trace.carried:
             _carry(self.events, c)
         self.at = {e: i for i, e in enumerate(self.events)}
+        self.first_readers: dict[Value, Value] = {}
+        for e in self.events:
+            for s in e.read:
+                self.first_readers.setdefault(s, e.dst)
         self.fed = {s for e in self.events if e.opcode is O.MATMUL for s in e.read[:2]}
         self._check_use()
         self._check_factors()
@@ -561,17 +565,17 @@ class _Lowering:
 
     def _called_after(self, v: Value) -> str:
         """Return the name of a nameless value: that of the value it is used for."""
-        reader = next((e.dst for e in self.events if v in e.read), None)
-        if reader is None:
-            return "t"
-        if reader.onto is v and not reader.name:  # the next term of a sum of products
-            return self._called_after(reader)
-        base = (
-            reader.name
-            or self.name_of.get(reader)
-            or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
-        )
-        return f"{base}_in" if v.kind == "product" else base
+        end = ""
+        while (reader := self.first_readers.get(v)) is not None:
+            if reader.onto is v and not reader.name:  # the next term of a sum of products
+                v = reader
+                continue
+            end += "_in" * (v.kind == "product")
+            known = reader.name or self.name_of.get(reader) or (reader.onto and self.name_of[reader.onto])
+            if known:
+                return f"{known}{end}"
+            v = reader
+        return f"t{end}"
 
 
 def _is_of_state(v: Value, seen: frozenset[Value] = frozenset()) -> bool:
@@ -766,8 +770,24 @@ class _Roles:
     def __init__(self, lowering: _Lowering, *, is_partial: bool) -> None:
         self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results
         self.carried, self.is_partial, self.lowering = lowering.trace.carried, is_partial, lowering
+        self._known: dict[Value, Role] = {}
+        #: Values that elementwise operations make a factor of a product, and those made of an exponential.
+        self._become_weights, self._had_exponential = set(self.fed), set[Value]()
+        for e in reversed(self.events):
+            if e.dst in self._become_weights:
+                self._become_weights |= {
+                    s for s in e.read if s.event and s.axes == e.dst.axes and s.event.loop == e.loop and s is not e.dst
+                }
+        for e in self.events:
+            if e.opcode is O.EXP or any(s in self._had_exponential for s in e.read if s.axes == e.dst.axes):
+                self._had_exponential.add(e.dst)
 
     def of(self, v: Value) -> Role:
+        if v not in self._known:
+            self._known[v] = self._of(v)
+        return self._known[v]
+
+    def _of(self, v: Value) -> Role:
         if v.kind in ("operand", "mask"):
             return "operand" if v.kind == "operand" else "mask"
         if v in self.results:
@@ -784,7 +804,7 @@ class _Roles:
         over = [s for s in e.read if s.event and s.event.loop is None and s.axes == v.axes]
         if e.loop is None and (e.opcode is O.DIV or any(self.of(s) == "output" for s in over)):
             return "partial" if self.is_partial else "output"
-        return "weight" if self._becomes_weight(v) and self._had_exponential(v) else "work"
+        return "weight" if v in self._become_weights and v in self._had_exponential else "work"
 
     def _of_state(self, v: Value) -> Role:
         assert v.start is not None
@@ -808,18 +828,6 @@ class _Roles:
             return "decay" if any(s.kind == "state" or s.state is not None for s in rescaled) else "gain"
         summed = next((s for s in e.read if s.event and s.event.opcode is O.ROW_SUM), None)
         return self.of(summed) if summed is not None and e.opcode in (O.MUL, O.ADD) else "work"
-
-    def _becomes_weight(self, v: Value) -> bool:
-        return v in self.fed or any(
-            self._becomes_weight(e.dst)
-            for e in self.events
-            if v in e.read and v.event and e.dst.axes == v.axes and e.loop == v.event.loop and e.dst is not v
-        )
-
-    def _had_exponential(self, v: Value) -> bool:
-        return v.event is not None and (
-            v.event.opcode is O.EXP or any(self._had_exponential(s) for s in v.event.read if s.axes == v.axes)
-        )
 
 
 def _through_casts(e: Event) -> list[Value]:

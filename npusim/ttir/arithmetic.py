@@ -85,6 +85,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_tanhf": "math.tanh",
     }
 )
+#: Brackets of one expression: Python reads about 200 that are nested.
+MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
 #: Numbers of a row may be any: what two of them give alike is known.
@@ -276,6 +278,7 @@ class Arithmetic(Draft):
         readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
         is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
         is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
+        is_step = is_step and x.text.count("(") < MOST_STEPS
         self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, called or op.results[0]))
 
     def _binary(self, op: Op, how: str) -> None:
@@ -440,7 +443,11 @@ class Arithmetic(Draft):
         value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
         self._set(op, Number(value, literal(value)))
 
-    def _tt_reduce(self, op: Op, x: Known) -> None:
+    def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
+        if others:
+            raise op.fail(
+                "a reduction of several blocks at once (tl.argmax, tl.argmin): sums and maxima alone are read"
+            )
         inner = [o.name for o in op.body]
         kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
         if not kind or len(inner) != 2 or not isinstance(x, Floats):

@@ -312,7 +312,11 @@ HOSTILE: dict[str, tuple[Any, Any, str]] = {
     ),
     "a number for a tensor": (("calls", 0, "arguments", "X"), 3, r"X: the TTIR has !tt\.ptr<f32>, and recorded is no "),
     "a tensor for a number": (("calls", 0, "arguments", "n"), "x", r"n: the TTIR has i32, and recorded is 'x'"),
-    "another parameter": (("calls", 0, "arguments"), {"n": 3, "B": 64}, "X: a parameter of the TTIR without a"),
+    "another parameter": (
+        ("calls", 0, "arguments"),
+        {"n": 3, "B": 64},
+        "X: a parameter of the TTIR without a recorded",
+    ),
     "a number beyond its type": (("calls", 0, "arguments", "n"), 2**40, "n: 1099511627776; allowed: an integer of 32"),
     "a grid": (("calls", 0, "configurations", 0, "grid"), [2**20, 2**20], "a grid of .* 1,048,576 programs"),
     "letters": (("calls", 0, "path"), "x" * 10**6, r"path: .*\(1,000,002 letters\); allowed: text of at most 4,096"),
