@@ -28,14 +28,14 @@ _LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
 _REDUCTION = re.compile(r"\}\) : \(tensor<((?:\d+x)+)\w+(?:, (.*))?>\) -> ")
 #: What a reduction combines by in any order to the same bits.
 _FREE = re.compile(r"= arith\.(?:max\w+|min\w+|addi|andi|ori|xori) ")
-_AXIS = re.compile(r'"tt\.reduce"\(.*?axis = (\d+)')
+_AXIS = re.compile(r'"tt\.(?:reduce|scan)"\(.*?axis = (\d+)')
 
 
 # ---------------------------------------------------------------- orders of reductions
 
 
 def orders_of(ttgir: str) -> dict[str, str]:
-    """Return the order in which each reduction adds, by `npusim.ttir.text.Locations.place` and the operand's shape.
+    """Return the order in which each reduction or scan adds, by `npusim.ttir.text.Locations.place` and operand shape.
 
     Without maxima and minima, whose order is free.  ``?`` where the layout has no form of `npusim.formats.reductions`,
     or two reductions of one place differ.

@@ -73,6 +73,7 @@ def test_maxima_have_no_order_and_one_place_has_one() -> None:
     assert orders_of(twice) == {ROW: UNKNOWN}
     same = text_of(layouts, (", #mma", 1, "addf"), (", #mma", 1, "addf"))
     assert orders_of(same) == {ROW: "lanes_2x4x4"}
+    assert orders_of(same.replace("tt.reduce", "tt.scan")) == {ROW: "lanes_2x4x4"}
 
 
 HEAD = '.file\t1 "/home/kernel.py"\n.loc 1 7 9\nld.global.v2.b32 {%r1, %r2}, [%rd1];\nmov.b32 {%rs1, %rs2}, %r1;\n'
