@@ -103,7 +103,7 @@ def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
     for n, info in cls.model_fields.items():
         names, _ = _names_of(info)
         if names(schedule) != names(""):
-            kind: Any = Annotated[str, one_of(names, schedule)]
+            kind = cast("type[str]", Annotated[str, one_of(names, schedule)])
             made[n] = (kind | None if type(None) in get_args(info.annotation) else kind, copy(info))
     return cast("type[Tiling]", create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, **made)) if made else cls
 

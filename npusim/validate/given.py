@@ -107,7 +107,8 @@ def read_output(output: str | Path | NDArray[Any], problem: Problem | KernelOutp
     ``fmt``: the run's format.  Raises `TensorError` for a file that cannot be read or has no output, and for another
     shape or dtype.
     """
-    where, values, stated = "output", output, None
+    where, values = "output", output
+    stated: NDArray[Any] | None = None
     if isinstance(values, str | Path):
         where = str(values)
         if not Path(values).is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.numerics.evaluate import BlockRows
     from npusim.simulation.request import Request
 
@@ -102,17 +103,17 @@ def judge(
     all_held = [first, *map(first.of, outputs[1:])]
     bits = evaluation.bits_of(first.plan, first.base.program, rows=first.request.rows, heads=first.request.heads)
     exact = {at: first.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
-    if all(matched == total for matched, total in (held.equal(held.given.cut(bits.rows)) for held in all_held)):
-        kernels, tilt = [bits.rows], None
-    else:
-        kernels = [bits.rows, *_legal(first, {at: len(rows) for at, rows in bits.rows.items()}, on_tried)]
+    kernels: list[Rows] = [bits.rows]
+    tilt: Rows | None = None
+    if not all(matched == total for matched, total in (held.equal(held.given.cut(bits.rows)) for held in all_held)):
+        kernels += _legal(first, {at: len(rows) for at, rows in bits.rows.items()}, on_tried)
         tilt = _tilt(first, exact)
     return [_judged(held, kernels, exact, tilt) for held in all_held]
 
 
 def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> Rows | None:
     """Return the derivatives of float64 rows by the logarithm of the scale of scores; None without one."""
-    problem = held.plan.problem
+    problem = cast("Problem", held.plan.problem)
     if "attention" not in held.plan.features:
         return None
     tilted = [problem.model_copy(update={"scale": problem.scale * (1 + x)}) for x in (TILT, -TILT)]

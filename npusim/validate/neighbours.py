@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Place
 
-    Rows = NDArray[np.generic]
+    Rows = NDArray[Any]
 
 #: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
 #: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
