@@ -31,8 +31,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a noun as it follows a count: ``case`` after 1, else ``cases``."""
-    return noun if count == 1 else f"{noun}s"
+    """Return a noun as it follows a count: ``case`` after 1, else ``cases``; ``launches``, ``processes``."""
+    return noun if count == 1 else f"{noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
@@ -81,6 +81,19 @@ def parse_count(text: str, *, is_bytes: bool = False) -> int:
     if exact.denominator != 1 or exact < 1:
         raise ValueError(text)
     return int(exact)
+
+
+def format_value(value: object) -> str:
+    """Return a value as a command line states it: numbers with an exponent in their shortest form, ``3.35e12``.
+
+    Examples
+    --------
+    >>> format_value(3.35e12), format_value(4096.0), format_value(1e-6), format_value(0.1), format_value("auto")
+    ('3.35e12', '4096.0', '1e-6', '0.1', 'auto')
+    """
+    short = f"{value:g}" if isinstance(value, float) else ""
+    is_exact = "e" in short and float(short) == value
+    return re.sub(r"e\+?(-?)0*", r"e\1", short) if is_exact else str(value)
 
 
 def format_bytes(count: int) -> str:

@@ -276,6 +276,13 @@ def test_checks_are_told_to_continuous_integration(elsewhere: Path) -> None:
     result = _npusim("check", "b", "--github", "--junit", "out.xml")
     assert result.exit_code == 1
     assert "::error file=b/odd.yaml,title=odd%3A failed::block_kv: 17 must be" in result.stderr
+    device = (
+        "schema: npusim.device/1\nname: mine\ndescription: d\nextends: {file: ascend_910b2, basis: assumed}\nclok: 1\n"
+    )
+    (elsewhere / "b" / "mine.yaml").write_text(device)  # the faulty file is annotated, not the case that reads it
+    (elsewhere / "case.yaml").write_text(base.replace("ascend_910b2", "b/mine.yaml"))
+    faulty = _npusim("check", "case.yaml", "--github")
+    assert "::error file=b/mine.yaml,line=5,title=case%3A failed::b/mine.yaml:5 clok: unknown key" in faulty.stderr
     suite = ElementTree.parse(elsewhere / "out.xml").getroot()
     assert {k: suite.get(k) for k in ("tests", "failures", "errors")} == {"tests": "2", "failures": "0", "errors": "1"}
     assert [case.get("name") for case in suite if len(case)] == ["odd"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -12,12 +14,17 @@ if TYPE_CHECKING:
 #: GitHub's escapes of a message, and those that a property needs besides (actions/toolkit, command.ts).
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({**{chr(c): t for c, t in _MESSAGE.items()}, ":": "%3A", ",": "%2C"})
+#: The start of a fault in a file.
+_FILE = re.compile(r"(?P<file>\S.*?):(?P<line>\d+)\s")
 
 
 def github_lines(outcomes: Iterable[CheckOutcome], why: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each failed case that GitHub shows at the case's file; ``why``: lines about a case, by name."""
+    """Return a line for each failed case that GitHub shows at the case's file, or at the file that is faulty.
+
+    ``why``: lines about a case, by name.
+    """
     return [
-        f"::error file={str(o.path).translate(_PROPERTY)},title={f'{o.name}: {o.status}'.translate(_PROPERTY)}"
+        f"::error {_place(o)},title={f'{o.name}: {o.status}'.translate(_PROPERTY)}"
         f"::{_message(o, why).translate(_MESSAGE)}"
         for o in outcomes
         if not o.passed
@@ -37,6 +44,14 @@ def junit(outcomes: Sequence[CheckOutcome], why: Mapping[str, Sequence[str]]) ->
             ET.SubElement(case, kind, {"message": o.status}).text = _message(o, why)
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _place(outcome: CheckOutcome) -> str:
+    """Return the file of an annotation, and its line where a reason begins with one: ``FILE:LINE  KEY: ...``."""
+    named = _FILE.match(outcome.reason)
+    if named is None or not Path(named["file"]).is_file():
+        return f"file={str(outcome.path).translate(_PROPERTY)}"
+    return f"file={named['file'].translate(_PROPERTY)},line={named['line']}"
 
 
 def _message(outcome: CheckOutcome, why: Mapping[str, Sequence[str]]) -> str:

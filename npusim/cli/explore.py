@@ -14,6 +14,7 @@ from npusim.cli.help import Verbs
 from npusim.errors import TilingError
 from npusim.simulation.request import Request, TensorOptions, short_name
 from npusim.ttir import launch_parts
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -172,8 +173,9 @@ def _searched(
         if is_long:
             end = "" if options.budget_s is not None else "; --budget S ends earlier, Ctrl-C at any time"
             long = f"{size.seconds:.0f} s" if size.seconds < 100 else f"{size.seconds / 60:.0f} min"
-            words = f"{size.points:,} points in {size.families:,} families, about {long}"
-            say(f"{name}: {words} with {options.jobs} processes{end}")
+            families = "family" if size.families == 1 else "families"
+            words = f"{size.points:,} {plural(size.points, 'point')} in {size.families:,} {families}, about {long}"
+            say(f"{name}: {words} with {options.jobs} {plural(options.jobs, 'process')}{end}")
 
     with late_progress(f"exploring {name}") as advance:
 

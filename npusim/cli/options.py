@@ -346,15 +346,17 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
 
 def _size(name: str, text: str, is_launch: bool) -> int | float:
-    """Return a size: a whole number (``4k``) or a decimal one; a launch has no size 0, a schedule decides itself."""
+    """Return a size: a whole number (``4k``), a decimal one, or a switch; a launch has no size 0 and no switch, a
+    schedule decides itself.
+    """
     from npusim.units import parse_count
 
-    if text == "0" and not is_launch:
-        return 0
+    if not is_launch and text.lower() in ("0", "true", "false"):
+        return text.lower() == "true" if text != "0" else 0
     try:
         return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)
     except ValueError:
-        none = "" if is_launch else "0 for none, or "
+        none = "" if is_launch else "0 for none, true or false for a switch, or "
         raise SpecError(f"--problem {name}={text}: write {none}a number above 0, such as 4096, 4k or 1e-5") from None
 
 

@@ -34,7 +34,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import CallFields, Operands, Problem
+from npusim.config.problem import CallFields, NamedSize, Operands, Problem
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import WORKLOAD_SCHEMA, Workload
 from npusim.errors import SpecError
@@ -161,9 +161,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="phase of a named workload")
-    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(
-        default=None, description="sizes of a schedule of plain tensors"
-    )
+    sizes: dict[str, NamedSize] | None = Field(default=None, description="sizes of a schedule of plain tensors")
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
@@ -473,7 +471,7 @@ class Case(RunSizes):
     workload: Text | None = Field(
         default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
     )
-    problem: dict[str, PositiveInt] | None = Field(
+    problem: dict[str, NamedSize] | None = Field(
         default=None, description="m, n, k of gemm, bytes of copy, or sizes of a schedule of plain tensors"
     )
     dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None = None

@@ -22,7 +22,7 @@ from npusim.config.messages import explain, suggest
 from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve, yaml_files
 from npusim.config.workload import Workload
 from npusim.errors import SpecError
-from npusim.units import parse_count
+from npusim.units import format_value
 
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(
@@ -193,7 +193,7 @@ def _override_text(key: str, value: object) -> str:
         raise SpecError(f"-C {key!r}={value!r}: a key is text: clock_hz, links.hbm.bytes_per_s")
     if isinstance(value, bool) or not isinstance(value, str | Real):
         raise SpecError(f"-C {key}={value!r}: expected a number, or text, not a {type(value).__name__}")
-    return str(value)
+    return format_value(value)
 
 
 def _is_fact(data: dict[str, object], key: str) -> bool:
@@ -222,27 +222,16 @@ def _set(data: dict[str, object], key: str, text: str) -> None:
 
 
 def _replacement(old: object, key: str, text: str) -> object:
+    from npusim.config.yaml_text import parse_scalar
+
     if isinstance(old, dict) or old is None:
         if old is not None and "value" not in old:
             below = ", ".join(f"{key}.{name}" for name in list(old)[:4])
             raise SpecError(f"-C {key}={text}: not a single value; its keys: {below}, ...")
-        return {"value": _number(key, text), "basis": "assumed", "source": "command line"}
+        return {"value": parse_scalar(text), "basis": "assumed", "source": "command line"}
     if isinstance(old, str):
         return text
     raise SpecError(f"-C {key}={text}: a list cannot be changed here")
-
-
-def _number(key: str, text: str) -> object:
-    """Return the value of ``text``; bytes may have a unit: ``64MiB``."""
-    from npusim.config.yaml_text import parse_scalar
-
-    value = parse_scalar(text)
-    if isinstance(value, str) and key.endswith("_bytes"):
-        try:
-            return parse_count(text, is_bytes=True)
-        except ValueError:
-            return value
-    return value
 
 
 def _override_fault(key: str, text: str, overrides: Mapping[str, str]) -> str:

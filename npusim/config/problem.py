@@ -570,6 +570,10 @@ class RowsProblem(Sizes):
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
 
 
+#: A size by name: a number, or a switch; the schedule says which sizes there are.
+NamedSize = StrictBool | StrictInt | StrictFloat
+
+
 class KernelProblem(Sizes):
     """Sizes of a launch on plain tensors, numbers by the names of the launch's arguments, and the drawing of inputs.
 
@@ -577,7 +581,7 @@ class KernelProblem(Sizes):
     """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, StrictInt | StrictFloat]
+    __pydantic_extra__: dict[str, NamedSize]
     dtype: Dtype = "float16"
     seed: NonNegativeInt = 0
 

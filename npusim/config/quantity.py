@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Annotated, Generic, Literal, Self, TypeVar, get_args
 
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 from pydantic_core import PydanticCustomError
 
 from npusim.config.model import SpecModel, Text, fault_at
+from npusim.units import parse_count
 
 Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
@@ -102,11 +103,18 @@ class Quantity(Sourced):
     )
 
 
+#: A whole number in a file, as an editor checks it.
+_WHOLE_OR_BYTES = (
+    {"type": "integer", "minimum": 0},
+    {"type": "string", "pattern": r"^[0-9][0-9_.]*([kKmMgG]i?)?[bB]?$"},
+)
+
+
 class WholeQuantity(Quantity):
     """A quantity that is a whole number: bytes, counts, whole cycles."""
 
-    value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"type": "integer", "minimum": 0})] = (
-        Field(description="the whole number, in the unit that its key ends in")
+    value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"anyOf": [*_WHOLE_OR_BYTES]})] = Field(
+        description="the whole number, in the unit that its key ends in; bytes may have a unit: 192KiB"
     )
 
 
@@ -144,7 +152,12 @@ PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_zero)]
 
 
 class HardwareModel(SpecModel):
-    """A whole file of sourced numbers, each within the range of its unit."""
+    """A whole file of sourced numbers, each within the range of its unit; bytes may have one: ``192KiB``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bytes_may_have_a_unit(cls, data: object) -> object:
+        return _with_bytes(data)
 
     @model_validator(mode="after")
     def _numbers_are_within_the_range_of_their_unit(self) -> Self:
@@ -170,6 +183,19 @@ class HardwareModel(SpecModel):
         """Return a short hash of the content, the same for equal files: for a result's provenance."""
         # What is absent is left out: a key that a later version adds is no edit.
         return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
+
+
+def _with_bytes(node: object, key: str = "") -> object:
+    """Return a part of a file with bytes that have a unit as numbers; a text that is none stays, and is refused."""
+    if isinstance(node, list | tuple):
+        return [_with_bytes(child) for child in node]
+    if not isinstance(node, Mapping):
+        return node
+    content = {name: _with_bytes(child, name) for name, child in node.items()}
+    if key.endswith("_bytes") and isinstance(text := content.get("value"), str):
+        with suppress(ValueError):
+            content["value"] = parse_count(text, is_bytes=True)
+    return content
 
 
 def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:

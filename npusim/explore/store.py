@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import OutputError, SpecError, reason_of
 from npusim.sanitize import csv_text
+from npusim.units import format_value
 
 if TYPE_CHECKING:
     from npusim.explore.space import Point
@@ -34,7 +35,7 @@ Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
 
 def text_of(value: object) -> str:
     """Return an axis's value as a command line has it: ``auto`` for a field left to its schedule's rule."""
-    return "auto" if value is None else str(value)
+    return "auto" if value is None else format_value(value)
 
 
 @dataclass(frozen=True)

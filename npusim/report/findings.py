@@ -29,6 +29,7 @@ from npusim.report.text import (
     whole,
 )
 from npusim.simulation.request import short_name
+from npusim.units import plural
 from npusim.validate.given import BLANK
 from npusim.validate.times import Residual, TimesReport, median_error
 
@@ -454,7 +455,10 @@ def calibration_table(done: Calibration) -> tuple[Block, ...]:
     if grown := [c.name for c in done.classes if c.kept_out > c.before]:
         facts.append(("larger errors", cells(f"{', '.join(grown)}, if left out of the fit", style="warn")))
     blocks = (
-        Heading(f"constants of {done.device}", f"fitted on {len(done.cases)} cases of {done.source}"),
+        Heading(
+            f"constants of {done.device}",
+            f"fitted on {len(done.cases)} {plural(len(done.cases), 'case')} of {done.source}",
+        ),
         CONSTANTS.grid(done.constants),
         Heading("mean absolute errors", "left out: constants fitted on the other groups"),
         CLASSES.grid((*done.classes, done.total)),

@@ -80,7 +80,7 @@ def exploration_table(
         scenes[tuple(o.point.get(n) for n in apart)].append(o)
     for scene, of_scene in scenes.items():
         if len(scenes) > 1:
-            blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
+            blocks.append(Heading(" ".join(f"{n}={text_of(v)}" for n, v in zip(apart, scene, strict=True)), ""))
         chosen = front(of_scene) if is_pareto and exploration is not None else None
         blocks += _ranking_blocks(of_scene, apart, chosen, top)
         if exploration is not None and (best := best_of(of_scene)) and (words := exploration.command(best)):
@@ -106,7 +106,8 @@ def _counted(counts: Counter[str]) -> str:
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
     """Yield how many points have no verdict, and how much faster than the best one of them may be."""
-    yield Cell(f"{whole(last.points - len(outcomes))} points not evaluated; --resume continues", "warn")
+    left = last.points - len(outcomes)
+    yield Cell(f"{whole(left)} {plural(left, 'point')} not evaluated; --resume continues", "warn")
     best, least = best_of(outcomes), _remaining_us(last, exploration)
     if least is None:
         yield Cell("some have no bound yet", "warn")
@@ -217,7 +218,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
     if chosen:
-        words = " ".join(f"{name}={value}" for name, value in chosen.items())
+        words = " ".join(f"{name}={text_of(value)}" for name, value in chosen.items())
         facts.append(("others", cells(f"{words}: chosen for the best point, as in its run")))
     counts = exploration.counts()
     if counts.get("pruned", 0) and not exploration.undecided:
@@ -251,7 +252,7 @@ def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], sched
         return Column(name, text, align=">")
 
     table = Columns(
-        Column("device", lambda key: " ".join(f"{k}={v}" for k, v in zip(device_keys, key, strict=True))),
+        Column("device", lambda key: " ".join(f"{k}={text_of(v)}" for k, v in zip(device_keys, key, strict=True))),
         *map(best, schedules),
     )
     return [Heading("what if", "best latency, and gain in speed"), table.grid(fastest)]
@@ -301,7 +302,7 @@ def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = 
     searched = f"searched over {', '.join(axes)}" if axes else ""
     statuses = _counted(Counter(str(r["status"]) for r in rows))
     figures = tuple(_figures(rows, ranked, axes))
-    parts = (_subject(about), searched, f"{whole(len(rows))} points: {statuses}")
+    parts = (_subject(about), searched, f"{whole(len(rows))} {plural(len(rows), 'point')}: {statuses}")
     return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
 
 
@@ -316,7 +317,7 @@ def _ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
-    return " ".join(f"{a}={row[a]}" for a in axes if row.get(a) is not None)
+    return " ".join(f"{a}={text_of(row[a])}" for a in axes if row.get(a) is not None)
 
 
 def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]:
@@ -343,7 +344,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
         yield from _maps(rows, ranked, axes)
     left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
     if left:
-        text = f"{whole(len(left))} points, each with its reason."
+        text = f"{whole(len(left))} {plural(len(left), 'point')}, each with its reason."
         reasons = Columns(
             Column("point", lambda r: _name(r, axes)),
             Column("status", "status", str),

@@ -170,10 +170,12 @@ class Schedule:
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
-        """Return the problem with the usual sizes in place of missing ones."""
+        """Return the problem with the usual sizes in place of missing ones, and switches as 0 or 1."""
         if not self.sizes or not isinstance(problem, KernelProblem):
             return problem
-        return KernelProblem(**{n: int(size) for n, size in self.sizes.items()} | problem.model_dump())
+        known, sizes = self.sizes, problem.sizes
+        switches = {n: int(x) for n, x in sizes.items() if isinstance(x, bool) and isinstance(known.get(n), bool)}
+        return KernelProblem(**{n: int(size) for n, size in known.items()} | problem.model_dump() | switches)
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
@@ -247,7 +249,8 @@ class Schedule:
             if isinstance(usual, float):
                 fits = 0 < size < inf
             fits = fits or size == usual  # 0: none
-            if usual is None or not isinstance(size, int | type(usual)) or not fits:
+            is_kind = isinstance(size, int | type(usual)) and isinstance(size, bool) <= isinstance(usual, bool)
+            if usual is None or not is_kind or not fits:
                 kinds = {bool: " (0 or 1)", float: " (any positive number)"}
                 known = ", ".join(f"{m}{kinds.get(type(x), '')}" for m, x in self.sizes.items())
                 raise SpecError(f"problem: {self.name} has no size {n}={size}; whole numbers from 1 on for {known}")

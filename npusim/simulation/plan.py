@@ -23,7 +23,7 @@ from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.timing import method_named
-from npusim.units import ceil_div, format_duration
+from npusim.units import ceil_div, format_duration, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -348,7 +348,8 @@ def without_effect(r: Request, seconds: float, seconds_on: Callable[[DeviceSpec]
         device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
         with suppress(NpusimError):  # the tile is none without this change: the change decides
             if seconds_on(device) == seconds:
-                yield f"-C {key}={value} changes no time here: this run takes the same with the device file's number"
+                same = "this run takes the same with the device file's number"
+                yield f"-C {key}={format_value(value)} changes no time here: {same}"
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast,
 
 from npusim.errors import SpecError
 from npusim.ttir import is_launch, is_recorded, launch_parts
-from npusim.units import parse_count
+from npusim.units import format_value, parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -650,14 +650,14 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
-        value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
+        value = [f"{key}={format_value(item)}" for key, item in value.model_dump(exclude_defaults=True).items()]
         if not value:  # of a recorded call
             return []
     if isinstance(value, dict | MappingProxyType):
-        return [(name, f"{key}={item}") for key, item in value.items()]
+        return [(name, f"{key}={format_value(item)}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
-        return [(name, ",".join(map(str, value)))]
-    return [(name, str(value))] if isinstance(value, str | int | float | Path) else None
+        return [(name, ",".join(map(format_value, value)))]
+    return [(name, format_value(value))] if isinstance(value, str | int | float | Path) else None
 
 
 def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: Iterable[str]) -> str:

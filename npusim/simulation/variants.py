@@ -23,6 +23,7 @@ from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
 from npusim.simulation.tile import candidates, open_fields, program_of
+from npusim.units import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -61,7 +62,7 @@ class Variant:
     def on(self, request: Request) -> Request:
         """Return the request with these changes; no bits, no timeline."""
         rest = [part for part in (request.precision or "").split(",") if part.partition("=")[0] not in self.precision]
-        changed = [str(v) if k == PRECISION else f"{k}={v}" for k, v in self.precision.items()]
+        changed = [str(v) if k == PRECISION else f"{k}={format_value(v)}" for k, v in self.precision.items()]
         return replace(
             request,
             **self.options,
@@ -109,7 +110,7 @@ class Variants:
         options = {k: values.pop(k) for k in OPTIONS if k in values}
         if "causal" in options:
             options["causal"] = str(options["causal"]).lower() == "true"
-        overrides = {k: str(values.pop(k)) for k in self.device_keys if k in values}
+        overrides = {k: format_value(values.pop(k)) for k in self.device_keys if k in values}
         scene = self._scene(tuple(options.items()), (), tuple(overrides.items()))
         tiling = {k: values.pop(k) for k in list(values) if k in scene.tiling_fields}
         return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)

@@ -15,6 +15,7 @@ from npusim.config.load import reader_of
 from npusim.config.quantity import WholeQuantity, reads
 from npusim.errors import CheckFailedError, SpecError
 from npusim.schedules.define import machine_of, unread_keys
+from npusim.units import plural
 from npusim.validate import least_squares
 from npusim.validate.times import Predictor
 
@@ -94,7 +95,8 @@ class Calibration:
     def device_text(self, extends: str, name: str) -> str:
         """Return the device file that extends the one that was fitted."""
         lines = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
-        lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {len(self.cases)} cases')}", ""]
+        cases = f"{len(self.cases)} {plural(len(self.cases), 'case')}"
+        lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {cases}')}", ""]
         for c in self.constants:
             with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
             interval = f"90 % interval {c.low:.4g} to {c.high:.4g}"

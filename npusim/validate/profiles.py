@@ -25,6 +25,7 @@ from npusim.config.cases import MeasuredWorkload, load_mapping, measurements_tex
 from npusim.config.document import MOST_TABLE_BYTES, cell_number, read_csv, read_text
 from npusim.errors import SpecError
 from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, profiled_times
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -117,10 +118,10 @@ def listed(launches: Sequence[KernelLaunch]) -> str:
     total: Counter[str] = Counter()
     for launch in launches:
         total[launch.names[0]] += launch.measured["latency_us"]  # type: ignore[assignment]  # times add up as counts do
-    more = f", and {len(total) - _SHOWN} more kernels" if len(total) > _SHOWN else ""
-    return (
-        f"{len(launches)} launches of " + ", ".join(f"{n} ({us:.4g} us)" for n, us in total.most_common(_SHOWN)) + more
-    )
+    left = len(total) - _SHOWN
+    more = f", and {left} more {plural(left, 'kernel')}" if left > 0 else ""
+    kernels = ", ".join(f"{n} ({us:.4g} us)" for n, us in total.most_common(_SHOWN))
+    return f"{len(launches)} {plural(len(launches), 'launch')} of {kernels}{more}"
 
 
 def _matched(pattern: str, name: str, where: str) -> re.Match[str] | None:

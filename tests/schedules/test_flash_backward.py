@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import npusim
 from npusim.algorithms.blocks import as_free, grid, query_cells
 from npusim.algorithms.flow import flow
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.tiling_mask import Turned, mask_of
+from npusim.baseline import check_baselines
+from npusim.cli.app import app
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
@@ -261,6 +265,35 @@ def test_a_view_is_neither_written_nor_read_where_its_tensor_is() -> None:
         flow(both.phase("both", cells, spans, [view], a=given))
     with pytest.raises(ProgramError, match="both: a, a view of rows, is read while the phase writes rows"):
         flow(both.phase("both", cells, spans, [rows], a=view))
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_switch_is_a_truth_value_or_0_or_1(hw: str) -> None:
+    """`causal=True` was refused, and `causal: 0` in a case."""
+    sizes = {"heads": 1, "tokens": 64, "key": 32, "value": 32}
+    made = [
+        npusim.run("flash_backward", hw=hw, problem={**sizes, "causal": x}, numerics=False) for x in (True, 1, False, 0)
+    ]
+    assert [r.problem.sizes["causal"] for r in made] == [1, 1, 0, 0]  # type: ignore[union-attr]
+    assert [r.digest for r in made[::2]] == [r.digest for r in made[1::2]]
+    for size in ({"causal": 2}, {"tokens": True}, {"softcap": True}, {"causal": 1.0}):
+        with pytest.raises(SpecError, match=f"has no size {next(iter(size))}="):
+            npusim.run("flash_backward", hw=hw, problem={**sizes, **size}, numerics=False)
+    words = ["run", "flash_backward", "--hw", hw, "--no-numerics", "--no-save", "--json", "--problem"]
+    for text, wanted in (("True", 1), ("false", 0), ("0", 0)):
+        done = CliRunner().invoke(app, [*words, f"heads=1,tokens=64,key=32,value=32,causal={text}"])
+        assert json.loads(done.stdout)["problem"]["causal"] == wanted, done.stderr
+
+
+def test_a_switch_of_a_case_is_off_or_on(tmp_path: Path) -> None:
+    sizes = "heads: 1, tokens: 64, key: 32, value: 32"
+    for name, causal in (("off", "0"), ("false", "false"), ("on", "1"), ("true", "true")):
+        case = (
+            f"schema: npusim.baseline/1\nschedule: flash_backward\nhw: h200\nproblem: {{{sizes}, causal: {causal}}}\n"
+        )
+        (tmp_path / f"{name}.yaml").write_text(case)
+    cycles = {o.name: o.rows[0].new for o in check_baselines(tmp_path)}
+    assert cycles["off"] == cycles["false"] != cycles["on"] == cycles["true"]
 
 
 def test_it_is_listed_for_both_families() -> None:
