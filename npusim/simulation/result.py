@@ -239,6 +239,7 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with the numbers known besides the simulation."""
     uses = timing.uses_of_groups()
     is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
+    how = {"is_estimated": is_estimated, "is_spilled": result.program.is_spilled}
     return replace(
         timing,
         flops=result.program.flops,
@@ -246,7 +247,7 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
         overlap=timing if isinstance(timing, OverlapRecord) else None,
         roofline=roofline_of(result),
-        validated=validated(result.device, result.schedule, result.problem, result.tiling, is_estimated=is_estimated),
+        validated=validated(result.device, result.schedule, result.problem, result.tiling, **how),
     )
 
 
