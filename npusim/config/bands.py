@@ -1,23 +1,27 @@
-"""Bands of predicted times: conformal quantiles of the errors of earlier predictions of the same kind.
+"""Bands of predicted times: prediction intervals from the errors of earlier predictions of the same family of kernels.
 
-``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A band is
-valid for a new group of cases: where there are enough, it uses only errors of cases on which no constant was fitted,
-corrects for their number, and uses cases of the same class of kernel (its author, rows, one stage or several) where
-that class has enough (``reports/validation/bands.py`` leaves out one shape at a time and checks it against the band of
-the others).  Where no case is similar (its kind of kernel, each size within a factor of 4) there is no band: the errors
-of the nearest class are stated as errors.
+``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
+schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
+cores pool their cases.  Cases of a shape have similar errors, so each shape counts as much as another, and cases on
+which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
+has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
+time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
+similar (each size within a factor of `LIKE`), there is no band.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
-from math import log2
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from math import log2, sqrt
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import read_table
 from npusim.units import plural
 
@@ -28,26 +32,24 @@ if TYPE_CHECKING:
 
 #: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
 FILE = "validated.csv"
-#: The schedule whose measured times are a framework's too, and say nothing of other kernels.
-WHOLE_MODELS = "layer"
 #: Sizes that say how alike two problems are.
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
-#: Errors from which nine in ten can be told: of ten, one more than the largest of nine is expected.
-FEWEST = 9
-#: Errors of a schedule, or of a published kernel in any, from which the largest says more than those of other kernels:
-#: six of seven are expected within it.
-FEW = 6
+#: Shapes that a class has at least.
+FEWEST = 3
+#: Shares of new errors within the two ends of a band.
+HALF, MOST = 0.5, 0.9
+#: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
+STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860})
 #: How much wider a band is for each doubling of a size beyond those measured: that under which most classes of cases
 #: that were kept out have their shares inside (``reports/validation/bands.py``).
 A_DOUBLING = 0.05
-#: Rows of a GPU's tile above which its kernel spills registers; errors there are up to four times as large. One stage,
-#: whose operands pass through registers, is a class too.
-MOST_ROWS = 128
+#: The class of a GPU's tile that does not fit its registers: errors there are up to four times as large.
+SPILLED = "spilled registers"
 #: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
 #: four times as large.
 FEWEST_COLUMNS = 16
-#: The class of kernels of a schedule's own tile, where others' (by name) were measured too.
-OWN = "its own kernel"
+#: A sum of shares is rounded so much.
+ROUNDING = 1e-9
 #: Largest factor between the sizes of a case and those of one like it.
 LIKE = 4.0
 
@@ -55,12 +57,13 @@ LIKE = 4.0
 class MeasuredCase(NamedTuple):
     """A measured case, with the relative error of its predicted time.
 
-    ``group``: cases of one group are left out together; ``is_fitted``: a constant of its device was fitted on it;
-    ``estimated_error``: the error with estimated registers, None where registers decide nothing;
-    ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of a GPU's tile (`tile_of`).
+    ``cores``: the pool of its device (`cores_of`); ``group``: cases of one group are left out together; ``is_fitted``:
+    a constant of its device was fitted on it; ``estimated_error``: the error with estimated registers, None where
+    registers decide nothing; ``kind``: the kind of its kernel (`kind_of`); ``tile``: the class of its tile (`tile_of`).
     """
 
     device: str
+    cores: str
     numbers: str
     schedule: str
     group: str
@@ -76,71 +79,81 @@ class MeasuredCase(NamedTuple):
         """Return the case of a line of the table."""
         sizes = (size.split("=") for size in row["sizes"].split())
         estimated = float(row["estimated_error"]) if row["estimated_error"] else None
-        first = row["device"], row["numbers"], row["schedule"], row["group"], row["is_fitted"] == "yes"
+        first = row["device"], row["cores"], row["numbers"], row["schedule"], row["group"], row["is_fitted"] == "yes"
         return cls(
             *first, float(row["error"]), estimated, {name: int(size) for name, size in sizes}, row["kind"], row["tile"]
         )
 
+    @property
+    def shape(self) -> tuple[tuple[str, int], ...]:
+        """Its sizes, the same for all cases of a shape."""
+        return tuple(self.sizes.items())
+
 
 @dataclass(frozen=True)
 class Validated:
-    """The expected relative error of a schedule's predicted times on a device.
+    """The expected relative error of a family's predicted times on a device.
 
-    Half of such times are within ``median_error``, nine in ten within ``most_error``.  The errors are those of
-    ``cases`` measured cases; ``like`` of them have each size within a factor of 4 of this run's (None: no shape is
-    known), and ``others_used`` belong to other schedules of the device, used where the schedule's own are too few.
-    ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by that factor.
-    ``is_estimated``: registers of the kernel are estimated, and so are those of the errors.  ``ranked``: the number of
-    cases whose errors form the band, of the class ``ranked_class`` alone (empty: no class narrower than the schedule
-    has enough cases). If ``like`` is 0, there is no band; ``median_error`` and ``most_error`` are then the median and
-    the largest error of the ``cases`` of the ``nearest`` class. Without cases, nothing was measured, or
-    (``is_changed``) the device's numbers differ from those of the validation; ``others`` are then the other schedules
-    measured on the device, each with its ``most_error``.
+    Half of such times are within ``median_error``, nine in ten within ``most_error``: ends from the errors of
+    ``shapes`` shapes of the class ``ranked_class`` (empty: all of the family).  The family has ``cases`` measured cases
+    on the devices ``measured_on``, and ``like`` of them have each size within a factor of 4 of this run's (None: no
+    shape is known).  ``outside`` names a size outside the measured range and its distance: bands are ``widened`` by
+    that factor.  ``is_estimated``: registers of the kernel are estimated, and so are those of the errors.
+
+    ``lacks`` states why there is no band: too few ``shapes`` on which no constant was fitted, or no case ``like`` the
+    run; ``median_error`` and ``most_error`` are then the median and the largest error of the family.  Without cases,
+    the family was never measured on the device, or (``is_changed``) the device's numbers differ from those of the
+    validation.  ``kind``: the kind of kernel.
     """
 
     cases: int = 0
     like: int | None = None
     median_error: float | None = None
     most_error: float | None = None
-    others_used: int = 0
+    shapes: int = 0
     outside: str = ""
     widened: float = 1.0
     is_estimated: bool = False
     is_changed: bool = False
-    others: dict[str, float] = field(default_factory=dict)
-    nearest: str = ""
-    ranked: int = 0
+    kind: str = ""
+    measured_on: tuple[str, ...] = ()
+    lacks: Literal["", "shapes", "like"] = ""
     ranked_class: str = ""
 
     @property
     def band(self) -> float | None:
-        """The relative error within which nine in ten such times are expected; None where no case is alike."""
-        return None if self.nearest else self.most_error
+        """The relative error within which nine in ten such times are expected; None where none is known."""
+        return None if self.lacks else self.most_error
+
+    @property
+    def missing(self) -> str:
+        """Why there is no band, in a few words."""
+        numbers = " with these numbers" if self.is_changed else ""
+        return f"not measured{ {'like': ' like this', 'shapes': ' enough'}.get(self.lacks, numbers)}"
+
+    @property
+    def verdict(self) -> str:
+        """The band with its evidence, or why there is none, in the words that follow a time."""
+        if self.most_error is None:
+            return f"({self.missing})"
+        if self.lacks:
+            return f"({self.missing}; errors of {self._times} up to {_percent(self.most_error)})"
+        return f"± {self.most_error * 100:.0f} %{self.why}"
 
     def text(self, schedule: str, device: str) -> str:
         """Return it in words."""
+        family = f"{schedule} ({self.kind})" if self.kind else schedule
         if self.median_error is None or self.most_error is None:
-            changed = " with these numbers" if self.is_changed else ""
-            met = ", ".join(f"{_percent(error)} ({name})" for name, error in self.others.items())
-            others = f"; nine in ten of the times measured there were within {met}" if met else ""
-            return f"no measurement of {schedule} on {device}{changed}: predicted only{others}"
-        if self.nearest:
-            return (
-                f"not measured like this: no case of {schedule} on {device} has such a kernel and each size within a "
-                f"factor of {LIKE:.0f}; errors of {self.nearest_text}, half of them up to {_percent(self.median_error)}"
-            )
-        used = f" and {self.others_used} of other schedules" if self.others_used else ""
-        most = "nine in ten" if self.cases + self.others_used >= FEWEST else "all measured so far"
-        return (
-            f"by {self.cases} measured {plural(self.cases, 'time')} of {schedule} on {device}{used}, half are expected "
-            f"within {_percent(self.median_error)}, {most} within {_percent(self.most_error)}{self.why}"
-        )
-
-    @property
-    def nearest_text(self) -> str:
-        """The nearest class, and its largest error."""
-        times = f"{self.cases} measured {plural(self.cases, 'time')}"
-        return f"the nearest, {times} of {self.nearest}: up to {_percent(self.most_error or 0)}"
+            return f"{self.missing}: there is no time of {family} on {device}"
+        times = f"{self._times} of {family} on {' and '.join(self.measured_on or (device,))}"
+        half, most = _percent(self.median_error), _percent(self.most_error)
+        if self.lacks == "like":
+            none = f"no time of {family} on {device} has each size within a factor of {LIKE:.0f}"
+            return f"{self.missing}: {none}; errors of {times} up to {most}, half of them up to {half}"
+        if self.lacks:
+            few = f"a band needs {FEWEST} shapes on which no constant was fitted, {self.shapes} were measured"
+            return f"{self.missing}: {few}; errors of {times} up to {most}, half of them up to {half}"
+        return f"by {times}, half are expected within {half}, nine in ten within {most}{self.why}"
 
     @property
     def why(self) -> str:
@@ -149,8 +162,13 @@ class Validated:
         reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []
         reasons += ["registers estimated"] if self.is_estimated else []
-        reasons += [f"errors of {self.ranked} cases, {self.ranked_class}"] if self.ranked_class else []
+        if self.shapes:
+            reasons.append(f"errors of {', '.join(filter(None, (f'{self.shapes} shapes', self.ranked_class)))}")
         return f" ({'; '.join(reasons)})" if reasons else ""
+
+    @property
+    def _times(self) -> str:
+        return f"{self.cases} measured {plural(self.cases, 'time')}"
 
 
 def _percent(share: float) -> str:
@@ -158,9 +176,14 @@ def _percent(share: float) -> str:
 
 
 @cache
-def measured_cases(device: str) -> tuple[MeasuredCase, ...]:
-    """Return the measured cases of a device."""
-    return tuple(MeasuredCase.of(row) for row in read_table(FILE) if row["device"] == device)
+def measured_cases(cores: str) -> tuple[MeasuredCase, ...]:
+    """Return the measured cases of all devices with some cores."""
+    return tuple(MeasuredCase.of(row) for row in read_table(FILE) if row["cores"] == cores)
+
+
+def cores_of(device: DeviceSpec) -> str:
+    """Return the pool of a device: its cores' architecture, or that it is a node of devices with such cores."""
+    return f"nodes of {device.architecture}" if device.family == NODE_FAMILY else device.architecture
 
 
 def validated(
@@ -170,20 +193,18 @@ def validated(
     tiling: Tiling | None = None,
     *,
     is_estimated: bool = False,
+    is_spilled: bool = False,
 ) -> Validated:
     """Return the band of a schedule's time on a device, if the device's numbers are those of its file.
 
     Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.
     """
-    numbers = numbers_of(device) if (of_device := measured_cases(device.name)) else ""
-    cases = [case for case in of_device if case.numbers == numbers]
-    names = dict.fromkeys(case.schedule for case in cases)
-    if schedule in names:
-        kernel = kind_of(tiling), tile_of(tiling)
-        return band(cases, schedule, sizes_of(problem), *kernel, is_estimated=is_estimated)
-    others = {name: errors_of(cases, name, ())[0] for name in names if name != WHOLE_MODELS}
-    is_changed = any(case.schedule == schedule for case in of_device)
-    return Validated(is_changed=is_changed, others={name: nine_in_ten(errors) for name, errors in others.items()})
+    pool = [case for case in measured_cases(cores_of(device)) if case.schedule == schedule]
+    kind = None if problem is None else kind_of(tiling)
+    own = [case for case in pool if case.device == device.name and kind in (None, case.kind)]
+    if not own or any(case.numbers != numbers_of(device) for case in own[:1]):
+        return Validated(is_changed=bool(own), kind=kind or "")
+    return band(pool, sizes_of(problem), kind, tile_of(tiling, is_spilled=is_spilled), is_estimated=is_estimated)
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
@@ -204,95 +225,95 @@ def kind_of(tiling: Tiling | None) -> str:
     return fields.get("kernel") or ("library" if stages is None else "")
 
 
-def tile_of(tiling: Tiling | None) -> str:
-    """Return the class of a GPU's tile by rows and stages, of an Ascend device's product by columns; else empty."""
+def tile_of(tiling: Tiling | None, *, is_spilled: bool = False) -> str:
+    """Return the class of a tile: one that spills registers, or an Ascend device's product by its columns; else empty.
+
+    ``is_spilled``: whether the program's blocks spill registers.
+    """
     fields = dict(tiling or ())
     if isinstance(columns := fields.get("block_n"), int) and "stages" not in fields:
         return f"tiles of {'up to' if columns <= FEWEST_COLUMNS else 'more than'} {FEWEST_COLUMNS} columns"
-    rows, stages = fields.get("block_q"), fields.get("stages")
-    if not isinstance(rows, int) or not isinstance(stages, int):
-        return ""
-    return (
-        f"{'more than' if rows > MOST_ROWS else 'up to'} {MOST_ROWS} rows; {'one stage' if stages == 1 else 'stages'}"
-    )
-
-
-def classes_of(kind: str, tile: str) -> tuple[tuple[str, ...], ...]:
-    """Return the classes that a kernel is in, the narrowest first: its tile's, that by rows alone, its kind's."""
-    rows, _, stages = tile.partition("; ")
-    return ((kind, rows, stages), (kind, rows), (kind,)) if tile else ((kind,),)
+    return SPILLED if is_spilled else ""
 
 
 def band(
-    cases: Sequence[MeasuredCase],
-    schedule: str,
+    pool: Sequence[MeasuredCase],
     sizes: Mapping[str, int],
-    kind: str = "",
+    kind: str | None = None,
     tile: str = "",
     *,
     is_estimated: bool,
 ) -> Validated:
-    """Return the band that a device's measured cases give a run of one of their schedules.
+    """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes``, that of all kernels of the schedule.
+    Without ``sizes``, that of all kernels of the kind.
     """
-    classes = classes_of(kind, tile) if sizes else ()
-    errors, chosen = errors_of(cases, schedule, classes, is_estimated=is_estimated)
-    same = [case for case in cases if case.schedule == schedule]
-    if sizes and not any(is_like(case, sizes, kind) for case in same):
-        of_kind = [case for case in same if case.kind == kind]
-        nearest = sorted(abs(case.error) for case in of_kind or same)
-        name = f"{schedule} ({kind})" if of_kind and kind else schedule
-        return Validated(len(nearest), 0, median(nearest), nearest[-1], nearest=name)
-    factor, outside = distance(same, sizes)
+    family = [case for case in pool if kind in (None, case.kind)]
+    if not family:
+        return Validated(kind=kind or "")
+    like = sum(is_like(case, sizes) for case in family) if sizes else None
+    ranked, chosen = ranked_cases(family, tile if sizes else None)
+    devices = tuple(sorted({case.device for case in family}))
+    known = Validated(
+        len(family), like, shapes=len(by_shape(ranked)), kind=kind or "", measured_on=devices, ranked_class=chosen
+    )
+    factor, outside = distance(family, sizes)
     widened = 1 + A_DOUBLING * log2(factor)
-    like = sum(is_like(case, sizes, kind) for case in same) if sizes else None
-    ends = half(errors) * widened, nine_in_ten(errors) * widened
-    used = len(errors) - len(same) if len(errors) > len(same) else 0
-    is_told = is_estimated and any(case.estimated_error is not None for case in same)
-    ranked = (len(errors), ", ".join(filter(None, chosen)) or OWN) if chosen else (0, "")
-    return Validated(len(same), like, *ends, used, outside, widened, is_told, ranked=ranked[0], ranked_class=ranked[1])
+    errors = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(ranked)]
+    ends = [within(errors, share) * widened for share in (HALF, MOST)] if len(errors) >= FEWEST else []
+    lacks: Literal["", "shapes", "like"] = "like" if like == 0 else "" if ends else "shapes"
+    if lacks:
+        every = sorted(abs(case.error) for case in family)
+        return replace(known, median_error=median(every), most_error=every[-1], lacks=lacks, ranked_class="")
+    is_told = is_estimated and any(case.estimated_error is not None for case in family)
+    known = replace(known, outside=outside, widened=widened, is_estimated=is_told)
+    return replace(known, median_error=ends[0], most_error=ends[1])
 
 
-def errors_of(
-    cases: Iterable[MeasuredCase], schedule: str, classes: Iterable[tuple[str, ...]], *, is_estimated: bool = False
-) -> tuple[list[float], tuple[str, ...]]:
-    """Return the absolute errors that form a schedule's band, the least first, and the class of their cases.
+def ranked_cases(family: Iterable[MeasuredCase], tile: str | None) -> tuple[list[MeasuredCase], str]:
+    """Return the cases of a family whose errors form a band, and the name of their class.
 
-    The first of these sets is used: the narrowest of the ``classes`` with enough cases for nine in ten (without the
-    cases that a constant was fitted on, if the others are enough); all cases of the schedule, if enough; `FEW` or more
-    of the published kernel in any schedule; `FEW` or more of the schedule; published kernels; all kernels of the
-    device.  The class is empty unless the set is one of the first or third, and lacks a case of the schedule.
+    They are those of the class ``tile`` (None: any) on which no constant was fitted, or all such cases of the family
+    where the class has fewer than `FEWEST` shapes; the name is empty for all of the family.
     """
-    kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
-    same = [case for case in kernels if case.schedule == schedule]
-    found: tuple[str, ...] = ()
-    kinds = {name[0] for name in classes} - {""}
-    of_kind = [case for case in kernels if case.kind in kinds]
-    few = [own for own in (of_kind, same) if len(own) >= FEW and not all(case.is_fitted for case in own)]
-    published = [case for case in kernels if case.kind] if kinds else []
-    chosen = few[0] if few else published if len(published) >= FEWEST else kernels
-    names = (*classes, ())
-    if few and few[0] is of_kind:
-        names, found = names[:-1], () if all(case.kind in kinds for case in same) else tuple(kinds)
-    for name in names:
-        of_class = [case for case in same if not name or name in classes_of(case.kind, case.tile)]
-        sets = [case for case in of_class if not case.is_fitted], of_class
-        if enough := next((listed for listed in sets if len(listed) >= FEWEST), None):
-            chosen, found = enough, name if len(of_class) < len(same) else ()
-            break
-    errors = ((case.estimated_error if is_estimated else None, case.error) for case in chosen)
-    return sorted(abs(known if estimated is None else estimated) for estimated, known in errors), found
+    free = [case for case in family if not case.is_fitted]
+    of_class = [case for case in free if tile in (None, case.tile)]
+    if len(by_shape(of_class)) < FEWEST:
+        return free, ""
+    return of_class, (tile or "") if len(of_class) < len(free) else ""
 
 
-def half(errors: Sequence[float]) -> float:
-    """Return the error that half of new ones are within: of n in order that of rank (n + 1) / 2."""
-    return errors[(len(errors) + 2) // 2 - 1]
+def by_shape(cases: Iterable[MeasuredCase]) -> list[list[MeasuredCase]]:
+    """Return the cases of each shape."""
+    shapes = defaultdict[tuple[tuple[str, int], ...], list[MeasuredCase]](list)
+    for case in cases:
+        shapes[case.shape].append(case)
+    return list(shapes.values())
 
 
-def nine_in_ten(errors: Sequence[float]) -> float:
-    """Return the error that nine in ten new ones are within: of rank (n + 1) 9 / 10; the largest of fewer than 9."""
-    return errors[min(-(-(len(errors) + 1) * 9 // 10), len(errors)) - 1]
+def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]:
+    """Return the absolute errors of cases, with estimated registers where these are asked for and matter."""
+    errors = ((case.estimated_error if is_estimated else None, case.error) for case in cases)
+    return [abs(known if estimated is None else estimated) for estimated, known in errors]
+
+
+def within(shapes: Sequence[Sequence[float]], share: float) -> float:
+    """Return the error that a ``share`` of a new shape's are expected within, by the absolute errors of shapes.
+
+    A rank where enough shapes are there: each shape has the same weight, and so has the new one, whose errors may be
+    larger than all (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
+    Student's t about zero.
+    """
+    errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
+    need = share * (len(shapes) + 1)
+    if need > len(shapes):
+        return STUDENT[len(shapes)] * sqrt(fmean(fmean(e * e for e in listed) for listed in shapes))
+    total = 0.0
+    for error, weight in errors:
+        total += weight
+        if total >= need - ROUNDING:
+            return error
+    return errors[-1][0]
 
 
 def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[float, str]:
@@ -309,10 +330,9 @@ def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[f
     return factor, words
 
 
-def is_like(case: MeasuredCase, sizes: Mapping[str, int], kind: str) -> bool:
-    """Return whether a case of the same schedule is of that kind of kernel, each size within a factor of `LIKE`."""
-    near = (1 / LIKE <= size / case.sizes.get(name, size) <= LIKE for name, size in sizes.items())
-    return case.kind == kind and all(near)
+def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
+    """Return whether a case of the same family has each size within a factor of `LIKE`."""
+    return all(1 / LIKE <= size / case.sizes.get(name, size) <= LIKE for name, size in sizes.items())
 
 
 def numbers_of(device: DeviceSpec) -> str:
@@ -324,5 +344,6 @@ def numbers_of(device: DeviceSpec) -> str:
 
 def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:
     """Return the band of each schedule that was measured on the device, by schedule."""
-    schedules = dict.fromkeys(case.schedule for case in measured_cases(device.name))
+    cases = measured_cases(cores_of(device))
+    schedules = dict.fromkeys(case.schedule for case in cases if case.device == device.name)
     return {schedule: validated(device, schedule) for schedule in schedules}

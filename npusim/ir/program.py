@@ -304,6 +304,11 @@ class TileProgram:
     #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def is_spilled(self) -> bool:
+        """Whether threads of its blocks spill registers."""
+        return self.occupancy is not None and self.occupancy.spilled_registers > 0
+
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (used bytes, total bytes)}`` of one core group, of physical memories."""
         physical = {name: space for name, space in self.spaces.items() if space.is_physical}

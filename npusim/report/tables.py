@@ -115,8 +115,7 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
         "Latency", format_duration(timing.latency_s), f"cores {format_duration(timing.core_us * 1e-6)}; {band}"
     )
     if (validated := timing.validated) is not None:
-        missing = "not like this" if validated.nearest else "never"
-        value = missing if validated.band is None else f"within {percent(validated.band)}"
+        value = validated.missing if validated.band is None else f"within {percent(validated.band)}"
         yield FigureTile("Validated", value, validated.text(record.called, record.device.name))
     if timing.flops and timing.latency_us:
         at = timing.roofline

@@ -112,15 +112,7 @@ def sure_words(timing: TimingRecord) -> str:
     """Return the latency, rounded, and how far such times were from measured ones."""
     number, unit = _duration(timing.latency_us).split()
     time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
-    if known is None:
-        return time
-    if known.band is not None:
-        return f"{time} ± {known.band * 100:.0f} %{known.why}"
-    if known.nearest:
-        return f"{time} (not measured like this; errors of {known.nearest_text})"
-    most = max(known.others.values(), default=0.0) * 100
-    others = f"; nine in ten times of this device's other kernels were within {most:.0f} %" if known.others else ""
-    return f"{time} ({'not measured with these numbers' if known.is_changed else 'never measured'}{others})"
+    return time if known is None else f"{time} {known.verdict}"
 
 
 def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:

@@ -246,16 +246,16 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
         overlap=timing if isinstance(timing, OverlapRecord) else None,
         roofline=roofline_of(result),
-        validated=expected_errors(result.device, result.schedule, result.problem, result.tiling, result.notes),
+        validated=expected_errors(result.device, result.schedule, result.problem, result.tiling, result.program),
     )
 
 
 def expected_errors(
-    device: DeviceSpec, schedule: str, problem: AnyProblem, tiling: Tiling, notes: Iterable[str]
+    device: DeviceSpec, schedule: str, problem: AnyProblem, tiling: Tiling, program: TileProgram
 ) -> Validated:
-    """Return the errors of predicted times like that of a program with these notes."""
-    is_estimated = any(f"registers {ESTIMATED}" in note for note in notes)
-    return validated(device, schedule, problem, tiling, is_estimated=is_estimated)
+    """Return the errors of predicted times like that of a program."""
+    is_estimated, is_spilled = any(f"registers {ESTIMATED}" in note for note in program.notes), program.is_spilled
+    return validated(device, schedule, problem, tiling, is_estimated=is_estimated, is_spilled=is_spilled)
 
 
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:

@@ -47,7 +47,7 @@ def predict(configuration: Configuration) -> Prediction:
             raise SpecError(f"{plan.device.name} has no timing model: nothing to compare")
     except NpusimError as error:
         return Prediction(reason=one_line(error), fits=not isinstance(error, BufferOverflowError))
-    errors = expected_errors(plan.device, plan.request.schedule, plan.problem, plan.tiling, program.notes)
+    errors = expected_errors(plan.device, plan.request.schedule, plan.problem, plan.tiling, program)
     return replace(predicted(program, plan.device, timing), errors=errors)
 
 

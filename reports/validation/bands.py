@@ -10,7 +10,7 @@ import os
 import sys
 from collections import defaultdict
 from functools import cache
-from math import comb, log2
+from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
@@ -19,22 +19,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from npusim.config.bands import (
-    A_DOUBLING,
-    FEWEST,
-    FILE,
-    MeasuredCase,
-    classes_of,
-    distance,
-    errors_of,
-    half,
-    is_like,
-    kind_of,
-    nine_in_ten,
-    numbers_of,
-    sizes_of,
-    tile_of,
-)
+from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, band, cores_of, kind_of, numbers_of, sizes_of, tile_of
 from npusim.config.device_tables import ESTIMATED
 from npusim.config.node import NODE_FAMILY, NodeDevice, load_machine
 from npusim.config.packaged import packaged_folder, read_table
@@ -52,7 +37,7 @@ HEAD = """\
 # How far predicted times were from measured ones, by case: predicted over measured less one; `estimated_error` with
 # registers estimated. `group`: what is kept out together. Written by reports/validation/bands.py from the measurements
 # beside it, less those with a share of the host's (`host_floor_us`); `numbers` a hash of the device file's then;
-# `kind`: whose kernel it is; `tile`: the class of a GPU's tile.
+# `cores`: devices of the same cores; `kind`: whose kernel it is; `tile`: the class of a tile.
 """
 #: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
 FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -88,10 +73,11 @@ def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
         plan = who.plan(row.case)
         sizes = " ".join(f"{name}={size}" for name, size in sizes_of(plan.problem).items())
         errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
-        numbers = numbers_of(machine_of(*key))
+        machine = machine_of(*key)
         fitted = "" if row.is_untouched else "yes"
-        kernel = kind_of(plan.tiling), tile_of(plan.tiling)
-        lines.append((device, numbers, schedule, group, fitted, *errors, sizes, *kernel))
+        kernel = kind_of(plan.tiling), tile_of(plan.tiling, is_spilled=plan.program().is_spilled)
+        of_device = device, cores_of(machine), numbers_of(machine)
+        lines.append((*of_device, schedule, group, fitted, *errors, sizes, *kernel))
     return lines
 
 
@@ -124,7 +110,7 @@ def write(*devices: str) -> Path:
 class KeptOut(NamedTuple):
     """A measured case, and the ends of the bands that other shapes give it, before they are widened.
 
-    ``given``: most's end where its own shape is among the cases.
+    ``given``: most's end where its own shape is among the cases; ``doublings``: how far a size is beyond the others'.
     """
 
     case: MeasuredCase
@@ -158,31 +144,33 @@ class Width(NamedTuple):
         return cls(given, shares(cases)[1], need, max(c.most * (1 + A_DOUBLING * c.doublings) for c in cases))
 
 
+def nine_in_ten(errors: Sequence[float]) -> float:
+    """Return the error of rank (n + 1) 9 / 10 among ``errors`` in order; the largest of fewer than 9."""
+    return errors[min(-(-(len(errors) + 1) * 9 // 10), len(errors)) - 1]
+
+
 @cache
 def kept_out() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
     """Return every measured case with the band that other shapes give it, by device, schedule, kind and tile's class.
 
-    Where others are too few for nine in ten, a run says "all measured so far", no share, and where none of them is like
-    the case, it has no band: such are left out.
+    A shape is left out on all devices of a pool.  Cases for which the others give no band are left out.
     """
-    devices = defaultdict(list)
+    pools = defaultdict(list)
     for row in read_table(FILE):
-        devices[row["device"], row["numbers"]].append(MeasuredCase.of(row))
+        pools[row["cores"], row["schedule"]].append(MeasuredCase.of(row))
     found = defaultdict(list)
-    for cases in devices.values():
-        shapes = defaultdict(list)
-        for case in cases:
-            shapes[case.schedule, tuple(case.sizes.items())].append(case)
-        for (schedule, sizes), inside in shapes.items():
-            others = [case for case in cases if (case.schedule, tuple(case.sizes.items())) != (schedule, sizes)]
-            same = [case for case in others if case.schedule == schedule]
-            doublings = log2(distance(same, dict(sizes))[0]) if same else 0.0
-            for case in inside:
-                classes = classes_of(case.kind, case.tile)
-                errors, given = (errors_of(listed, schedule, classes)[0] for listed in (others, cases))
-                if len(errors) >= FEWEST and any(is_like(other, case.sizes, case.kind) for other in same):
-                    ends = half(errors), nine_in_ten(errors), nine_in_ten(given)
-                    found[case.device, schedule, case.kind, case.tile].append(KeptOut(case, *ends, doublings))
+    for pool in pools.values():
+        for case in pool:
+            others = [other for other in pool if other.shape != case.shape]
+            known, given = (
+                band(cases, case.sizes, case.kind, case.tile, is_estimated=False) for cases in (others, pool)
+            )
+            if known.band is None or given.most_error is None:
+                continue
+            assert known.median_error is not None
+            doublings = (known.widened - 1) / A_DOUBLING
+            ends = known.median_error / known.widened, known.band / known.widened, given.most_error / given.widened
+            found[case.device, case.schedule, case.kind, case.tile].append(KeptOut(case, *ends, doublings))
     return {key: tuple(listed) for key, listed in sorted(found.items())}
 
 
@@ -192,10 +180,23 @@ def shares(cases: Sequence[KeptOut], factor: float = A_DOUBLING) -> tuple[float,
     return sum(a for a, _ in inside) / len(inside), sum(b for _, b in inside) / len(inside)
 
 
+def untouched() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
+    """Return the classes' cases that no constant was fitted on."""
+    return {key: tuple(c for c in cases if not c.case.is_fitted) for key, cases in kept_out().items()}
+
+
 def judged() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
     """Return the classes with cases enough, of those that no constant was fitted on."""
-    free = {key: tuple(c for c in cases if not c.case.is_fitted) for key, cases in kept_out().items()}
-    return {key: cases for key, cases in free.items() if len(cases) >= JUDGED}
+    return {key: cases for key, cases in untouched().items() if len(cases) >= JUDGED}
+
+
+def by_kind() -> dict[tuple[str, str, str], tuple[KeptOut, ...]]:
+    """Return the cases that no constant was fitted on by device, schedule and kind of kernel, whatever their tiles."""
+    kinds = dict[tuple[str, str, str], tuple[KeptOut, ...]]()
+    for (*kind, _), cases in untouched().items():
+        key = kind[0], kind[1], kind[2]
+        kinds[key] = kinds.get(key, ()) + cases
+    return {key: cases for key, cases in kinds.items() if cases}
 
 
 def holding(factor: float) -> int:

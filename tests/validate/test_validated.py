@@ -13,18 +13,24 @@ import npusim
 from npusim.config.bands import (
     A_DOUBLING,
     FILE,
-    OWN,
+    LIKE,
+    SPILLED,
+    STUDENT,
     MeasuredCase,
     Validated,
     band,
+    cores_of,
     kind_of,
+    measured_cases,
     numbers_of,
     tile_of,
     validated,
+    within,
 )
 from npusim.config.cases import Interval, load_measurements
 from npusim.config.load import load_device, load_workload
 from npusim.config.packaged import packaged_folder
+from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.report.latency_rows import latency_rows
 from npusim.report.record import record_of
@@ -77,102 +83,199 @@ def test_half_and_nine_in_ten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("found", "verdict", "text"),
     [
-        (Validated(), "no measurement of flash on t4: predicted only"),
+        (Validated(), "(not measured)", "not measured: there is no time of flash on t4"),
+        (Validated(kind="cudnn"), "(not measured)", "not measured: there is no time of flash (cudnn) on t4"),
         (
-            Validated(others={"gemm": 0.3}),
-            "predicted only; nine in ten of the times measured there were within 30.0 % .gemm.$",
-        ),
-        (Validated(is_changed=True), "no measurement of flash on t4 with these numbers: predicted only"),
-        (
-            Validated(1, 1, 0.05, 0.05),
-            "by 1 measured time of flash on t4, half .* all measured so far within 5.0 % .1 of 1",
-        ),
-        (Validated(9, 4, 0.05, 0.1), "by 9 measured times .* 5.0 %, nine in ten within 10.0 % .4 of 9 cases like it.$"),
-        (
-            Validated(4, 0, 0.05, 0.1, 8, "seq_kv 4 times the largest measured", is_estimated=True),
-            "4 measured times of flash on t4 and 8 of other schedules, .* nine in ten within 10.0 % "
-            ".0 of 4 cases like it; seq_kv 4 times the largest measured; registers estimated.$",
+            Validated(is_changed=True),
+            "(not measured with these numbers)",
+            "not measured with these numbers: there is no time of flash on t4",
         ),
         (
-            Validated(3, 0, 0.1, 0.2, nearest="flash (cann)"),
-            "^not measured like this: no case of flash on t4 has such a kernel and each size within a factor of 4; "
-            "errors of the nearest, 3 measured times of flash .cann.: up to 20.0 %, half of them up to 10.0 %$",
+            Validated(9, 4, 0.05, 0.1, 5),
+            "± 10 % (4 of 9 cases like it; errors of 5 shapes)",
+            "by 9 measured times of flash on t4, half are expected within 5.0 %, nine in ten within 10.0 % "
+            "(4 of 9 cases like it; errors of 5 shapes)",
+        ),
+        (
+            Validated(
+                12,
+                4,
+                0.05,
+                0.1,
+                3,
+                "seq_kv 4 times the largest measured",
+                1.1,
+                is_estimated=True,
+                kind="fa2",
+                measured_on=("a10", "t4"),
+                ranked_class=SPILLED,
+            ),
+            "± 10 % (4 of 12 cases like it; seq_kv 4 times the largest measured; registers estimated; "
+            "errors of 3 shapes, spilled registers)",
+            "by 12 measured times of flash (fa2) on a10 and t4, half are expected within 5.0 %, nine in ten within "
+            "10.0 % (4 of 12 cases like it; seq_kv 4 times the largest measured; registers estimated; "
+            "errors of 3 shapes, spilled registers)",
+        ),
+        (
+            Validated(3, 0, 0.1, 0.2, 3, kind="cann", lacks="like"),
+            "(not measured like this; errors of 3 measured times up to 20.0 %)",
+            "not measured like this: no time of flash (cann) on t4 has each size within a factor of 4; errors of "
+            "3 measured times of flash (cann) on t4 up to 20.0 %, half of them up to 10.0 %",
+        ),
+        (
+            Validated(1, 1, 0.1, 0.2, 0, lacks="shapes"),
+            "(not measured enough; errors of 1 measured time up to 20.0 %)",
+            "not measured enough: a band needs 3 shapes on which no constant was fitted, 0 were measured; errors of "
+            "1 measured time of flash on t4 up to 20.0 %, half of them up to 10.0 %",
         ),
     ],
 )
-def test_errors_in_words(found: Validated, text: str) -> None:
-    assert re.search(text, found.text("flash", "t4"))
+def test_errors_in_words(found: Validated, verdict: str, text: str) -> None:
+    assert found.verdict == verdict
+    assert found.text("flash", "t4") == text
 
 
 def test_a_run_says_its_errors_in_every_form() -> None:
     runs = [npusim.run("flash", hw=hw, seq=512, numerics=False) for hw in ("h200", "a10")]
     measured, predicted = (record_of(run) for run in runs)
-    for record, word in ((measured, "nine in ten within"), (predicted, "predicted only")):
+    for record, word in (
+        (measured, "nine in ten within"),
+        (predicted, "not measured: there is no time of flash (library) on a10"),
+    ):
         assert record.timing is not None
         assert record.timing.validated is not None
         text = record.timing.validated.text("flash", record.device.name)
         assert word in text
         assert f"measured   {text}" in plain(run_table(record), width=None)
         assert [tile.note for tile in run_tiles(record) if tile.name == "Validated"] == [text]
-    assert asdict(measured)["timing"]["validated"]["cases"] == validated(load_device("h200"), "flash").cases > 100
+    assert asdict(measured)["timing"]["validated"]["cases"] > 100
+
+
+@pytest.mark.parametrize(
+    ("schedule", "hw", "tiling"),
+    [("flash", "h100", {"kernel": "cudnn"}), ("copy", "ascend_910b2", {}), ("flash_backward", "h100", {})],
+)
+def test_a_family_that_was_never_measured_on_the_device_has_no_number(
+    schedule: str, hw: str, tiling: dict[str, str]
+) -> None:
+    # Errors of other kernels say nothing: two such families were off by 24 to 64 % where these were within 14 %.
+    sizes = {"copy": {"bytes": 2**20}, "flash_backward": {"tokens": 512, "heads": 8}}.get(schedule)
+    what = {"seq": 512} if sizes is None else {"problem": sizes}
+    run = npusim.run(schedule, hw=hw, tiling=tiling, numerics=False, **what)  # type: ignore[arg-type]
+    record = record_of(run)
+    assert record.timing is not None
+    known = record.timing.validated
+    assert known is not None
+    assert (known.cases, known.band, known.most_error, known.like) == (0, None, None, None)
+    lines = plain(run_table(record), width=None).splitlines()
+    assert lines[1].endswith("us (not measured)")
+    (line,) = [line for line in lines if line.strip().startswith("measured")]
+    assert "%" not in line
+    assert [tile.value for tile in run_tiles(record) if tile.name == "Validated"] == ["not measured"]
 
 
 def test_other_numbers_are_not_those_that_were_held_against_silicon() -> None:
-    device = load_device("h200", {"clock_hz": "1e9"})
-    assert validated(device, "flash") == Validated(is_changed=True)
-    assert set(validated(load_device("ascend_910b2"), "pasa").others) >= {"flash", "gemm"}
-    assert "layer" not in validated(load_device("ascend_910b2"), "pasa").others, "no whole models"
+    assert validated(load_device("h200", {"clock_hz": "1e9"}), "flash") == Validated(is_changed=True)
+    assert validated(load_device("ascend_910b2"), "pasa") == Validated()
 
 
-def case(error: float, schedule: str = "gemm", *, is_fitted: bool = False, m: int = 64, **more: object) -> MeasuredCase:
-    return MeasuredCase("t4", "", schedule, f"{error}", is_fitted, error, None, {"m": m})._replace(**more)  # type: ignore[arg-type]
+def case(error: float, *, is_fitted: bool = False, m: int = 64, **more: object) -> MeasuredCase:
+    first = "t4", "sm_75", "", "gemm", f"{error}"
+    return MeasuredCase(*first, is_fitted, error, None, {"m": m})._replace(**more)  # type: ignore[arg-type]
 
 
-def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured() -> None:
-    cases = [case(sign * n / 100) for n in range(1, 10) for sign in (-1, 1)] + [case(0.5, is_fitted=True)]
-    inside = band(cases, "gemm", {"m": 64}, is_estimated=False)
-    assert (inside.cases, inside.like, inside.median_error, inside.most_error) == (19, 19, 0.05, 0.09)
-    far = band(cases, "gemm", {"m": 16}, is_estimated=False)
-    assert (far.outside, far.like, far.widened) == ("m 1/4 of the smallest", 19, 1 + 2 * A_DOUBLING)
-    assert far.most_error == far.band == pytest.approx(0.09 * far.widened)
-    few = [case(0.01), *(case(n / 10, "flash") for n in range(1, 9)), case(3.0, "layer")]
-    assert band(few, "gemm", {"m": 64}, is_estimated=False).others_used == 8
-    assert band(few, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
-    own = [*few, *(case(n / 100) for n in range(2, 7))]  # six: their largest, unless a constant was fitted on all
-    assert (band(own, "gemm", {"m": 64}, is_estimated=False).most_error, own[0].error) == (0.06, 0.01)
-    fitted = [c._replace(is_fitted=c.schedule == "gemm") for c in own]
-    assert band(fitted, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
+def test_a_band_is_a_rank_among_shapes_of_untouched_errors_and_wider_beyond_what_was_measured() -> None:
+    cases = [case(sign * n / 100, m=64 + n) for n in range(1, 20) for sign in (-1, 1)] + [case(0.5, is_fitted=True)]
+    inside = band(cases, {"m": 70}, is_estimated=False)
+    assert (inside.cases, inside.like, inside.shapes) == (39, 39, 19)
+    assert (inside.median_error, inside.most_error) == (0.1, 0.18)
+    far = band(cases, {"m": 16}, is_estimated=False)
+    assert (far.outside, far.like, far.widened) == ("m 1/4 of the smallest", 1, 1 + 2 * A_DOUBLING)
+    assert far.most_error == far.band == pytest.approx(0.18 * far.widened)
     told = [c._replace(estimated_error=2 * c.error) for c in cases]
-    assert band(told, "gemm", {}, is_estimated=True).most_error == 0.18
+    assert band(told, {}, is_estimated=True).most_error == 0.36
 
 
-def test_a_band_is_of_the_narrowest_class_of_kernels_with_cases_enough() -> None:
-    wide, narrow = "more than 128 rows; one stage", "up to 128 rows; stages"
-    cases = [
-        *(case(n / 100, tile=narrow) for n in range(1, 11)),
-        *(case(n / 10, tile=wide) for n in range(1, 9)),
-        *(case(n / 1000, kind="cublas") for n in range(1, 10)),
-    ]
+def test_each_shape_has_the_same_weight_however_many_of_its_tiles_were_measured() -> None:
+    few = [case(0.1, m=64 + n) for n in range(10)]
+    tiles = [case(0.01, m=128) for _ in range(200)]
+    assert band([*few, *tiles], {"m": 70}, is_estimated=False).most_error == 0.1
+    assert within([[0.01] * 200, *[[0.1]] * 10], 0.9) == 0.1
 
-    def of(*kernel: str) -> Validated:
-        return band(cases, "gemm", {"m": 64}, *kernel, is_estimated=False)
 
-    assert (of("", narrow).most_error, of("", narrow).ranked) == (0.1, 10)
-    assert of("", narrow).why.endswith("; errors of 10 cases, up to 128 rows, stages)")
-    assert (of("", wide).most_error, of("", wide).ranked, of("", wide).ranked_class) == (0.8, 18, OWN)
-    assert (of("cublas").most_error, of("cublas").ranked_class) == (0.009, "cublas")
-    cases.append(case(0.9, tile=wide, is_fitted=True))
-    assert (of("", wide).most_error, of("", wide).ranked) == (0.9, 9)
-    of_all = band(cases, "gemm", {}, is_estimated=False)
-    assert (of_all.ranked, of_all.ranked_class, of_all.most_error) == (0, "", 0.7)
+def test_of_few_shapes_a_band_is_students_and_of_fewer_than_three_there_is_none() -> None:
+    three = [case(error, m=m) for error, m in ((0.03, 64), (-0.04, 80), (0.0, 96))]
+    known = band(three, {"m": 64}, is_estimated=False)
+    assert known.most_error == pytest.approx(STUDENT[3] * (0.0025 / 3) ** 0.5)
+    assert known.median_error == 0.03
+    eight = [case(0.05, m=64 + n) for n in range(8)]
+    assert band(eight, {"m": 64}, is_estimated=False).most_error == pytest.approx(STUDENT[8] * 0.05)
+    assert band([*eight, case(0.05, m=90)], {"m": 64}, is_estimated=False).most_error == 0.05
+    fitted = [three[0], *(c._replace(is_fitted=True) for c in three[1:])]
+    for few in (three[:2], [*three[:2], case(0.02, m=80)], fitted):
+        known = band(few, {"m": 64}, is_estimated=False)
+        assert (known.band, known.lacks, known.cases) == (None, "shapes", len(few))
+        assert known.most_error == 0.04
+
+
+def test_a_class_has_a_band_of_its_own_from_three_shapes_on() -> None:
+    fits = [case(n / 100, m=64 + n) for n in range(1, 11)]
+    spilled = [case(0.3, m=64 + n, tile=SPILLED) for n in (1, 2)]
+
+    def of(cases: list[MeasuredCase], tile: str) -> Validated:
+        return band(cases, {"m": 66}, "", tile, is_estimated=False)
+
+    assert (of([*fits, *spilled], "").most_error, of([*fits, *spilled], "").ranked_class) == (0.1, "")
+    assert of([*fits, *spilled], SPILLED).shapes == 10
+    spilled.append(case(0.3, m=67, tile=SPILLED))
+    known = of([*fits, *spilled], SPILLED)
+    assert (known.most_error, known.shapes) == (pytest.approx(0.3 * STUDENT[3]), 3)
+    assert known.why.endswith("; errors of 3 shapes, spilled registers)")
+    assert of([*fits, *spilled], "").most_error == 0.1
+
+
+def test_devices_with_the_same_cores_pool_their_cases_of_a_family_measured_on_both() -> None:
+    h100, h200 = load_device("h100"), load_device("h200")
+    assert cores_of(h100) == cores_of(h200) == "sm_90"
+    tiles = [c for c in measured_cases("sm_90") if c.schedule == "flash" and not c.kind]
+    assert len({c.shape for c in tiles if c.device == "h100"}) == 1, "no band by itself"
+    known = validated(
+        h100, "flash", tiles_problem(), build_tiling(find_schedule("flash", "nvidia").tiling, {"stages": 2})
+    )
+    assert known.measured_on == ("h100", "h200")
+    assert known.cases == len(tiles)
+    assert known.band is not None
+    assert known.band > 0.09, "H100 tiles were off by up to 14 % where 6 to 7 % was printed"
+
+
+def tiles_problem() -> Problem:
+    return Problem(batch=2, heads=16, kv_heads=16, seq_q=4096, seq_kv=4096, head_dim=128, dtype="float16")
+
+
+def test_a_run_of_a_spilled_tile_has_the_band_of_such_tiles() -> None:
+    def known(**tiling: int) -> Validated:
+        run = npusim.run("flash", problem=tiles_problem(), hw="h200", tiling=tiling, numerics=False)
+        timing = record_of(run).timing
+        assert timing is not None
+        assert timing.validated is not None
+        return timing.validated
+
+    fits, spilled = (
+        known(block_q=64, block_kv=64, stages=2, warps=4),
+        known(block_q=128, block_kv=128, stages=2, warps=4),
+    )
+    assert spilled.ranked_class == SPILLED
+    assert fits.ranked_class == ""
+    assert fits.band is not None
+    assert spilled.band is not None
+    assert spilled.band > 1.3 * fits.band
 
 
 def test_the_class_of_a_tile() -> None:
     tilings = find_schedule("flash", "nvidia").tiling
-    assert tile_of(build_tiling(tilings, {"block_q": 256, "stages": 1})) == "more than 128 rows; one stage"
-    assert tile_of(build_tiling(tilings, {"block_q": 128, "stages": 2})) == "up to 128 rows; stages"
+    assert tile_of(build_tiling(tilings, {"block_q": 256, "stages": 1}), is_spilled=True) == SPILLED
     assert tile_of(build_tiling(tilings, {"stages": "library"})) == tile_of(None) == ""
     assert tile_of(build_tiling(find_schedule("flash", "ascend").tiling, {})) == ""
     product = find_schedule("gemm", "ascend").tiling
@@ -181,20 +284,17 @@ def test_the_class_of_a_tile() -> None:
 
 
 def test_where_no_case_is_alike_errors_are_errors() -> None:
-    cases = [*(case(n / 100) for n in range(1, 10)), case(0.5, kind="cublas"), case(-0.7, kind="cublas")]
-    sizes, kind = (
-        band(cases, "gemm", {"m": 8}, is_estimated=False),
-        band(cases, "gemm", {"m": 64}, "x", is_estimated=False),
-    )
-    assert (sizes.like, sizes.band, sizes.nearest, sizes.cases) == (0, None, "gemm", 9)
+    cases = [*(case(n / 100, m=64 + n) for n in range(1, 10)), case(0.5, kind="cublas"), case(-0.7, kind="cublas")]
+    sizes = band(cases, {"m": 64 / LIKE / 2}, "", is_estimated=False)  # type: ignore[dict-item]
+    assert (sizes.like, sizes.band, sizes.lacks, sizes.cases) == (0, None, "like", 9)
     assert (sizes.median_error, sizes.most_error, sizes.widened) == (0.05, 0.09, 1.0)
-    assert (kind.band, kind.nearest, kind.cases, kind.most_error) == (None, "gemm", 11, 0.7)
-    of_kind = band(cases, "gemm", {"m": 512}, "cublas", is_estimated=False)
-    assert (of_kind.nearest, of_kind.cases, of_kind.median_error) == ("gemm (cublas)", 2, pytest.approx(0.6))
-    assert band(cases, "gemm", {"m": 256}, "cublas", is_estimated=False).like == 2
+    of_kind = band(cases, {"m": 512}, "cublas", is_estimated=False)
+    assert (of_kind.kind, of_kind.cases, of_kind.median_error) == ("cublas", 2, pytest.approx(0.6))
     assert kind_of(None) == kind_of(build_tiling(find_schedule("flash", "nvidia").tiling, {"stages": 2})) == ""
     assert kind_of(build_tiling(find_schedule("flash", "nvidia").tiling, {"stages": "library"})) == "library"
     assert kind_of(build_tiling(find_schedule("flash", "ascend").tiling, {"kernel": "cann"})) == "cann"
+    product = npusim.run("gemm", hw="h200", problem={"m": 512, "n": 512, "k": 512}, numerics=False)
+    assert kind_of(product.tiling) == "library"
 
 
 def test_a_run_like_none_has_no_band_in_any_form() -> None:
@@ -202,18 +302,15 @@ def test_a_run_like_none_has_no_band_in_any_form() -> None:
         seq_q=1, seq_kv=4096, batch=128, tensor_parallel=8, page=64, is_absorbed=True
     )
     known = validated(load_device("h100"), "split_kv", latents)
-    assert (known.like, known.band, known.nearest, known.cases) == (0, None, "split_kv", 10)
+    assert (known.like, known.band, known.lacks) == (0, None, "like")
     run = npusim.run("split_kv", hw="h100", seq=64, batch=1, numerics=False)
     record = record_of(run)
     assert record.timing is not None
     assert record.timing.validated is not None
     assert record.timing.validated.band is None
-    assert re.search(
-        r"us \(not measured like this; errors of the nearest, 10 measured times of split_kv: up to",
-        plain(run_table(record)),
-    )
+    assert re.search(r"us .not measured like this; errors of \d+ measured times up to", plain(run_table(record)))
     assert "±" not in plain(run_table(record))
-    assert [tile.value for tile in run_tiles(record) if tile.name == "Validated"] == ["not like this"]
+    assert [tile.value for tile in run_tiles(record) if tile.name == "Validated"] == ["not measured like this"]
     text, _ = latency_rows("split_kv", {"heads": [8], "seq_q": [64], "head_dim": [64]}, "aiconfigurator", hw="h100")
     assert text.splitlines()[1].endswith(",")
 
@@ -226,7 +323,8 @@ def test_bands_rest_on_times_that_the_device_bounds() -> None:
     residuals = [Residual(c.name, c.group, "latency_us", interval, 1.0, 0.0, None) for c in cases]
     rows = [study.Row("910B", "measured_more", c, r, "") for c, r in zip(cases, residuals, strict=True)]
     assert bands._lines(rows) == []
-    assert validated(load_device("ascend_910b2"), "flash").cases == 9
+    own = [case for case in measured_cases("dav-c220") if (case.device, case.schedule) == ("ascend_910b2", "flash")]
+    assert len(own) == 9
     assert validated(load_device("ascend_910b2"), "flash").most_error < 0.3  # type: ignore[operator]
 
 
@@ -238,8 +336,11 @@ def test_bands_hold_for_cases_kept_out() -> None:
     assert min(w.left_out for w in widths.values()) >= bands.SHARES[1][0]
     doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash", "cudnn", ""]]
     assert not bands.is_by_chance(doubled)
+    kinds = {key: bands.shares(cases)[1] for key, cases in bands.by_kind().items() if len(cases) >= bands.JUDGED}
+    assert {key: share for key, share in kinds.items() if share < bands.SHARES[1][0]} == {}
+    assert {("h100", "flash", ""), ("h200", "flash", ""), ("h100", "gemm", "library")} <= kinds.keys()
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
     holding = {factor: bands.holding(factor) for factor in bands.FACTORS}
-    assert holding[A_DOUBLING] >= 0.7 * 2 * len(kept)
+    assert holding[A_DOUBLING] >= 0.6 * 2 * len(kept)
     assert holding[A_DOUBLING] >= max(holding.values()) - 1, "others widen better"
