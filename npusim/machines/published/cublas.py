@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from npusim.ir.op import Charge
+from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
 #: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
