@@ -57,11 +57,11 @@ from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, part_of
 from npusim.errors import ProgramError, TilingError
-from npusim.ir.op import Attributes, Charge, Opcode
+from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend.plan import AscendTiling, ProductPlan
-from npusim.machines.decisions import AscendDecisions
-from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, Specialised, layout
+from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
+from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, layout
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
 from npusim.schedules.registry import Schedule, for_inputs
@@ -83,6 +83,7 @@ __all__ = [
     "GemmProblem",
     "GlobalTensor",
     "GlobalTile",
+    "GpuDecisions",
     "GpuKernel",
     "Instruction",
     "KernelProblem",
@@ -95,7 +96,6 @@ __all__ = [
     "ProductPlan",
     "ProgramError",
     "Schedule",
-    "Specialised",
     "SplitPrecision",
     "Stacked",
     "Stage",

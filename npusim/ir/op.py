@@ -7,10 +7,10 @@ exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
@@ -198,7 +198,6 @@ class TileOp:
     steps: tuple[Step, ...]
     handshake: tuple[RingTile, ...] = field(default=())
     work: KernelWork | None = None
-    group: GroupWork | None = None  #: what a GPU's warp group does in it beside its steps
 
     def ring_tiles(self) -> list[RingTile]:
         """Return every ring slot this operation touches or passes on."""
@@ -215,7 +214,7 @@ def meets_l2(op: TileOp) -> bool:
     return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
 
 
-# ---------------------------------------------------------------- what a GPU's steps and operations carry
+# ---------------------------------------------------------------- what a GPU's steps carry
 
 Accumulator = Literal["f16", "f32"]
 
@@ -244,106 +243,3 @@ class WarpPlan:
     access_bytes: int = 16
     swizzle: bool = False
     exchange: bool = False
-
-
-#: Generations of matrix instructions: of one warp, operands in its registers; of a warp group, from shared memory.
-Generation = Literal["mma", "wgmma"]
-
-
-#: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory, or for each
-#: slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each multiply-add.
-Due = Literal["block", "end", "tile", "local", "slice", "element", "output", "score", "multiply_add"]
-
-
-class Charge(NamedTuple):
-    """A cost of a kernel in addition to its steps: ``times`` a constant of the device file.
-
-    ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
-    bytes.  A constant of another engine than the warps' occupies that engine.  A charge for each element or
-    multiply-add is the whole cost of the operation; a charge for each score counts instructions of the kind ``key``.
-    """
-
-    key: str
-    times: float = 1.0
-    due: Due = "tile"
-
-
-class CodeWork(NamedTuple):
-    """Work of each warp of a compiled kernel for a block, by its machine code.
-
-    ``alone_cycles``: the time of a warp if no other works, without its first loads and barriers.  Counts of
-    instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
-    functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
-    loop loads a row while it works on the one before.  All 0: another operation contains the work of this one.
-    """
-
-    alone_cycles: float = 0.0
-    issued: int = 0
-    narrow: int = 0
-    special: int = 0
-    shared: int = 0
-    barriers: int = 0
-    local: int = 0
-    is_ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GroupWork:
-    """The execution of an operation by a group of warps, where groups run concurrently, and its additional work.
-
-    warps, across
-        Warps that execute the operation together; ``across`` of them share the columns, the others the rows.
-    generation
-        Generation of the matrix instructions.
-    is_transposed
-        Whether a product is computed as that of its exchanged and transposed operands: ``rows`` and ``columns`` are
-        those of the transposed result.
-    repeats
-        How often the whole operation is computed: eight warps on 64 rows compute S twice.
-    is_awaited, is_serial
-        Whether the warps wait for a product's last result; whether for that of every instruction.
-    copies, loads
-        Transfers of 16 bytes a thread: asynchronous copies, and loads whose registers the warps wait for.
-    passes
-        Passes of each transfer through shared memory, which shares its storage with the cache of loads.
-    behind
-        The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
-        result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
-    is_even
-        Whether elements are distributed evenly, since no product needs them in fragments.
-    is_specialised
-        Whether separate warps copy, so that products follow one another without a gap.
-    consumers
-        Groups of the block that alternate, where warps specialise; 0: the work of other groups does not matter.
-    rows, columns, depth
-        Sizes of whole tiles, which a kernel computes even for a ragged one: of results, and the length of a product's
-        sum.
-    charges
-        Costs in addition to its steps.
-    code
-        Work of its warps by their machine code, whatever its steps are; none: the work of the steps.
-    """
-
-    warps: int
-    across: int = 1
-    generation: Generation = "wgmma"
-    is_transposed: bool = False
-    repeats: int = 1
-    is_awaited: bool = True
-    is_serial: bool = False
-    copies: int = 0
-    loads: int = 0
-    passes: int = 1
-    behind: tuple[int, ...] = ()
-    is_even: bool = False
-    is_specialised: bool = False
-    consumers: int = 0
-    rows: int = 0
-    columns: int = 0
-    depth: int = 0
-    charges: tuple[Charge, ...] = ()
-    code: CodeWork | None = None
-
-    def charged(self, *charges: Charge) -> GroupWork:
-        """Return the same work, which pays ``charges`` more."""
-        return replace(self, charges=self.charges + charges) if charges else self

@@ -1,12 +1,15 @@
 """The decisions of kernels: one value a kernel, which a phase's tiling and its operations carry and pricing reads.
 
-A decision that a tiling names replaces the kernel's; nothing else copies a field.  They are named tuples, since they
-are part of the key of each price.
+A decision that a tiling names replaces the kernel's; no other value repeats a field.  They are named tuples, which are
+cheap to compare: they are part of the key of a price.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
+
+# ---------------------------------------------------------------- an Ascend device
+
 
 #: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
 #: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
@@ -90,3 +93,139 @@ class AscendDecisions(NamedTuple):
     def takes_turns(self) -> bool:
         """Whether a core waits until its current work is done before it loads more."""
         return self.order == "serial" or self.slots == 1
+
+
+# ---------------------------------------------------------------- a GPU
+
+
+#: Generations of matrix instructions: of one warp, operands in its registers; of a warp group, from shared memory.
+Generation = Literal["mma", "wgmma"]
+#: What the warps of a block are for: all the same; some copy, so that products follow one another without a gap;
+#: one group copies, and the others alternate.
+Roles = Literal["alike", "copying", "alternating"]
+#: Operations that alternating warp groups do one after the other.
+Turns = Literal["exponentials", "products"]
+#: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory or beyond L2, or
+#: for each slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each
+#: multiply-add.
+Due = Literal["block", "end", "tile", "local", "beyond", "slice", "element", "output", "score", "multiply_add"]
+
+
+class Charge(NamedTuple):
+    """A cost of a kernel in addition to its steps: ``times`` a constant of the device file.
+
+    ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
+    bytes.  A constant of another engine than the warps' occupies that engine.  A charge for each element or
+    multiply-add is the whole cost of the operation; a charge for each score counts instructions of the kind ``key``.
+    """
+
+    key: str
+    times: float = 1.0
+    due: Due = "tile"
+
+
+class CodeWork(NamedTuple):
+    """Work of each warp of a compiled kernel for a block, by its machine code.
+
+    ``alone_cycles``: the time of a warp if no other works, without its first loads and barriers.  Counts of
+    instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
+    functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
+    loop loads a row while it works on the one before.  All 0: another operation contains the work of this one.
+    """
+
+    alone_cycles: float = 0.0
+    issued: int = 0
+    narrow: int = 0
+    special: int = 0
+    shared: int = 0
+    barriers: int = 0
+    local: int = 0
+    is_ahead: bool = False
+
+
+class GpuDecisions(NamedTuple):
+    """Decisions of a kernel on a GPU; a block's warps, registers and charges follow from its tile and the device.
+
+    groups, warps
+        Warp groups of a block, each a queue with a share of the rows; warps of a group, which execute an operation
+        together.  0 warps: the device's file does not describe them.
+    across, repeats
+        Warps of a group that share the columns, the others the rows; how often a group computes the whole operation:
+        eight warps on 64 rows compute S twice.
+    generation, is_serial, is_transposed
+        Generation of the matrix instructions; whether the warps wait for the result of every product; whether a product
+        is computed as that of its exchanged and transposed operands: rows and columns are the transposed result's.
+    warp_rows, is_whole, rows
+        Least rows of a warp; whether the kernel computes whole tiles, however few rows are live; rows of a group's
+        whole tile, which it computes even for a ragged one.
+    stages
+        Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
+    depth, held_depth, loaded_tiles
+        Tiles in shared memory of each operand of the loop, and of lasting operands (the next block's are loaded while
+        this one's are read), fewer where they do not fit; tiles in progress of a loop without products, in which rows
+        of one tile cover the load of the next.
+    slice_elements
+        Elements of a product's sum that are loaded at once; 0: all.
+    padding, exchanges, holds_in_registers
+        Elements after each row in shared memory; whether rows' results for a product cross lanes; whether operands
+        that stay for the whole block are in registers, not in shared memory.
+    roles
+        What the warps of a block are for.
+    turns, ahead, meets, counts
+        Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
+        issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
+        counter, which a memset clears: always, or if a mask makes them differ.
+    from_last, mask_block
+        Whether a block visits its keys from the last tile to the first; side of the squares of queries and keys for
+        which the kernel decides visits and masks (0: the tile).
+    charges
+        Costs besides its steps.
+    code
+        Work of a warp for a block by its machine code, where rows were compiled; None: the work of the steps.
+    """
+
+    groups: int = 1
+    warps: int = 0
+    across: int = 1
+    repeats: int = 1
+    generation: Generation = "wgmma"
+    is_serial: bool = False
+    is_transposed: bool = False
+    warp_rows: int = 16  # of a fragment (PTX ISA, mma)
+    is_whole: bool = False
+    rows: int = 0
+    stages: int = 0
+    depth: int = 1
+    held_depth: int = 1
+    loaded_tiles: int = 2
+    slice_elements: int = 0
+    padding: int = 0
+    exchanges: bool = False
+    holds_in_registers: bool = False
+    roles: Roles = "alike"
+    turns: Turns | None = None
+    ahead: int = 0
+    meets: bool = False
+    counts: Literal["always", "masked"] = "masked"
+    from_last: bool = False
+    mask_block: int = 0
+    charges: tuple[Charge, ...] = ()
+    code: CodeWork | None = None
+
+    @property
+    def alternates(self) -> bool:
+        """Whether one group copies and the others alternate."""
+        return self.roles == "alternating"
+
+    @property
+    def consumers(self) -> int:
+        """Groups that alternate; 0: the work of other groups does not matter."""
+        return self.groups if self.alternates else 0
+
+    def clears(self, *, is_masked: bool) -> bool:
+        """Return whether a memset clears a counter before a phase."""
+        return self.alternates and (self.counts == "always" or is_masked)
+
+    def due(self, *when: Due) -> tuple[Charge, ...]:
+        """Return the charges that are due ``when``."""
+        return tuple([c for c in self.charges if c.due in when])

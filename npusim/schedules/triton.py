@@ -517,7 +517,8 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
-        lies = replace(lies, loaded_tiles=max(lies.loaded_tiles, min(at_once, most)))
+        loaded = max(lies.decided.loaded_tiles, min(at_once, most))
+        lies = replace(lies, decided=lies.decided._replace(loaded_tiles=loaded))
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 
 

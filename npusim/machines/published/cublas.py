@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from npusim.ir.op import Charge
+from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
 #: Sides of a library's tiles, one of each in either direction, and splits; what a wave of them costs (hopper.md

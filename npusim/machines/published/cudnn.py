@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.ir.op import Charge
+from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.published.fa3 import needs_tma, specialised_charges
-from npusim.machines.published.kernel import GpuKernel, Specialised, layout
+from npusim.machines.published.kernel import GpuKernel, layout
 
 if TYPE_CHECKING:
     from npusim.machines.published.kernel import KernelUse
@@ -31,11 +31,10 @@ CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
     computes=("flash",),
+    decides=GpuDecisions(roles="alternating", depth=2, held_depth=2, turns="exponentials", meets=True, counts="always"),
     tiles={2: dict.fromkeys(HEAD_DIMS, layout(*TILE))},
     needs=needs_tma,
     order=lambda phase: phase,
-    specialised=Specialised(
-        depth=(2, 2), turns="exponentials", turn_dims={2: (0, max(HEAD_DIMS))}, meets=True, counts="always"
-    ),
+    turn_dims={2: (0, max(HEAD_DIMS))},
     charges=_charges,
 )

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.algorithms import split_rules
-from npusim.ir.op import Charge
+from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.published.kernel import GpuKernel, KernelTile, layout, warps_of
 from npusim.units import ceil_div
 
@@ -131,6 +131,7 @@ FA2 = GpuKernel(
     name="fa2",
     whose="FlashAttention-2's",
     computes=("flash", "split_kv"),
+    decides=GpuDecisions(is_whole=True, from_last=True),  # flash_fwd_kernel.h begins with n_block_max - 1
     tiles=MappingProxyType(dict.fromkeys(SIZES, TILES)),
     variants=_variants,
     fields=lambda _device: {"stages": None},
@@ -140,8 +141,6 @@ FA2 = GpuKernel(
     cut_tile=_cut_tile,
     merge_rows=MERGE_ROWS,
     packs=_packs,
-    from_last=True,  # flash_fwd_kernel.h begins with n_block_max - 1
-    is_whole=True,
     charges=code_charges,
     merge_charges=(Charge("WARPS.library.combine_cycles", 1, "output"),),
     is_fused=True,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms import split_rules
 from npusim.config.load import list_devices, load_device
 from npusim.formats import get_format
-from npusim.ir.op import Charge
-from npusim.machines.published.kernel import GpuKernel, Specialised, layout, warps_of
+from npusim.machines.decisions import Charge, GpuDecisions
+from npusim.machines.published.kernel import GpuKernel, layout, warps_of
 from npusim.units import round_up
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ FA3 = GpuKernel(
     name="fa3",
     whose="FlashAttention-3's",
     computes=("flash", "split_kv"),
+    # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
+    decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True),
     tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
     variants=_narrow,
     leaves=frozenset({"block_q", "block_kv"}),
@@ -109,9 +111,8 @@ FA3 = GpuKernel(
     split_rule=split_rules.fa3,
     merge_rows=MERGE_ROWS,
     packs=_packs,
-    from_last=True,  # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
     order=_longest_first,
-    specialised=Specialised(depth=(2, 1), turns="products", turn_dims=TURN_DIMS, ahead=1),
+    turn_dims=TURN_DIMS,
     charges=specialised_charges,
     is_fused=True,
     output_of_8_bits="bfloat16",

@@ -14,8 +14,7 @@ from npusim.config.engine import WarpIssue
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Charge
-from npusim.machines.decisions import AscendDecisions
+from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 #: What a published kernel computes.
 Computes = Literal["attention", "recurrence"]
-#: Operations that specialised warp groups do one after the other.
-Turns = Literal["exponentials", "products"]
 #: Return types of a kernel's functions, by the field; charges are checked where they are paid.
 RETURNS: Mapping[str, type] = MappingProxyType(
     {
@@ -83,35 +80,6 @@ class KernelUse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Specialised:
-    """Specialisation of the warps of a block: one group copies, the others multiply and take turns.
-
-    depth
-        Tiles of K and of V, and of Q, in shared memory; fewer if they do not fit.
-    turns, turn_dims
-        Operations that groups do one after the other (None: no turns), and the head dims at which they do, by the
-        bytes of an element.
-    ahead
-        Tiles by which Q K^T is issued before P V: 0 or 1.
-    meets
-        Whether groups begin each tile of work together.
-    counts
-        Whether blocks draw their work from a counter, which a memset clears: always, or if a mask makes them differ.
-    """
-
-    depth: tuple[int, int]
-    turns: Turns | None
-    turn_dims: Mapping[int, tuple[int, int]]
-    ahead: int = 0
-    meets: bool = False
-    counts: Literal["always", "masked"] = "masked"
-
-    def clears(self, phase: Phase) -> bool:
-        """Return whether a memset clears a counter before a phase."""
-        return self.counts == "always" or bool(phase.masks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedKernel:
     """Fields of all published kernels: the name for ``kernel=``, the author, and what the kernel computes.
 
@@ -141,6 +109,8 @@ class PublishedKernel:
 class GpuKernel(PublishedKernel):
     """Choices of an attention kernel on a GPU, apart from its formats.
 
+    decides
+        Its decisions, whatever the tile and the device.
     tiles, variants
         Layouts by the bytes of an element, then by head dim; and layouts that replace these for a problem on a device.
         Empty: the kernel runs any tile.
@@ -151,22 +121,16 @@ class GpuKernel(PublishedKernel):
     split_rule, cut_tile, merge_rows, packs
         The rule that splits keys, the tile of split keys if it differs, and the rows of a block of the merge (0: the
         default); whether the query heads of a KV head are rows of one block, for a number of rows.
-    from_last
-        Whether a block visits its keys from the last tile to the first.
     order
         Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
-    mask_block
-        Side of the squares of queries and keys for which the kernel decides visits and masks; 0: the tile.
-    warp_rows, slice_elements, is_whole
-        Least rows of a warp; elements of a sum that are loaded at once (0: all); whether the kernel computes whole
-        tiles, however few rows are live.
-    specialised
-        Specialisation of warps; None: all warps do the same work.
+    turn_dims
+        The head dims at which groups that alternate take turns, by the bytes of an element.
     charges, merge_charges
         Costs that the kernel and the merge of its splits pay in addition to their steps, on devices with such
         constants.
     """
 
+    decides: GpuDecisions = field(default_factory=GpuDecisions)
     tiles: Mapping[int, Layouts] = field(default_factory=dict)
     variants: Callable[[Problem, DeviceSpec], Layouts] = lambda _problem, _device: {}
     fields: Callable[[DeviceSpec], Mapping[str, object]] = lambda _device: {}
@@ -177,13 +141,8 @@ class GpuKernel(PublishedKernel):
     cut_tile: Callable[[Problem], KernelTile] | None = None
     merge_rows: int = 0
     packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
-    from_last: bool = False
     order: Callable[[Phase], Phase] | None = None
-    mask_block: int = 0
-    warp_rows: int = 16  # of a fragment (PTX ISA, mma)
-    slice_elements: int = 0
-    is_whole: bool = False
-    specialised: Specialised | None = None
+    turn_dims: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
     merge_charges: tuple[Charge, ...] = ()
 
@@ -229,8 +188,8 @@ class GpuKernel(PublishedKernel):
         for charge in charges:
             if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
                 raise TilingError(f"kernel: {self.name} pays {charge!r}; charges= returns Charges of 0 or more times")
-        times |= {"local", "element", "output", "multiply_add"} if self.specialised is None else {"end"}
-        times |= {"slice"} if self.slice_elements else set()
+        times |= {"end"} if self.decides.alternates else {"local", "element", "output", "multiply_add"}
+        times |= {"slice"} if self.decides.slice_elements else set()
         for charge in charges:
             if charge.due not in times or (charge.due == "score" and ".ops." not in charge.key):
                 allowed = f"{', '.join(sorted(times))}; for each score one of an engine's ops, such as ALU.ops.compare"

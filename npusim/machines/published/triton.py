@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import WarpMatrixEngine
-from npusim.ir.op import Charge
+from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.published.kernel import GpuKernel, warps_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TRITON = GpuKernel(
     name="triton",
     whose="FlexAttention's of Triton, with a mask by blocks of 128 x 128",
     computes=("flash",),
+    decides=GpuDecisions(mask_block=128),  # queries and keys of a block of its mask
     needs=_needs,
-    mask_block=128,  # queries and keys of a block of its mask
     charges=_charges,
 )

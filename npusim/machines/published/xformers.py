@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from npusim.ir.op import Charge
 from npusim.layout.fragment import WARP_LANES
+from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.published.kernel import GpuKernel, layout, warps_of
 
 if TYPE_CHECKING:
@@ -59,13 +59,12 @@ XFORMERS = GpuKernel(
     name="xformers",
     whose="xformers' memory-efficient one",
     computes=("flash", "volta_flash"),
+    # Slices of ThreadK elements; accesses beyond an end are masked, products are not.
+    decides=GpuDecisions(warp_rows=WARP_ROWS, slice_elements=32, is_whole=True),
     tiles={2: TILES},
     fields=_fields,
     leaves=frozenset({"launch", "residents"}),
     needs=_needs,
     refuses=_refuses,
-    warp_rows=WARP_ROWS,
-    slice_elements=32,  # ThreadK
-    is_whole=True,  # accesses beyond an end are masked, products are not
     charges=_charges,
 )

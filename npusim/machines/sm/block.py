@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
-from npusim.ir.op import COMPARED, Attributes, GroupWork, Opcode, Step, TileOp
+from npusim.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
-from npusim.machines.sm.groups import GROUP_WARPS
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, TENSOR, WARPS
 from npusim.machines.sm.places import BlockPlaces, accumulator
 from npusim.machines.sm.turns import WarpTurns
-from npusim.machines.sm.work import Works
+from npusim.machines.sm.work import GroupWork, Works, work_of
 from npusim.units import chunks
 
 #: Keys of a tile up to which compilers write masks among other instructions: from 64 on they pack the predicates
@@ -61,10 +60,9 @@ class ResidentBlock:
     """
 
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
-        self.frame, self.tiling, work = frame, tiling, tiling.work
-        self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
-        way = tiling.specialised
-        self.turns = WarpTurns(number, frame, core, tiling, way, self.warps) if way is not None else None
+        self.frame, self.tiling, self.decided = frame, tiling, tiling.decided
+        self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.decided.groups))
+        self.turns = WarpTurns(number, frame, core, tiling.decided, self.warps) if tiling.decided.alternates else None
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in frame.stages if s.is_product}
         _check_transposed(frame, core, self.how)
         _check_whole(frame, tiling)
@@ -74,7 +72,7 @@ class ResidentBlock:
         #: All queues of the block.
         storers = (self.places.storer,) if self.places.left else ()
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
-        self.works = Works(frame, tiling, work, self.places) if work else None
+        self.works = Works(frame, tiling, self.places) if tiling.has_groups else None
         keys = tiling.widths.get(frame.loop_axis or "", 0)
         #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps meet in each tile.
         self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
@@ -94,13 +92,13 @@ class ResidentBlock:
         for loop in frame.phase.loops:
             yield from frame.pipelined(self.cuts, block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
         yield from turns.finished(finish) if turns else finish
-        if self.works and self.tiling.code and (ends := self.tiling.due("end")):
+        if self.works and self.decided.code and self.decided.due("end"):
             for warps in self.warps:
-                yield TileOp("end", warps, WARPS, (), (), group=self.works.usual.charged(*ends))
+                yield TileOp("end", warps, WARPS, (), (), self.works.usual.paying("end"))
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""
-        count = self.tiling.groups
+        count = self.decided.groups
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
@@ -117,7 +115,7 @@ class ResidentBlock:
             yield from self._late_loads(s, block, tile)
             for n in before.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
-            if s.is_product and self.tiling.slice_elements:
+            if s.is_product and self.decided.slice_elements:
                 held = yield from self._sliced_product(s, block, tile, held)
                 continue
             ops = self._run(run, block, tile)
@@ -127,13 +125,12 @@ class ResidentBlock:
         if self.works:
             yield from self._end(stages, self.works, block, tile, held)
         elif self.tiling.lanes and tile.cols and self.how:
-            step = GroupWork(GROUP_WARPS, generation="mma")
-            step = step.charged(STEP, *barriers(step))
-            yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
+            step = GroupWork(self.decided, pays=("tile",))
+            yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
     def _run(self, run: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield stages of all groups, group by group, each on its share of the rows."""
-        for group in range(self.tiling.groups):
+        for group in range(self.decided.groups):
             for s in run:
                 share = self._share(self.frame.led_by(s), block, tile, group)
                 ops = (self._product if s.is_product else self._rows)(s, block, tile, group, share)
@@ -162,7 +159,7 @@ class ResidentBlock:
             held = self.places.held_slots(rows, first=True)
             if held or fills:
                 op = self._op("start", like, group, FMA, tuple(fills), held)
-                yield replace(op, group=self.works.start(like)) if self.works else op
+                yield replace(op, work=self.works.start(like)) if self.works else op
             for n, first in firsts.items():
                 source = self.frame.cut(first, block, WHOLE, self._share(n, block, WHOLE, group))
                 state = self.places.part(group, n, source.rows, source.cols)
@@ -198,15 +195,15 @@ class ResidentBlock:
         follows, copies = stages[last + 1 :], works.copies(block, tile)
         for op in ops:
             is_beside = op.engine == FMA and s in follows[:1]
-            yield replace(op, group=replace(op.group, copies=copies)) if op.group and is_beside else op
+            yield replace(op, work=work_of(op)._replace(copies=copies)) if is_beside else op
         if s is not stages[last]:
             return
         slots = self.places.released(self.places.operands_of(stages), block, tile)
         for warps in self.warps:
-            yield TileOp("next", warps, WARPS, (), slots, group=works.iteration())
+            yield TileOp("next", warps, WARPS, (), slots, works.iteration())
             if not follows:
-                beside = works.beside(s, replace(works.usual, copies=copies))
-                yield TileOp("copies", warps, WARPS, (), (), group=beside)
+                beside = works.beside(s, works.usual._replace(copies=copies))
+                yield TileOp("copies", warps, WARPS, (), (), beside)
 
     def _end(
         self, stages: tuple[Stage, ...], works: Works, block: WorkTile, tile: Visit, held: Handshake
@@ -214,26 +211,26 @@ class ResidentBlock:
         """Yield the operations after the stages of a tile, or of a block without a loop: slots released, registers
         spilled.
         """
-        places, operands, stage_count = self.places, self.places.operands_of(stages), self.tiling.stages
+        places, operands, stage_count = self.places, self.places.operands_of(stages), self.decided.stages
         if not self.frame.loop_axis and operands:  # the next block takes their place once this one has ended
             slots, work = places.released(operands, block, tile), works.of(stages[-1], FMA, ())
-            yield from (TileOp("end", warps, FMA, (), slots, group=work) for warps in self.warps)
-        if not tile.cols or works.usual.is_specialised or not any(s.is_product for s in stages):
+            yield from (TileOp("end", warps, FMA, (), slots, work) for warps in self.warps)
+        if not tile.cols or self.decided.roles != "alike" or not any(s.is_product for s in stages):
             return
         slots = places.released(operands, block, tile) if places.keeps_operands else held
         if chain := self._chain(stages, tile):
             slots = (places.slot(places.loaded[chain[0]], chain[0], block, tile, first=False),)
         step, spills = works.iteration(0 if stage_count == 1 else works.copies(block, tile)), works.spills()
         for warps in self.warps:
-            yield from (TileOp("spill", warps, WARPS, (), (), group=work) for work in spills)
+            yield from (TileOp("spill", warps, WARPS, (), (), work) for work in spills)
             if not places.waits_at_once:  # else after the last product, before what follows it
-                yield TileOp("next", warps, WARPS, (), slots, group=step)
+                yield TileOp("next", warps, WARPS, (), slots, step)
 
     # ---------------------------------------------------------------- operands
 
     def _chain(self, stages: tuple[Stage, ...], tile: Visit) -> tuple[str, ...]:
         """Return the operands of a tile each of which is loaded once the one before is stored: of one stage."""
-        is_chained = self.tiling.stages == 1 and tile.cols and not self.tiling.slice_elements
+        is_chained = self.decided.stages == 1 and tile.cols and not self.decided.slice_elements
         return self.places.operands_of(stages) if is_chained else ()
 
     def _loads(
@@ -244,7 +241,7 @@ class ResidentBlock:
         before: Handshake = ()
         late = {n for names in places.late.values() for n in names}
         for n in places.visited:
-            if n in read - late and n not in chain and not (self.tiling.slice_elements and n in places.shared):
+            if n in read - late and n not in chain and not (self.decided.slice_elements and n in places.shared):
                 yield self._load(n, block, tile)
         for n in chain:
             yield self._load(n, block, tile, before)
@@ -256,7 +253,7 @@ class ResidentBlock:
         if not names or self.works is None:
             return
         begun = places.begun.fill(1, 1, "int8")
-        yield from (TileOp("begun", warps, WARPS, (), (begun,), group=self.works.usual) for warps in self.warps)
+        yield from (TileOp("begun", warps, WARPS, (), (begun,), self.works.usual) for warps in self.warps)
         for n in names:
             yield self._load(n, block, tile, (places.begun.front(1, 1, "int8"),) if n == names[0] else ())
 
@@ -271,7 +268,7 @@ class ResidentBlock:
         before: dict[Stage, list[str]] = {}
         after: dict[Stage, list[str]] = {}
         places, left = self.places, list(chain)
-        for s in stages if not self.tiling.slice_elements else ():
+        for s in stages if not self.decided.slice_elements else ():
             srcs = s.rows[0].srcs if s.is_product else ()
             if chain:
                 before[s] = list(takewhile(srcs.__contains__, left))
@@ -343,7 +340,7 @@ class ResidentBlock:
         registers of its last slices, which the next operation releases.
         """
         frame, places, works, how = self.frame, self.places, self.works, self.how[s]
-        (row,), queue, charges = s.rows, self.warps[0], self.tiling.due("slice")
+        (row,), queue = s.rows, self.warps[0]
         assert works is not None
         dst = places.part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
@@ -351,9 +348,9 @@ class ResidentBlock:
         wholes = {n: places.part(0, n, block.rows, frame.cols(n, block, tile)) for n in made}
         for n, whole in wholes.items():
             put = works.slice(n, whole, is_made=True)
-            yield TileOp(f"{frame.label(n)}.put", queue, LSU, (), held, group=put)
+            yield TileOp(f"{frame.label(n)}.put", queue, LSU, (), held, put)
         size = frame.size(block, k_axis, tile)
-        for span in chunks(size, self.tiling.slice_elements):
+        for span in chunks(size, self.decided.slice_elements):
             operands: list[Operand] = []
             held, is_last = (), sum(span) == size
             for n in row.srcs:
@@ -366,12 +363,13 @@ class ResidentBlock:
                 step = Step(Opcode.COPY, ring.fill(*shape), (source,), name=n)
                 yield TileOp(f"{frame.label(n)}.load", places.loaders[n], LDG, (step,))
                 step = Step(Opcode.COPY, places.near[n].fill(*shape), (ring.front(*shape, last=not is_last),))
-                work = works.slice(n, step.dst).charged(*charges if n == row.srcs[1] else ())
-                yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
+                work = works.slice(n, step.dst)
+                work = work.paying("slice") if n == row.srcs[1] else work
+                yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), work=work)
                 operands.append(places.near[n].front(*shape))
                 held += (ring.front(*shape, first=False),) if is_last else ()
             step = Step(Opcode.MATMUL, dst, tuple(operands), replace(how, accumulate=how.accumulate or span[0] > 0))
-            yield TileOp(f"{s.name}.mma", queue, TENSOR, (step,), group=works.product(s))
+            yield TileOp(f"{s.name}.mma", queue, TENSOR, (step,), work=works.product(s))
         return held
 
     def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
@@ -400,12 +398,12 @@ class ResidentBlock:
         if at := self._masks_end(run):
             masks = self._op(s.name, s, group, FMA, tuple(run[:at]))
             op = self._op(s.name, s, group, FMA, tuple(run[at:]))
-            assert op.group is not None
-            left = tuple([c for c in op.group.charges if c.due != "score"])  # which the masks pay
-            yield from (masks, replace(op, group=replace(op.group, charges=left)))
+            work = work_of(op)
+            left = tuple(due for due in work.pays if due != "score")  # which the masks pay
+            yield from (masks, replace(op, work=work._replace(pays=left)))
         else:
             yield self._op(s.name, s, group, FMA, tuple(run))
-        for n in s.written if self.tiling.exchanges else ():
+        for n in s.written if self.decided.exchanges else ():
             if self.frame.places[n] == "up":
                 p, plan = self.places.part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
                 assert plan is not None
@@ -431,8 +429,8 @@ class ResidentBlock:
                 part = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
                 if n in self.places.left and self.works:  # warps go on once it is handed over
                     shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n]
-                    step, idle = Step(Opcode.COPY, ring.fill(*shape), (part,)), self.works.idle()
-                    yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), group=idle)
+                    step = Step(Opcode.COPY, ring.fill(*shape), (part,))
+                    yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), work=self.works.usual)
                     step = Step(Opcode.COPY, where, (ring.front(*shape),))
                     yield TileOp(f"{self.frame.label(n)}.store", self.places.storer, LDG, (step,))
                     continue
@@ -448,7 +446,7 @@ class ResidentBlock:
         if (plan := self._plan(s)) is not None:
             steps = tuple([Step(x.opcode, x.dst, x.srcs, _in_lanes(x.attributes, plan), x.name) for x in steps])
         work = self.works.of(s, engine, steps) if self.works else None
-        return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
+        return TileOp(label, self.warps[group], engine, steps, handshake, work)
 
     def _plan(self, s: Stage) -> WarpPlan | None:
         """Return the plan of a stage's lanes: that of the axis of columns it works on first; of vectors alone, any."""
@@ -468,10 +466,10 @@ def _in_lanes(attributes: Attributes, plan: WarpPlan) -> Attributes:
 def _check_whole(frame: Frame, tiling: SmTiling) -> None:
     """Raise `TilingError` for an inverse of a tile whose rows several warp groups share."""
     whole = [r for s in frame.stages for r in s.rows if r.opcode is Opcode.INVERSE]
-    if whole and tiling.groups > 1:
+    if whole and tiling.decided.groups > 1:
         raise TilingError(
             f"{frame.phase.name}: line {whole[0].line} inverts {frame.label(whole[0].srcs[0])}, whose rows "
-            f"{tiling.groups} warp groups share, but one group must have all of them; use fewer warps"
+            f"{tiling.decided.groups} warp groups share, but one group must have all of them; use fewer warps"
         )
 
 

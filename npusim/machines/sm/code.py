@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.engine import LanePipe, SharedMemoryPipe
-from npusim.ir.op import Charge, CodeWork
+from npusim.machines.decisions import Charge, CodeWork
 from npusim.machines.sm.core import LSU, MUFU, RETIRE, counts_turnover, engine_of, warp_issue
 from npusim.units import ceil_div
 
@@ -160,6 +160,7 @@ def with_code(
     of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
     ends = (Charge(f"{RETIRE}.block_cycles", of_each, due="end"),)
     has_turnover = counts_turnover(device) and not is_persistent
-    loaded = tiling.loaded_tiles if work.is_ahead else 1
+    loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: no other charge for its start.
-    return replace(tiling, code=work, loaded_tiles=loaded, charges=ends if has_turnover else ())
+    decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=ends if has_turnover else ())
+    return replace(tiling, decided=decided)

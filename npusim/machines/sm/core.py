@@ -17,10 +17,11 @@ from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.formats.scans import of_float32
 from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.ir.op import Charge, Opcode
+from npusim.ir.op import Opcode
 from npusim.ir.program import Occupancy
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
+from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.frame import Along
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import GpuKernel
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.engine import LanePipe
-    from npusim.ir.op import CodeWork, Due, GroupWork, Step, WarpPlan
-    from npusim.machines.published.kernel import Specialised
+    from npusim.ir.op import Step, WarpPlan
 
 
 EngineType = TypeVar("EngineType")
@@ -63,9 +63,9 @@ FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
 INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
-def barriers(work: GroupWork, count: int = 1) -> tuple[Charge, ...]:
+def barriers(decided: GpuDecisions, count: int = 1) -> tuple[Charge, ...]:
     """Return the cost of ``count`` barriers that all warps of a block pass."""
-    of_block, each = max(1, work.consumers) * work.warps, f"{WARPS}.sharing.barrier"
+    of_block, each = max(1, decided.consumers) * decided.warps, f"{WARPS}.sharing.barrier"
     return (Charge(f"{each}_cycles", count), Charge(f"{each}_warp_cycles", count * of_block)) if count else ()
 
 
@@ -88,61 +88,30 @@ def listed_as(name: str, variant: str, *pipes: LanePipe) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SmTiling:
-    """Warps, places and shared memory of one phase.
+    """One phase on a multiprocessor.
 
-    groups
-        Warp groups of a block; each is a queue and owns a share of the rows.
     residents
         Blocks that a multiprocessor holds at a time.
     lanes
         The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles as a whole.
-    padding
-        Elements after each row in shared memory.
-    depth
-        Tiles of each operand of the loop in shared memory.
-    exchanges
-        Whether rows' results for a product cross lanes.
-    holds_in_registers
-        Whether operands that stay for the whole block are in registers, not in shared memory.
-    work
-        Its execution by warp groups, where they run concurrently.
-    stages
-        Tiles in progress of a software pipeline: 1 passes through registers; none: operands are released when read.
-    slice_elements
-        Length of a product's sum that is loaded at once, where operands are loaded slice by slice.
-    held_depth
-        Tiles of lasting operands in shared memory: the next block's are loaded while this one's are read.
-    loaded_tiles
-        Tiles in progress of a loop without products: rows of one tile cover the load of the next.
-    specialised
-        Specialisation of a block's warps; none: all have the same work.
     widths
         Columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
-    charges
-        The kernel's costs besides its steps.
-    code
-        Work of warps for a block by their machine code, where rows were compiled; none: that of the steps.
+    decided
+        Decisions of its kernel.
     occupancy
         The number of blocks that fit, and the limit, where registers are no tiles of a buffer.
     """
 
-    groups: int = 1
     residents: int = 1
     lanes: Mapping[str, WarpPlan] = field(default_factory=dict)
-    padding: int = 0
-    depth: int = 1
-    exchanges: bool = False
-    holds_in_registers: bool = False
-    work: GroupWork | None = None
-    stages: int = 0
-    slice_elements: int = 0
-    held_depth: int = 1
-    loaded_tiles: int = 2
-    specialised: Specialised | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
-    charges: tuple[Charge, ...] = ()
-    code: CodeWork | None = None
+    decided: GpuDecisions = field(default_factory=GpuDecisions)
     occupancy: Occupancy | None = field(default=None, compare=False)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether warp groups execute it concurrently, whatever lanes hold."""
+        return bool(self.decided.warps) and not self.lanes
 
     @property
     def masks_apart(self) -> bool:
@@ -152,13 +121,9 @@ class SmTiling:
         6 to 8 cycles longer for each score of a lane and warp there, 1 to 4 where two or more blocks are resident
         (reports/silicon/phases.json).
         """
-        work = self.work
-        has_several = work is not None and work.generation == "wgmma" and (self.groups > 1 or work.repeats > 1)
+        decided = self.decided
+        has_several = self.has_groups and decided.generation == "wgmma" and (decided.groups > 1 or decided.repeats > 1)
         return has_several and self.residents == 1
-
-    def due(self, *when: Due) -> tuple[Charge, ...]:
-        """Return the charges that are due ``when``."""
-        return tuple([c for c in self.charges if c.due in when])
 
 
 @dataclass

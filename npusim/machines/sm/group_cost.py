@@ -45,8 +45,10 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Charge, CodeWork, GroupWork, Step, TileOp
+    from npusim.ir.op import Step, TileOp
     from npusim.ir.tile import Operand
+    from npusim.machines.decisions import Charge, CodeWork
+    from npusim.machines.sm.work import GroupWork
 
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
@@ -127,13 +129,12 @@ class GroupModel:
         self.issued = {STEP.key: issue.sharing.step_instructions_count.value, INSTRUCTION: 1}
         self.constant = cache(partial(_constant, device))
 
-    def cost(self, op: TileOp) -> Cost:
+    def cost(self, op: TileOp, work: GroupWork) -> Cost:
         """Return the cost of an operation of warps."""
-        work = op.group
-        assert work is not None
+        charges = work.charges
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
-        tally, is_product = self._besides(work, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
-        whole = tuple(c for c in work.charges if c.due in (("multiply_add",) if is_product else ("element", "output")))
+        tally, is_product = self._besides(work, charges, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
+        whole = tuple(c for c in charges if c.due in (("multiply_add",) if is_product else ("element", "output")))
         share: Share | None = None
         if steps and work.code is not None:
             share = self._coded(work.code, work, tally)
@@ -142,26 +143,26 @@ class GroupModel:
         elif is_product:
             share = self._product(steps[0], work, tally)
         elif steps:
-            share = self._arithmetic(steps, work, tally)
+            share = self._arithmetic(steps, work, charges, tally)
         elif SPILL in tally.pipes:
             share = self._spilled(tally)
         else:
-            share = self._control(work, tally)
+            share = self._control(work, charges, tally)
         drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
-        latency = drain if is_product and work.consumers and not work.is_awaited else 0
+        latency = drain if is_product and work.decided.consumers and not work.is_awaited else 0
         terms, pipes = tuple(tally.terms.items()), tally.pipe_cycles()
-        links = tuple((c.key, int(c.times)) for c in work.charges if c.key in self.device.links)
+        links = tuple((c.key, int(c.times)) for c in charges if c.key in self.device.links)
         return Cost(ceil(tally.cycles), latency, links, terms, pipes, share)
 
     # ---------------------------------------------------------------- what no step says
 
-    def _besides(self, work: GroupWork, has_steps: bool) -> Tally:
+    def _besides(self, work: GroupWork, charges: tuple[Charge, ...], has_steps: bool) -> Tally:
         """Return a tally of the operation's charges, without instructions that only accompany loads and copies."""
-        tally = Tally()
-        for charge in work.charges:
+        tally, consumers = Tally(), work.decided.consumers
+        for charge in charges:
             if charge.key in self.device.links or charge.due in BY_ELEMENT:
                 continue
-            if has_steps or work.consumers or charge.key not in self.issued:
+            if has_steps or consumers or charge.key not in self.issued:
                 constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
                 taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
                 tally.add(f"{self.key}.{charge.key}", taken)
@@ -175,18 +176,19 @@ class GroupModel:
         tally.cycles -= (cycles := tally.pipes[SPILL])
         return shared(ceil(cycles), issue=cycles)
 
-    def _control(self, work: GroupWork, tally: Tally) -> Share | None:
+    def _control(self, work: GroupWork, charges: tuple[Charge, ...], tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""
-        s, at = self.sharing, f"{WARPS}.sharing"
-        if work.consumers:
+        s, at, decided = self.sharing, f"{WARPS}.sharing", work.decided
+        if decided.consumers:
             return None
-        charges = [c for c in work.charges if c.key in self.issued]
-        parts = {c.key: c.times * self.constant(c.key).value for c in charges}
+        due = [c for c in charges if c.key in self.issued]
+        parts = {c.key: c.times * self.constant(c.key).value for c in due}
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
-            if count and work.generation not in costs:
-                raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles has no value for {work.generation}")
+            by = decided.generation
+            if count and by not in costs:
+                raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles has no value for {by}")
             if count:
-                parts[f"{at}.{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
+                parts[f"{at}.{name}_cycles.{by}"] = float(count * costs[by].value)
         for constant, taken in parts.items():
             tally.add(f"{self.key}.{constant}", taken)
         left, tensor, moved = self._left(work)
@@ -195,8 +197,8 @@ class GroupModel:
             return None
         if left > max(alone, memory):
             tally.terms[f"{self.key}.{TENSOR}.wgmma.elements_per_cycle"] = left - alone
-        count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
-        issued = sum(c.times * self.issued[c.key] for c in charges) + count * s.access_instructions_count.value
+        count, warps = work.copies + work.loads, ceil_div(decided.warps, self.subcores)
+        issued = sum(c.times * self.issued[c.key] for c in due) + count * s.access_instructions_count.value
         tally.pipes[LSU] = memory
         if tensor:
             tally.pipes[TENSOR] = tensor
@@ -208,7 +210,7 @@ class GroupModel:
             return 0.0, 0.0, 0.0
         count, busy, memory = self._instructions(work.behind, work)
         each = max(busy, memory)
-        left = max(0.0, count * each - count / (work.warps // self.subcores) * spec.issue_cycles.value)
+        left = max(0.0, count * each - count / (work.decided.warps // self.subcores) * spec.issue_cycles.value)
         return left, left * busy / each, left * memory / each
 
     # ---------------------------------------------------------------- products
@@ -221,14 +223,15 @@ class GroupModel:
         if form is None:
             return self._without_tensor(step, step.depth, work, tally)
         depth = ceil_div(max(work.depth, step.depth), form.k_elements.value)
-        if work.generation == "wgmma" and self.tensor.wgmma is not None:
+        if work.decided.generation == "wgmma" and self.tensor.wgmma is not None:
             busy, memory, lone, end = self._of_groups(step, a, work)
             issued = 0.0
         else:
             busy, memory, lone, end, issued = self._of_warps(step, a, depth, work)
         tally.cycles += end
-        constant = "elements_per_cycle" if work.generation == "wgmma" else "pipe_cycles"
-        tally.terms[f"{self.key}.{TENSOR}.{work.generation}.{constant}"] = lone + end
+        by = work.decided.generation
+        constant = "elements_per_cycle" if by == "wgmma" else "pipe_cycles"
+        tally.terms[f"{self.key}.{TENSOR}.{by}.{constant}"] = lone + end
         tally.pipes |= {TENSOR: busy, LSU: memory}
         return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
 
@@ -239,59 +242,61 @@ class GroupModel:
         """
         spec, (rows, columns, row_bytes, from_shared) = self.tensor.wgmma, size
         assert spec is not None
-        groups = work.warps // self.subcores
-        down = max(1, groups // max(work.across, work.repeats))
+        groups, across, repeats = work.decided.warps // self.subcores, work.across, work.repeats
+        down = max(1, groups // max(across, repeats))
         stacked = ceil_div(ceil_div(rows, spec.m_elements.value), down)
-        width = ceil_div(columns, work.across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
+        width = ceil_div(columns, across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
         count = ceil_div(row_bytes, MATRIX_BYTES) * stacked * groups
-        if work.repeats > 1:  # in instructions of half the width
-            width, count = max(FRAGMENT_COLUMNS, width // work.repeats), count * work.repeats
+        if repeats > 1:  # in instructions of half the width
+            width, count = max(FRAGMENT_COLUMNS, width // repeats), count * repeats
         moved = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
         return count, width / spec.elements_per_cycle.value, moved / self.memory_bytes
 
     def _of_groups(self, step: Step, a: Operand, work: GroupWork) -> tuple[float, float, float, float]:
         """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
-        spec = self.tensor.wgmma
+        spec, decided = self.tensor.wgmma, work.decided
         assert spec is not None
         row_bytes = get_format(a.fmt).size_bytes * max(work.depth, step.depth)
         size = *whole_sizes(step.dst, work), row_bytes, memory_of(a) == "SMEM"
         count, busy, memory = self._instructions(size, work)
-        each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), work.warps // self.subcores
+        each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), decided.warps // self.subcores
         lone, share = count * each, 1.0
-        if work.is_serial:  # the drains of several warp groups overlap; rows that are worked on beside it hide a part
+        # The drains of several warp groups overlap; rows that are worked on beside it hide a part.
+        if decided.is_serial:
             lone = count / groups * max(groups * each, each + drain)
             if memory_of(a) != "SMEM":
                 beside = spec.gap_cycles.value * ceil_div(max(work.depth, step.depth), GAP_COLUMNS)
                 lone = max(each + drain, lone - beside)
-        elif not (work.is_awaited or work.is_specialised):  # what is left goes on behind what follows
+        elif not work.is_awaited and decided.roles == "alike":  # what is left goes on behind what follows
             lone = min(lone, count / groups * spec.issue_cycles.value)
             share = lone / (count * each)
-        end = drain if work.is_awaited and not work.is_serial else 0.0
+        end = drain if work.is_awaited and not decided.is_serial else 0.0
         return count * busy * share, count * memory * share, lone, end
 
     def _of_warps(
         self, step: Step, a: Operand, depth: int, work: GroupWork
     ) -> tuple[float, float, float, float, float]:
         """Return the same of products of single warps, which load their operands first, and their instructions."""
-        spec, size = self.tensor.mma, get_format(a.fmt).size_bytes
-        down, (rows, columns) = max(1, work.warps // work.across), whole_sizes(step.dst, work)
-        rows, columns = ceil_div(rows, down * FRAGMENT_ROWS), ceil_div(columns, work.across * FRAGMENT_COLUMNS)
+        spec, size, decided, across = self.tensor.mma, get_format(a.fmt).size_bytes, work.decided, work.across
+        down, (rows, columns) = max(1, decided.warps // across), whole_sizes(step.dst, work)
+        rows, columns = ceil_div(rows, down * FRAGMENT_ROWS), ceil_div(columns, across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
         pieces = ceil_div(step.depth * size, MATRIX_BYTES)
-        is_loaded = memory_of(a) == "SMEM" or work.across > 1
+        is_loaded = memory_of(a) == "SMEM" or across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
-        busy, memory = products * spec.pipe_cycles.value * warps, loads * work.warps * WARP_BYTES / self.memory_bytes
+        busy, memory = products * spec.pipe_cycles.value * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
         lone = max(products * spec.pipe_cycles.value * max(1.0, warps), memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
     def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
-        count = step.dst.rows * step.dst.cols * depth / WARP_LANES / work.warps
-        each = WARP_LANES / self.lanes[FMA].lanes_count.value * ceil_div(work.warps, self.subcores)
+        warps = work.decided.warps
+        count = step.dst.rows * step.dst.cols * depth / WARP_LANES / warps
+        each = WARP_LANES / self.lanes[FMA].lanes_count.value * ceil_div(warps, self.subcores)
         share = self._lanes_alone(count * each, tally)
         tally.add(f"{self.key}.{FMA}.ops.mul.instructions_count", tally.pipes[FMA])
         return share
@@ -318,15 +323,15 @@ class GroupModel:
 
     # ---------------------------------------------------------------- arithmetic
 
-    def _arithmetic(self, steps: list[Step], work: GroupWork, tally: Tally) -> Share:
+    def _arithmetic(self, steps: list[Step], work: GroupWork, charges: tuple[Charge, ...], tally: Tally) -> Share:
         count = Count()
         for step in steps:
             self._add(step, work, count)
-        if scores := [c for c in work.charges if c.due == "score"]:
+        if scores := [c for c in charges if c.due == "score"]:
             most = max(elements(o, work) for step in steps for o in step.operands())
             for charge in scores:
                 self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
-        warps, s = self._warps(work), self.sharing.of(work.consumers)
+        warps, s = self._warps(work), self.sharing.of(work.decided.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
         alone = max(1.0, warps)  # a warp by itself has a whole sub-core
@@ -349,25 +354,27 @@ class GroupModel:
             issue=slots * count.issued * warps,
             compare=narrow * warps,
             special=special,
-            memory=count.shared * work.warps + moved,
+            memory=count.shared * work.decided.warps + moved,
         )
 
     def _warps(self, work: GroupWork) -> float:
         """Return the warps of a sub-core; of fewer than sub-cores each has as many on average, whoever has which."""
-        is_shared = work.is_even or work.warps < self.subcores
-        return work.warps / self.subcores if is_shared else ceil_div(work.warps, self.subcores)
+        warps = work.decided.warps
+        is_shared = work.is_even or warps < self.subcores
+        return warps / self.subcores if is_shared else ceil_div(warps, self.subcores)
 
     def _coded(self, code: CodeWork, work: GroupWork, tally: Tally) -> Share:
         """Account for a block of rows by its machine code, instructions on sub-cores that warps are dealt out to."""
         if not code.issued:
             return shared(1)
-        warps, s, wide = work.warps / self.subcores, self.sharing, ceil_div(work.warps, self.subcores)
+        in_all = work.decided.warps
+        warps, s, wide = in_all / self.subcores, self.sharing, ceil_div(in_all, self.subcores)
         narrow = code.narrow * WARP_LANES / self.lanes[ALU if ALU in self.lanes else FMA].lanes_count.value
         special = code.special * WARP_LANES / self.lanes[MUFU].lanes_count.value
-        lone = code.alone_cycles + code.barriers * (s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value)
-        lone, memory = max(lone, wide * max(code.issued, narrow, special)), float(code.shared * work.warps)
+        lone = code.alone_cycles + code.barriers * (s.barrier_cycles.value + in_all * s.barrier_warp_cycles.value)
+        lone, memory = max(lone, wide * max(code.issued, narrow, special)), float(code.shared * in_all)
         if code.local and (local := find_constant(self.device, f"{SPILL}.bytes_per_cycle")):
-            taken = code.local * LANE_BYTES * WARP_LANES * work.warps / local.value
+            taken = code.local * LANE_BYTES * WARP_LANES * in_all / local.value
             memory, lone = memory + taken, lone + taken
         tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
         tally.pipes |= {FMA: code.issued * warps, ALU: narrow * warps, MUFU: special * warps, LSU: memory}
@@ -375,7 +382,7 @@ class GroupModel:
         return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)
 
     def _copied(self, work: GroupWork) -> float:
-        return (work.copies + work.loads) * work.passes * work.warps * WARP_BYTES / self.memory_bytes
+        return (work.copies + work.loads) * work.passes * work.decided.warps * WARP_BYTES / self.memory_bytes
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:
         source = step.srcs[0]
@@ -488,17 +495,18 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
 
     A transposed result has as many rows and columns of instructions as the work states, whatever the tile has.
     """
-    if work.is_transposed:
-        return work.rows, work.columns
-    return max(work.rows, tile.rows), max(work.columns, tile.cols)
+    if work.decided.is_transposed:
+        return work.decided.rows, work.columns
+    return max(work.decided.rows, tile.rows), max(work.columns, tile.cols)
 
 
 def elements(tile: Operand, work: GroupWork) -> float:
     """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
+    decided = work.decided
     if work.is_even:
         each = WARP_LANES if tile.cols > 1 else 1
-        return tile.rows * tile.cols / (work.warps * each)
-    down, (rows, columns) = max(1, work.warps // (work.across * work.repeats)), whole_sizes(tile, work)
+        return tile.rows * tile.cols / (decided.warps * each)
+    down, (rows, columns) = max(1, decided.warps // (decided.across * decided.repeats)), whole_sizes(tile, work)
     rows = ceil_div(rows, down * FRAGMENT_ROWS)
     if tile.cols == 1 and not (work.columns > 1 and isinstance(tile, Tile) and tile.stride > 1):
         return rows * LANE_ROWS

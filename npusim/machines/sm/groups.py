@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from npusim.algorithms.flow import views
 from npusim.algorithms.phase import Stacked
@@ -19,14 +19,14 @@ from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Charge, GroupWork
 from npusim.ir.program import Occupancy
 from npusim.ir.tile import GlobalTensor
 from npusim.layout.fragment import WARP_LANES
+from npusim.machines.decisions import Charge, Generation, GpuDecisions
 from npusim.machines.frame import attention_products
-from npusim.machines.published import cublas, find_kernel
+from npusim.machines.published import cublas
 from npusim.machines.published.fa2 import code_charges
-from npusim.machines.published.kernel import GpuKernel, KernelUse
+from npusim.machines.published.kernel import KernelUse
 from npusim.machines.sm.core import (
     BEYOND,
     LIBRARY,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Instruction, Phase, WorkTile
     from npusim.config.device import DeviceSpec
+    from npusim.machines.published.kernel import GpuKernel
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
@@ -132,15 +133,11 @@ class BlockTile:
         """Tiles of each operand of the loop in shared memory; of K two where a library needs none for V (FlashMLA)."""
         return max(1, self.stages - 1) if self.stages or not self.is_viewed else 2
 
-    def elements(self, work: GroupWork) -> tuple[float, float]:
+    def elements(self, decided: GpuDecisions) -> tuple[float, float]:
         """Return how many elements of S and of O a thread holds."""
-        threads, across = WARP_LANES * self.warps, work.across * FRAGMENT_COLUMNS
-        scores, output = max(across, self.keys) * work.repeats, max(across, self.value_dim)
+        threads, across = WARP_LANES * self.warps, decided.across * FRAGMENT_COLUMNS
+        scores, output = max(across, self.keys) * decided.repeats, max(across, self.value_dim)
         return self.rows * scores / threads, self.rows * output / threads
-
-
-#: A block's tile in words, its stages and its groups of warps.
-BlockShape = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +163,13 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
-    products, note, published = attention_products(phase), "", find_kernel(GpuKernel, getattr(fields, "kernel", None))
+    products, note, published = attention_products(phase), "", fields.published
     if has_more(phase):
         return _live_tiling(phase, fields, device)
     if products is None:
         plain, merge = one_shot_tiling(phase, device), () if published is None else published.merge_charges
         if merge and all(find_constant(device, charge.key) for charge in merge):
-            return replace(plain, charges=plain.charges + merge), ""
+            return _paying(plain, *merge), ""
         return _unrolled(phase, plain), ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
@@ -182,24 +179,33 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
                 "its tiles go through registers; use 1"
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, as the device has no asynchronous copies"
-    tile = BlockTile.of(kernel, phase, products, fields)
-    if published is not None and published.is_whole:
+    tile, decided = BlockTile.of(kernel, phase, products, fields), decisions_of(published)
+    if decided.is_whole:
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
-    work, groups = layout_of(tile, engine, FRAGMENT_ROWS if published is None else published.warp_rows)
-    work = replace(work, rows=ceil_div(tile.rows, groups))
-    slices = 0 if published is None else published.slice_elements
-    shared = sliced_shared(tile, slices) if slices else estimated_shared(tile, work)
-    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work, shared)
-    size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
-    tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
+    decided = layout_of(tile, engine, decided)
+    slices = decided.slice_elements
+    shared = sliced_shared(tile, slices) if slices else estimated_shared(tile, decided)
+    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, decided, shared)
+    tiling, room = _resident(phase, fields, device, registers, f"{tile.rows}x{tile.keys}", decided)
     use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
     paid = code_charges(use) if published is None and not tile.stages else published.paid(use) if published else ()
-    charges, widths = (*tiling.charges, *paid), {phase.loop_axis: tile.keys}
+    widths = {phase.loop_axis: tile.keys}
     if slices:  # tiles of the output are as wide as those of scores
         widths[phase.names[products[1].dst].axes[1]] = round_up(tile.value_dim, tile.keys)
-    tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
+    tiling = _paying(replace(tiling, widths=widths), *paid)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def decisions_of(kernel: GpuKernel | None) -> GpuDecisions:
+    """Return the decisions of a published kernel; for None those of a kernel that leaves all to its tile."""
+    return GpuDecisions() if kernel is None else kernel.decides
+
+
+def _paying(tiling: SmTiling, *charges: Charge) -> SmTiling:
+    """Return the tiling with further charges."""
+    decided = tiling.decided
+    return replace(tiling, decided=decided._replace(charges=decided.charges + charges))
 
 
 def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -213,25 +219,24 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
     fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     tile = BlockTile("", fmt, rows, keys, 0, 0, bool(phase.masks), True, fmt, fields.warps, stages or 0)
-    work, groups = layout_of(tile, engine, FRAGMENT_ROWS)
+    decided = layout_of(tile, engine, GpuDecisions())
     if not stages:  # warps that have no fragment of rows left lie across the columns
-        work = replace(work, across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
-    is_wgmma = work.generation == "wgmma"
-    live = live_registers(phase, fields.warps, work)
-    work = replace(work, rows=ceil_div(rows, groups), is_serial=is_wgmma and live > SERIAL_REGISTERS)
-    shared = staged_bytes(phase, max(1, (stages or 1) - (not is_wgmma)), leaves=not is_wgmma and work.across > 1)
-    registers = Registers.estimated(live + BESIDE[work.generation], most, shared)
+        decided = decided._replace(across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
+    is_wgmma = decided.generation == "wgmma"
+    live = live_registers(phase, fields.warps, decided)
+    decided = decided._replace(is_serial=is_wgmma and live > SERIAL_REGISTERS)
+    shared = staged_bytes(phase, max(1, (stages or 1) - (not is_wgmma)), leaves=not is_wgmma and decided.across > 1)
+    registers = Registers.estimated(live + BESIDE[decided.generation], most, shared)
     if fields.registers is not None:
         shared = shared if fields.shared_bytes is None else fields.shared_bytes
         given = fields.registers, fields.spilled_registers or 0
         registers = Registers(*given, shared, "as given", _accesses(fields))
     elif not stages:
         registers = Registers(most, 0, shared, "of a library's kernel: all there are")
-    shape = f"{rows}x{keys}", stages or 0, groups
-    tiling, room = _resident(phase, fields, device, registers, shape, work)
+    tiling, room = _resident(phase, fields, device, registers, f"{rows}x{keys}", decided)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     note = f"{room}; tiles of {rows} x {keys}; {live} registers alive, {registers.origin}{spilled}"
-    return replace(tiling, depth=max(1, (stages or 0) - 1), widths={phase.loop_axis: keys}), note
+    return replace(tiling, widths={phase.loop_axis: keys}), note
 
 
 def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
@@ -242,7 +247,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
     stages = 1 if issue.copies.value == "staged" else fields.stages or 1
-    work, groups, shared, count = GroupWork(fields.warps), 1, 0, UNNAMED_REGISTERS
+    decided, shared, count = GpuDecisions(warps=fields.warps), 0, UNNAMED_REGISTERS
     if product_stage is not None:
         left, result = (phase.names[n] for n in (product_stage.srcs[0], product_stage.dst))
         (m, k), n = (phase.sizes[a] for a in left.axes), phase.sizes[result.axes[1]]
@@ -250,13 +255,12 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         engine = engine_of(device, TENSOR, GroupMatrixEngine)
         is_wgmma = engine.wgmma is not None and m >= GROUP_ROWS and down >= GROUP_WARPS
         if is_wgmma and down == fields.warps:
-            work, groups = GroupWork(GROUP_WARPS), down // GROUP_WARPS
-        else:
-            across = fields.warps // down
-            work = GroupWork(fields.warps, across=across, generation="wgmma" if is_wgmma else "mma")
-            if not is_wgmma:  # a warp of each sub-core: those of other rows go on by themselves
-                groups = max(1, min(down, fields.warps // GROUP_WARPS))
-                work = replace(work, warps=fields.warps // groups)
+            decided = decided._replace(groups=down // GROUP_WARPS, warps=GROUP_WARPS)
+        elif is_wgmma:
+            decided = decided._replace(across=fields.warps // down)
+        else:  # a warp of each sub-core: those of other rows go on by themselves
+            groups = max(1, min(down, fields.warps // GROUP_WARPS))
+            decided = GpuDecisions(groups, fields.warps // groups, across=fields.warps // down, generation="mma")
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     registers = Registers.estimated(count, issue.thread_registers_count.value, shared)
@@ -265,10 +269,11 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
     places = {x.axis for x in phase.tensors.values() if isinstance(x, Stacked)}  # of which a tile has none
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans) if a not in places)
-    tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
+    if phase.loop_axis:  # without a loop nothing is loaded ahead
+        decided = decided._replace(stages=stages, depth=max(1, stages - 1))
+    tiling, room = _resident(phase, fields, device, registers, size, decided)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
-    depth = max(1, stages - 1) if phase.loop_axis else 1  # without a loop nothing is loaded ahead
-    return replace(tiling, depth=depth), f"{room}; tiles of {size}; registers {registers.origin}{note}"
+    return tiling, f"{room}; tiles of {size}; registers {registers.origin}{note}"
 
 
 def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -279,10 +284,10 @@ def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tupl
 
 
 def _resident(
-    phase: Phase, fields: GroupFields, device: DeviceSpec, registers: Registers, shape: BlockShape, work: GroupWork
+    phase: Phase, fields: GroupFields, device: DeviceSpec, registers: Registers, size: str, decided: GpuDecisions
 ) -> tuple[SmTiling, Occupancy]:
-    """Return the tiling of a block, and how many of it a core holds."""
-    issue, (size, stages, groups) = warp_issue(device), shape
+    """Return the tiling of a block, and how many of it a core holds; ``size``: its tile in words."""
+    issue = warp_issue(device)
     subcores = issue.subcores_count.value
     if fields.warps > subcores and fields.warps % subcores and any(s.is_product for s in phase.stages):
         raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {subcores}, or fewer")
@@ -299,23 +304,16 @@ def _resident(
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    spilled_bytes, beyond = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0
+    spilled_bytes, beyond = round(REGISTER_BYTES * registers.accesses * WARP_LANES * decided.warps), 0
     local, cores = device.core(SM).engines.get(SPILL), device.group_count.value
     if spilled_bytes and isinstance(local, LocalMemoryPipe):
         # What an iteration stores and loads again is live in all resident blocks at once, beside their keys and values.
         wave = phase.cells[: blocks * cores]
-        live = spilled_bytes * groups * len(wave) / 2 + _visited_bytes(phase, wave)
+        live = spilled_bytes * decided.groups * len(wave) / 2 + _visited_bytes(phase, wave)
         beyond = round(spilled_bytes * local.missing(live, device.memory.l2.capacity_bytes.value))
-    spills = (Charge(f"{SPILL}.bytes_per_cycle", spilled_bytes, "local"), Charge(BEYOND, beyond, "local"))
-    tiling = SmTiling(
-        groups=groups,
-        residents=blocks,
-        work=work,
-        stages=stages,
-        charges=(START, STEP, *barriers(work), *(c for c in spills if c.times)),
-        occupancy=room,
-    )
-    return tiling, room
+    spills = (Charge(f"{SPILL}.bytes_per_cycle", spilled_bytes, "local"), Charge(BEYOND, beyond, "beyond"))
+    charges = (START, STEP, *barriers(decided), *(c for c in spills if c.times))
+    return SmTiling(blocks, decided=decided._replace(charges=charges), occupancy=room), room
 
 
 def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
@@ -327,23 +325,26 @@ def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
     return sum(t.size_bytes // (t.batch * t.heads) * len(heads) for t, heads in zip(found, seen, strict=True))
 
 
-def layout_of(tile: BlockTile, engine: GroupMatrixEngine, warp_rows: int) -> tuple[GroupWork, int]:
-    """Return how a group of warps executes the block, of ``warp_rows`` at least each, and how many groups there are."""
+def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:
+    """Return a kernel's decisions with those of a block: its groups of warps, their layout, tiles and stages."""
     warps = tile.warps
+    decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=tile.depth)
     if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
-        return GroupWork(warps, generation="mma"), 1
+        return decided._replace(generation="mma")
     if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
-        down = min(warps, tile.rows // warp_rows) if tile.rows >= GROUP_ROWS else 1
-        return GroupWork(warps, across=warps // down, generation="mma"), 1
+        down = min(warps, tile.rows // decided.warp_rows) if tile.rows >= GROUP_ROWS else 1
+        return decided._replace(across=warps // down, generation="mma")
     groups = warps // GROUP_WARPS
-    is_repeated = groups > 1 and tile.rows < GROUP_ROWS * groups
-    work = GroupWork(warps, repeats=groups) if is_repeated else GroupWork(GROUP_WARPS)
-    return replace(work, is_serial=_is_serial(tile, work)), 1 if is_repeated else groups
+    if groups > 1 and tile.rows < GROUP_ROWS * groups:
+        decided = decided._replace(repeats=groups)
+    else:
+        decided = decided._replace(groups=groups, warps=GROUP_WARPS, rows=ceil_div(tile.rows, groups))
+    return decided._replace(is_serial=_is_serial(tile, decided))
 
 
-def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
+def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
     """Return whether ptxas waits for every product: S and O do not fit together (hopper.md section 2)."""
-    scores, output = tile.elements(work)
+    scores, output = tile.elements(decided)
     # Registers of 4 bytes, as hopper.md section 2 has the rule.
     most, large, eight, wide = SERIAL_REGISTERS, 128, 8, 32
     if tile.is_awaited:
@@ -355,7 +356,7 @@ def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
 
 
 def registers_of(
-    tile: BlockTile, fields: GroupFields, architecture: str, most: int, work: GroupWork, shared: int
+    tile: BlockTile, fields: GroupFields, architecture: str, most: int, decided: GpuDecisions, shared: int
 ) -> Registers:
     """Return registers, spills and shared memory: the fields', else a compiler's, else as estimated (``shared``).
 
@@ -378,7 +379,7 @@ def registers_of(
     if row is not None:
         count, spilled, shared, accesses = row
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
-    return Registers.estimated(estimated_registers(tile, work), most, shared)
+    return Registers.estimated(estimated_registers(tile, decided), most, shared)
 
 
 def _accesses(fields: GroupFields) -> float:
@@ -387,10 +388,10 @@ def _accesses(fields: GroupFields) -> float:
     )
 
 
-def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
+def estimated_registers(tile: BlockTile, decided: GpuDecisions) -> int:
     """Return the registers of a lane that Triton's kernels take (hopper.md section 2: median error 4, worst 34)."""
-    scores, output = tile.elements(work)
-    down = max(1, tile.warps // (work.across * work.repeats))
+    scores, output = tile.elements(decided)
+    down = max(1, tile.warps // (decided.across * decided.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
     # A warp copies 512 bytes at once.
     copies = (
@@ -398,27 +399,27 @@ def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
     )
     is_staged = tile.stages == 1
     # Coefficients of hopper.md section 2, "Registers".
-    if work.generation == "mma":
+    if decided.generation == "mma":
         # As above.
         return round(2 + 1.8 * scores + 1.4 * output + 9.3 * rows + (1.2 * copies if is_staged else 0))
     # As above.
     return round(22 + 1.2 * scores + output + 3 * rows + (2.4 if is_staged else 1.1) * copies)
 
 
-def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
+def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     """Return the shared memory of a block, exact for Triton's flash (hopper.md section 2)."""
     values = 0 if tile.is_viewed else tile.value_dim
     sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * values
     q, k, v = (n * tile.size_bytes for n in sizes)
     out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
-    is_wgmma = work.generation == "wgmma"
+    is_wgmma = decided.generation == "wgmma"
     if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
         q += k + v if is_wgmma else 0
         k, v = (n // tile.size_bytes * tile.stored_bytes for n in (k, v))
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
-    p = 0 if is_wgmma or work.across == 1 else tile.rows * tile.keys * tile.size_bytes
+    p = 0 if is_wgmma or decided.across == 1 else tile.rows * tile.keys * tile.size_bytes
     if tile.stages == 1:
         return max(q + max(k, v) + p, out)
     return max(q + (k + v) * (tile.stages - (0 if is_wgmma else 1)) + p, out)
@@ -433,9 +434,9 @@ def sliced_shared(tile: BlockTile, elements: int) -> int:
 def plain_tiling(device: DeviceSpec) -> SmTiling:
     """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
     issue = warp_issue(device)
-    warps = issue.subcores_count.value
-    work = GroupWork(warps)
-    return SmTiling(residents=issue.warps_count.value // (2 * warps), work=work, charges=(START, STEP, *barriers(work)))
+    decided = GpuDecisions(warps=issue.subcores_count.value)
+    decided = decided._replace(charges=(START, STEP, *barriers(decided)))
+    return SmTiling(issue.warps_count.value // (2 * decided.warps), decided=decided)
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
@@ -457,11 +458,12 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
 
 def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
     """Return the tiling of a loop without products as a compiler unrolls it: the loads of many tiles under way."""
-    assert tiling.work is not None
+    decided = tiling.decided
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
     sizes = [prod(phase.sizes[a] for a in phase.names[n].axes) for n in read]
-    most = UNROLLED_REGISTERS * WARP_LANES * tiling.work.warps // max(sizes, default=1)
-    return replace(tiling, loaded_tiles=max(tiling.loaded_tiles, min(UNROLLED_TILES, most)))
+    most = UNROLLED_REGISTERS * WARP_LANES * decided.warps // max(sizes, default=1)
+    loaded = max(decided.loaded_tiles, min(UNROLLED_TILES, most))
+    return replace(tiling, decided=decided._replace(loaded_tiles=loaded))
 
 
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
@@ -483,7 +485,7 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
         masks = (Charge(f"{LIBRARY}.masked_cycles", masked, "element"),) if masked else ()
         points = issue.library.softmax_points(columns).items()
         charges = (*(Charge(f"{LIBRARY}.softmax.{n}.row_cycles", share, "element") for n, share in points), *masks)
-    return replace(tiling, charges=(*tiling.charges, *charges))
+    return _paying(tiling, *charges)
 
 
 class GpuRowsFields(Tiling):
@@ -558,11 +560,10 @@ def library_tiling(
             f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
         )
     engine = engine_of(device, TENSOR, GroupMatrixEngine)
-    generation: Literal["mma", "wgmma"] = "mma" if engine.wgmma is None else "wgmma"
+    generation: Generation = "mma" if engine.wgmma is None else "wgmma"
     across, is_transposed = 2 if is_staged else 1, m > n >= GROUP_ROWS or m < min(n, GROUP_ROWS)
     (rows, columns), groups = (n, m) if is_transposed else (m, n), max(1, min(m, n) // GROUP_ROWS)
     rows = ceil_div(rows, groups)  # however few a ragged tile has
-    work = GroupWork(GROUP_WARPS, across, generation, is_transposed, is_specialised=True, rows=rows)
     goes_on = issue.library is not None and not is_one_wave
     charges = [cublas.TILE if goes_on else START]
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % cublas.ALIGNED_BYTES for t in (a, b, c))
@@ -574,5 +575,6 @@ def library_tiling(
     limits = {"shared memory": memory // shared, "registers": max(1, there // of_block)}
     held = {RF: (REGISTER_BYTES * of_block, REGISTER_BYTES * there), SMEM: (shared, memory)}
     room = Occupancy(min(limits.values()), warps, registers, shared, limits, held)
-    tiling = SmTiling(groups, room.blocks, depth=stages, work=work, charges=tuple(charges), occupancy=room)
-    return replace(tiling, widths={"n": columns})
+    decided = GpuDecisions(groups, GROUP_WARPS, across, generation=generation, depth=stages, roles="copying")
+    decided = decided._replace(rows=rows, is_transposed=is_transposed, charges=tuple(charges))
+    return SmTiling(room.blocks, widths={"n": columns}, decided=decided, occupancy=room)

@@ -16,14 +16,26 @@ from npusim.algorithms.flow import conflicts, flow, storage, views
 from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Accumulator, GroupWork, WarpPlan
+from npusim.ir.op import Accumulator, WarpPlan
 from npusim.ir.program import Occupancy
 from npusim.layout.chain import Chain, chain
 from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
+from npusim.machines.decisions import GpuDecisions
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import COMPILED, REGISTER_BYTES, SM, GroupFields, SmFields, SmTiling, occupancy, warp_issue
+from npusim.machines.sm.core import (
+    COMPILED,
+    REGISTER_BYTES,
+    SM,
+    STEP,
+    GroupFields,
+    SmFields,
+    SmTiling,
+    barriers,
+    occupancy,
+    warp_issue,
+)
 from npusim.machines.sm.live import has_more, live_registers, staged_bytes
 from npusim.units import ceil_div
 
@@ -169,7 +181,13 @@ def plain_lanes(phase: Phase, asked: Any, groups: int = 1) -> SmTiling:
     fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
     plan = WarpPlan(GROUP_WARPS, quad_pairs(phase, asked, groups), _kind(result.fmt), access_bytes=fields.access_bytes)
     axes = {what.axes[-1] for what in phase.names.values()}
-    return SmTiling(groups, lanes=dict.fromkeys(axes, plan), padding=fields.padding)
+    return SmTiling(lanes=dict.fromkeys(axes, plan), decided=_of_lanes(groups)._replace(padding=fields.padding))
+
+
+def _of_lanes(groups: int) -> GpuDecisions:
+    """Return the decisions of a block in lanes: its warps meet at the end of an iteration with products."""
+    decided = GpuDecisions(groups=groups, warps=GROUP_WARPS, generation="mma")
+    return decided._replace(charges=(STEP, *barriers(decided)))
 
 
 def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -192,7 +210,7 @@ def live_lanes(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[S
     tiling, shared = plain_lanes(phase, fields, groups), staged_bytes(phase, 1, leaves=False)
     moved = shared - staged_bytes(phase, 0, leaves=False)
     registers = {
-        "alive": live_registers(phase, fields.warps, GroupWork(fields.warps, generation="mma")),
+        "alive": live_registers(phase, fields.warps, tiling.decided),
         "tiles in flight": ceil_div(moved, fields.warps * WARP_LANES * REGISTER_BYTES),
     }
     room = occupancy(issue, memory, fields.warps, registers, {"tiles": shared})
@@ -282,14 +300,10 @@ def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
             _check_shared(width, padding, tiling)
     except LayoutError as error:
         raise TilingError(f"tile {tiling.block_q}x{tiling.step_keys}: {error}") from None
-    return SmTiling(
-        groups=tiling.warps // GROUP_WARPS,
-        lanes={"key": plan, "value": values},
-        padding=padding,
-        depth=tiling.stages or 1,
-        exchanges=bool(moved),
-        holds_in_registers=tiling.q == "registers",
+    decided = _of_lanes(tiling.warps // GROUP_WARPS)._replace(
+        padding=padding, depth=tiling.stages or 1, exchanges=bool(moved), holds_in_registers=tiling.q == "registers"
     )
+    return SmTiling(lanes={"key": plan, "value": values}, decided=decided)
 
 
 def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
@@ -319,6 +333,7 @@ def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> t
 
 def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[str, int], dict[str, int]]:
     """Return the registers of a thread and the shared memory of a block, by tenant."""
+    decided = fields.decided
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
     q, kv, d, dv = tiling.block_q, tiling.step_keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes
@@ -335,14 +350,14 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
     registers = {name: ceil_div(n, tiling.warps * WARP_LANES * REGISTER_BYTES) for name, n in bytes_of.items()}
     registers["rows"] = tile.vectors * lane_values(replace(fields.lanes["key"], warps=tiling.warps), q, 1)
     shared = {
-        "K": fields.depth * kv * (d + fields.padding) * half,
-        "V": fields.depth * kv * (dv + fields.padding) * half,
+        "K": decided.depth * kv * (d + decided.padding) * half,
+        "V": decided.depth * kv * (dv + decided.padding) * half,
     }
     if tile.is_viewed:
         del registers["V in flight"], shared["V"]
-    if not fields.holds_in_registers:
+    if not decided.holds_in_registers:
         del registers["Q"]
-        shared["Q"] = q * (d + fields.padding) * half
+        shared["Q"] = q * (d + decided.padding) * half
     return registers, shared
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.algorithms.phase import Phase
-    from npusim.ir.op import GroupWork
+    from npusim.machines.decisions import GpuDecisions
 
 #: Registers of a lane beside what is alive: of warp groups' products, and of single warps', which hold parts of both
 #: operands.  Medians of 79 tiles of dQ and of dK and dV that Triton 3.6 compiles for sm_90 without spills, and of 54
@@ -30,12 +30,12 @@ def has_more(phase: Phase) -> bool:
     return len({s.rows[0].dst for loop in phase.loops if loop.axis for s in loop.stages if s.is_product}) > len("SO")
 
 
-def live_registers(phase: Phase, warps: int, work: GroupWork) -> int:
+def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
     """Return the registers of a lane for tiles, vectors and states at a time, in a block of ``warps`` warps.
 
     Operands of products are in shared memory; of one row of all columns each lane has its own columns.
     """
-    places, down = flow(phase), max(1, warps // (work.across * work.repeats))
+    places, down = flow(phase), max(1, warps // (decided.across * decided.repeats))
     roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
     multiplied = {n for s in phase.stages if s.is_product for n in s.rows[0].srcs}
     for n, what in phase.names.items():
@@ -45,9 +45,9 @@ def live_registers(phase: Phase, warps: int, work: GroupWork) -> int:
         if not across:
             count = LANE_ROWS * elements / (down * FRAGMENT_ROWS)
         elif rows == ONE:
-            count = elements / (work.across * FRAGMENT_COLUMNS // LANE_ROWS)
+            count = elements / (decided.across * FRAGMENT_COLUMNS // LANE_ROWS)
         else:
-            count = elements / (WARP_LANES * warps) * (work.repeats if phase.loop_axis in what.axes else 1)
+            count = elements / (WARP_LANES * warps) * (decided.repeats if phase.loop_axis in what.axes else 1)
         sizes[n] = count * stored_format(what.fmt).bytes_of(REGISTER_BYTES) / REGISTER_BYTES**2
     return round(most_alive(phase, sizes, roots))
 

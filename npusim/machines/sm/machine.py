@@ -20,9 +20,7 @@ from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.published import find_kernel
 from npusim.machines.published.cublas import tile_order
-from npusim.machines.published.kernel import GpuKernel
 from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
     GROUPS,
@@ -41,6 +39,7 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.groups import (
     GpuGemmFields,
     GpuRowsFields,
+    decisions_of,
     group_tiling,
     kernel_tiling,
     library_fields,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
+    from npusim.machines.published.kernel import GpuKernel
 
 #: Blocks for each multiprocessor up to which all start longest first, whatever L2 holds: in groups of heads the last
 #: groups' longest blocks would end alone (simulated: 15 to 46 % longer on an A10, a T4 and a V100 with 1 to 5 of them).
@@ -134,11 +134,6 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
 )
 
 
-def kernel_of(tiling: Any) -> GpuKernel | None:
-    """Return the published kernel that a tiling names, if any."""
-    return find_kernel(GpuKernel, getattr(tiling, "kernel", None))
-
-
 class SmMachine(Machine):
     """The family of streaming multiprocessors on one device."""
 
@@ -173,10 +168,10 @@ class SmMachine(Machine):
         self._lanes = None
         if not isinstance(tiling, SmFields):
             return tiling, ()
-        kernel = kernel_of(tiling)
+        kernel = tiling.published
         if kernel is not None:
             tiling = kernel.chosen(tiling, problem, precision, self.device, SmFields.model_fields)
-            if kernel.specialised is not None:
+            if kernel.decides.alternates:
                 dim = kernel.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
                 check_layout(kernel.name, tiling.block_q, tiling.block_kv, dim)
             if kernel.tiles:
@@ -206,7 +201,7 @@ class SmMachine(Machine):
                 _fields_set=set(tiling.model_fields_set), **{**dict(tiling), "stages": 1}
             )
         own, named = dict[str, object](), set(tiling.model_fields_set)
-        if (kernel := kernel_of(tiling)) is not None and kernel.tiles:
+        if (kernel := tiling.published) is not None and kernel.tiles:
             with suppress(TilingError):
                 own = {} if kernel.needs(self.device) else kernel.own(problem, self.device)
         elif self.has_groups and tiling.kernel is None and tiling.block_kv is None:
@@ -216,7 +211,7 @@ class SmMachine(Machine):
 
     def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
         """Return the fields that the tiling's kernel decides; for a problem, those without a named value."""
-        kernel = kernel_of(tiling) if isinstance(tiling, SmFields) else None
+        kernel = tiling.published if isinstance(tiling, SmFields) else None
         if kernel is None:
             return frozenset()
         decided = kernel.decided(SmFields.model_fields)
@@ -230,7 +225,7 @@ class SmMachine(Machine):
         fields: type[Tiling] = type(tiling)
         if "block_q" not in tile_fields(fields):
             return ()
-        if (kernel := kernel_of(tiling)) is not None and kernel.tiles:
+        if (kernel := tiling.published) is not None and kernel.tiles:
             return ()
         if self.has_lanes:
             return LANES
@@ -247,21 +242,19 @@ class SmMachine(Machine):
 
         Raises `TilingError` where the kernel's tiles do not divide them.
         """
-        kernel = kernel_of(tiling)
-        if kernel is None or not kernel.mask_block:
-            return 0
-        for name in ("block_q", "block_kv"):
-            if kernel.mask_block % getattr(tiling, name):
-                sizes = f"{name}: {getattr(tiling, name)} does not divide the {kernel.mask_block}"
-                raise TilingError(f"{sizes} of kernel={kernel.name}")
-        return kernel.mask_block
+        block = decisions_of(tiling.published).mask_block
+        for name in ("block_q", "block_kv") if block else ():
+            if block % getattr(tiling, name):
+                sizes = f"{name}: {getattr(tiling, name)} does not divide the {block}"
+                raise TilingError(f"{sizes} of kernel={tiling.published.name}")
+        return block
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        kernel = kernel_of(tiling)
-        is_reverse = kernel is not None and kernel.from_last
+        kernel: GpuKernel | None = tiling.published
+        is_reverse = decisions_of(kernel).from_last
         if kernel is not None and kernel.order is not None:
             return kernel.order(from_last(phase) if is_reverse else phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
@@ -274,14 +267,14 @@ class SmMachine(Machine):
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return the warps of a phase, and a note; ``called``: the schedule's name."""
-        kernel = kernel_of(tiling)
+        kernel: GpuKernel | None = tiling.published
         if isinstance(tiling, GpuRowsFields):
             return rows_tiling(phase, tiling, self.device)
         if phase.operator and has_warps(self.device):
             return operator_tiling(self.device, phase), ""
         if self.has_groups or kernel is not None:
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
-            if kernel is not None and kernel.specialised is not None and attention_products(phase) is not None:
+            if kernel is not None and kernel.decides.alternates and attention_products(phase) is not None:
                 return specialised_tiling(kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
@@ -313,7 +306,7 @@ class SmMachine(Machine):
         note = f"{room}; tiles of {chosen.block_q} x {chosen.step_keys}"
         if isinstance(tiling, SmFields):
             pairs = "" if chosen.arrangement == "4x1" else f" by {chosen.arrangement}"
-            note += f"{pairs}, Q in {'registers' if self._lanes.holds_in_registers else 'shared memory'}"
+            note += f"{pairs}, Q in {'registers' if self._lanes.decided.holds_in_registers else 'shared memory'}"
         return self._lanes, note
 
     def product(
@@ -341,23 +334,23 @@ class SmMachine(Machine):
         fit a memory, `SpecError` for a phase without warps on a device that times them.
         """
         listed = list(phases)
-        most = max(tiling.residents * tiling.groups for _, tiling in listed)
-        works = [tiling.work for _, tiling in listed]
-        core = SmCore(self.device, most * self.device.memory.gm.capacity_bytes.value, has_groups=any(works))
+        most = max(tiling.residents * tiling.decided.groups for _, tiling in listed)
+        has_groups = any(tiling.has_groups for _, tiling in listed)
+        core = SmCore(self.device, most * self.device.memory.gm.capacity_bytes.value, has_groups=has_groups)
         queues: dict[str, Queue] = {}
         built = []
         for phase, tiling in listed:
-            if core.has_warps and not tiling.work and not tiling.lanes:
+            if core.has_warps and not tiling.decided.warps:
                 raise SpecError(
                     f"{self.device.name}: {name} has no layout of its tiles in a warp's lanes, which this device's "
                     "timing needs; flash, pasa and split_kv have one. h200 runs this schedule, for bits and time"
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
-            frame, work = Frame(phase), tiling.work
+            frame = Frame(phase)
             residents = [ResidentBlock(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             has_products = any(stage.is_product for stage in phase.stages)
-            takes_turns = has_products and work is not None and work.generation == "wgmma"
+            takes_turns = has_products and tiling.has_groups and tiling.decided.generation == "wgmma"
             for number, resident in enumerate(residents):
                 storer, turn = resident.places.storer, takes_turns * number
                 queues |= {q: Queue(q, SM, WARPS, q, turn, is_awaited=q != storer) for q in resident.queues}
@@ -368,13 +361,13 @@ class SmMachine(Machine):
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
         occupied = [room.occupied() for room in rooms]
-        if any(t.specialised for _, t in listed):  # one block a core, whose tiles are all of its shared memory
+        if any(t.decided.alternates for _, t in listed):  # one block a core, whose tiles are all of its shared memory
             occupied.append({SMEM: (core.allocator.peak_bytes[SMEM], shared_memory_bytes(self.device))})
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
-            "consumers": max((work.consumers for work in works if work is not None), default=0),
-            "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
-            "has_own_rows": all(t.code is not None for _, t in listed),
+            "consumers": max((t.decided.consumers for _, t in listed), default=0),
+            "clears": sum(t.decided.clears(is_masked=bool(phase.masks)) for phase, t in listed),
+            "has_own_rows": all(t.decided.code is not None for _, t in listed),
             "occupied": {n: max(of.get(n, (0, 0)) for of in occupied) for of in occupied for n in of},
             "occupancy": rooms[-1] if rooms else None,
         }

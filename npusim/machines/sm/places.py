@@ -51,27 +51,28 @@ class BlockPlaces:
         readers: tuple[str, ...],
     ) -> None:
         self.frame, self.core, self.tiling, self.how = frame, core, tiling, how
-        self.warps, self.readers, work = warps, readers, tiling.work
+        self.warps, self.readers, decided = warps, readers, tiling.decided
+        self.decided = decided
         for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
-        loader, is_product = f"{SM}.B{number}{LDG}", work is not None and work.is_specialised and not work.consumers
+        loader, is_product = f"{SM}.B{number}{LDG}", decided.roles == "copying"
         #: The queue that loads each operand; in a library's product the copies of A wait for none of B,
         #: in compiled rows none for another.
         self.loaders = dict.fromkeys(frame.operands, loader)
-        apart = frame.operands if tiling.code else frame.visited if is_product else ()
+        apart = frame.operands if decided.code else frame.visited if is_product else ()
         self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(apart)}
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
-        self.keeps_operands = tiling.stages > 1 or (work is not None and not frame.phase.loop_axis)
-        is_pipelined = work is not None and not work.is_specialised and not tiling.slice_elements
+        self.keeps_operands = decided.stages > 1 or (tiling.has_groups and not frame.phase.loop_axis)
+        is_pipelined = tiling.has_groups and decided.roles == "alike" and not decided.slice_elements
         #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
-        self.waits_at_once = tiling.stages > 1 and is_pipelined
-        staged = (*frame.held, *self.visited) if tiling.slice_elements else self.visited
+        self.waits_at_once = decided.stages > 1 and is_pipelined
+        staged = (*frame.held, *self.visited) if decided.slice_elements else self.visited
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         self.shared = tuple(n for n in staged if any(n in s.read for s in how))
         #: Loaded once a block.
@@ -83,7 +84,7 @@ class BlockPlaces:
         #: Stores that warps do not wait for: the queue, and what waits there, two tiles at most.
         self.storer = f"{SM}.B{number}STG"
         self.left: dict[str, Ring] = {}
-        for n in (n for n, place in frame.places.items() if place == "out" and tiling.code):
+        for n in (n for n, place in frame.places.items() if place == "out" and decided.code):
             size = frame.size_bytes(n, frame.height(n) * frame.width(n))
             self.left[n] = core.allocator.ring(
                 RF, f"{who} {frame.label(n)} stored", size, 2, producers=warps, consumers=(self.storer,)
@@ -92,34 +93,34 @@ class BlockPlaces:
         self.late = self._late()
         if self.late:
             self.begun = core.allocator.ring(RF, f"{who} begun", 1, 1, producers=warps, consumers=(loader,))
-        self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(tiling.groups)]
+        self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(decided.groups)]
 
     # ---------------------------------------------------------------- operands
 
     def _place_operands(self, who: str) -> None:
-        frame, tiling, label = self.frame, self.tiling, self.frame.label
-        is_staged = self.core.is_staged or tiling.stages == 1
-        home = RF if tiling.holds_in_registers else SMEM
+        frame, decided, label = self.frame, self.decided, self.frame.label
+        is_staged = self.core.is_staged or decided.stages == 1
+        home = RF if decided.holds_in_registers else SMEM
         self.loaded: dict[str, Ring] = {
-            n: self._ring(f"{who} {label(n)}", n, home, tiling.held_depth, (self.loaders[n],)) for n in self.held
+            n: self._ring(f"{who} {label(n)}", n, home, decided.held_depth, (self.loaders[n],)) for n in self.held
         }
         for n in dict.fromkeys((*self.visited, *self.shared)):
             name, loader = f"{who} {label(n)}", (self.loaders[n],)
             if n not in self.shared and self.is_copied(n):
-                self.loaded[n] = self._ring(name, n, SMEM, tiling.depth, loader)
+                self.loaded[n] = self._ring(name, n, SMEM, decided.depth, loader)
             elif n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
-                self.loaded[n] = self._ring(name, n, RF, 1 if self.how else tiling.loaded_tiles, loader)
+                self.loaded[n] = self._ring(name, n, RF, 1 if self.how else decided.loaded_tiles, loader)
             elif is_staged:
                 # The load of the next operand may wait for this one.
-                others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
+                others = loader if decided.stages == 1 and n != self.shared[-1] and not decided.slice_elements else ()
                 self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
-        if tiling.slice_elements:  # the same registers, product after product: a load waits for the one before
+        if decided.slice_elements:  # the same registers, product after product: a load waits for the one before
             rights = [s.rows[0].srcs[1] for s in self.how]
             self.loaded |= dict.fromkeys(rights, self.loaded[rights[0]])
         self.near = dict(self.loaded)
         for n in self.shared:
-            depth = 2 if tiling.slice_elements else tiling.depth
+            depth = 2 if decided.slice_elements else decided.depth
             writers = self.warps if is_staged else (self.loaders[n],)
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
             self.loaded.setdefault(n, self.near[n])
@@ -134,7 +135,9 @@ class BlockPlaces:
         """
         frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
         late: dict[Stage, tuple[str, ...]] = {}
-        for s in frame.stages if self.tiling.work and not frame.loop_axis and not self.tiling.slice_elements else ():
+        for s in (
+            frame.stages if self.tiling.has_groups and not frame.loop_axis and not self.decided.slice_elements else ()
+        ):
             copied = (n for n in s.read if n in self.shared and self.loaded.get(n) is self.near[n])
             own = tuple(n for n in copied if s.is_product and n not in seen)
             if own and (is_out or made & {*s.read}):
@@ -149,7 +152,7 @@ class BlockPlaces:
         self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
     ) -> Ring:
         """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default who reads operands."""
-        frame, readers, edge = self.frame, self.readers, self.tiling.slice_elements
+        frame, readers, edge = self.frame, self.readers, self.decided.slice_elements
         (axis, *across), rows, pitch = frame.axes(n), frame.height(n), self.pitch(n, space)
         sums = {frame.phase.product_axes(s.rows[0])[1] for s in self.how} if edge else ()
         if n in self.shared and sums:
@@ -168,7 +171,7 @@ class BlockPlaces:
     def is_copied(self, n: str) -> bool:
         """Return whether an operand of the loop is copied to shared memory: operands of products, or their sources."""
         makes = any(n in s.read for m in self.prepared for s in self.frame.stages if m in s.written)
-        return n in self.shared or (makes and not (self.core.is_staged or self.tiling.stages == 1))
+        return n in self.shared or (makes and not (self.core.is_staged or self.decided.stages == 1))
 
     def stored_for(self, s: Stage) -> list[str]:
         """Return the operand that warps store to shared memory for a product first, from registers that it is loaded
@@ -179,7 +182,7 @@ class BlockPlaces:
 
     def pitch(self, n: str, space: str) -> int:
         """Return the elements from a row of an operand to the next."""
-        return self.frame.width(self.frame.views.get(n, n)) + (self.tiling.padding if space == SMEM else 0)
+        return self.frame.width(self.frame.views.get(n, n)) + (self.decided.padding if space == SMEM else 0)
 
     # ---------------------------------------------------------------- registers
 
@@ -195,7 +198,7 @@ class BlockPlaces:
         names = [n for n in dict.fromkeys(frame.storage.values()) if frame.places[n] not in ("global", "mask")]
         late = [n for n in names if core.has_warps and frame.places[n] in ("up", "out")]
         for n in sorted(names, key=late.__contains__):
-            rows, below = ceil_div(frame.height(n), self.tiling.groups), self._below(n, served) if n in late else None
+            rows, below = ceil_div(frame.height(n), self.decided.groups), self._below(n, served) if n in late else None
             if below is not None:
                 served[below].append(n)
                 at = tiles[below]
@@ -207,15 +210,14 @@ class BlockPlaces:
         for s, how in self.how.items():  # a product that is kept in another format than it adds up in
             n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
             if fmt != frame.fmt(n):
-                rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
+                rows = frame.phase.sizes[frame.row_axis] // self.decided.groups
                 tiles[name] = core.allocator.tile(RF, f"{who} {name}", rows, frame.width(n), fmt)
         return tiles
 
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
         """Return the name whose registers another can take: of a product's tile, or for a result a state."""
         frame, size = self.frame, self.frame.size_bytes(n, 1)
-        way = self.tiling.specialised
-        if way is not None and way.ahead and frame.places[n] == "up":
+        if self.decided.ahead and frame.places[n] == "up":
             return None  # P's product runs while the next scores come
         wanted = "down" if frame.places[n] == "up" else "state"
         return next(

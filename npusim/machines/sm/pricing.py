@@ -13,6 +13,7 @@ from npusim.ir.tile import GlobalTile
 from npusim.machines.sm.core import SM, warp_issue
 from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.lane_cost import LaneModel
+from npusim.machines.sm.work import GroupWork
 from npusim.machines.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class SmPricing(Transfers):
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation: of its one move, or of a warp's instructions."""
-        if op.group is not None:
-            return self._groups.cost(op)
+        if isinstance(op.work, GroupWork):
+            return self._groups.cost(op, op.work)
         spec = self.device.engine(SM, op.engine)
         if not isinstance(spec, DmaEngine):
             return self._lanes.cost(op)

@@ -5,14 +5,12 @@ A persistent block processes one work tile after another, with its copies ahead.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.flow import views
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import GroupWork
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import GpuKernel, KernelUse
 from npusim.machines.sm.core import SM, SmTiling, warp_issue
@@ -52,40 +50,39 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
     Raises `TilingError` where a tensor is added to scores and the kernel has no room for its tiles during a running
     product, ``BufferOverflowError`` where its buffers do not fit shared memory.
     """
-    warps, called, sizes, names = kernel.specialised, kernel.name, phase.sizes, phase.names
-    assert warps is not None
-    if warps.ahead and (added := [n for n in phase.values if names[n].axes == ("row", phase.loop_axis)]):
-        others = {name: one.specialised for name, one in kernels(GpuKernel).items()}
-        able = ", ".join(name for name, one in others.items() if one is not None and not one.ahead)
+    decided, called, sizes, names = kernel.decides, kernel.name, phase.sizes, phase.names
+    if decided.ahead and (added := [n for n in phase.values if names[n].axes == ("row", phase.loop_axis)]):
+        others = {name: one.decides for name, one in kernels(GpuKernel).items()}
+        able = ", ".join(name for name, one in others.items() if one.alternates and not one.ahead)
         raise TilingError(
             f"kernel: {called} adds no tensor to scores, and {added[0]} is one; leave kernel out, or take {able}"
         )
     rows, keys = sizes["row"], sizes[phase.loop_axis]
     size = get_format(names["q"].fmt).size_bytes
     dims = {axis: kernel.head_dim(names["q"].fmt, sizes[axis]) for axis in ("head", "value")}
-    least, most_dim = warps.turn_dims[size]
+    least, most_dim = kernel.turn_dims[size]
     groups, issue = rows // GROUP_ROWS, warp_issue(device)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
     loaded = dims["head"] if views(phase, phase.loop_axis) else sum(dims.values())
     q, kv = rows * dims["head"] * size, keys * loaded * size
     fits = [
-        (n, m) for n in range(warps.depth[0], 0, -1) for m in range(warps.depth[1], 0, -1) if n * kv + m * q <= most
+        (n, m) for n in range(decided.depth, 0, -1) for m in range(decided.held_depth, 0, -1) if n * kv + m * q <= most
     ]
     if not fits:
         raise BufferOverflowError(
             f"shared memory: Q of {rows} and K and V of {keys} rows take {q + kv:,} of {most:,} bytes"
         )
     depth, held = fits[0]
-    tiling = SmTiling(
+    decided = decided._replace(
         groups=groups,
+        warps=GROUP_WARPS,
         depth=depth,
         held_depth=held,
-        work=GroupWork(GROUP_WARPS, is_specialised=True, consumers=groups),
-        widths={phase.loop_axis: keys, **dims},
-        specialised=warps if least <= max(dims.values()) <= most_dim else replace(warps, turns=None),
+        turns=decided.turns if least <= max(dims.values()) <= most_dim else None,
         charges=kernel.paid(KernelUse(phase, device, rows, keys, dims["head"], dims["value"])),
     )
+    tiling = SmTiling(widths={phase.loop_axis: keys, **dims}, decided=decided)
     return (
         tiling,
         f"kernel={called}: {groups} warp groups on tiles of {rows} x {keys}, {depth} of K and of V, {held} of Q",

@@ -23,57 +23,55 @@ from typing import TYPE_CHECKING
 from npusim.errors import TilingError
 from npusim.ir.op import Opcode, TileOp
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import REDUCTIONS, RF, WARPS, barriers
+from npusim.machines.sm.core import REDUCTIONS, RF, WARPS
+from npusim.machines.sm.work import GroupWork, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Charge, Step
+    from npusim.ir.op import Step
     from npusim.ir.tile import RingTile
+    from npusim.machines.decisions import GpuDecisions
     from npusim.machines.frame import Frame
-    from npusim.machines.published.kernel import Specialised
-    from npusim.machines.sm.core import SmCore, SmTiling
+    from npusim.machines.sm.core import SmCore
 
 #: The view of a ring without bytes.
 SIGNAL = 1, 1, "int8"
 
 
 class WarpTurns:
-    """Signals among the warp groups of one block of a tiling with specialised warps (``way``)."""
+    """Signals among the warp groups of one block of a kernel whose groups alternate."""
 
-    def __init__(
-        self, number: int, frame: Frame, core: SmCore, tiling: SmTiling, way: Specialised, warps: tuple[str, ...]
-    ) -> None:
-        self.frame, self.tiling, self.way, self.warps = frame, tiling, way, warps
-        assert tiling.work is not None
+    def __init__(self, number: int, frame: Frame, core: SmCore, decided: GpuDecisions, warps: tuple[str, ...]) -> None:
+        self.frame, self.decided, self.warps = frame, decided, warps
         #: Work in an operation that only waits.
-        self.usual = tiling.work
-        loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(tiling.groups)
+        self.usual = GroupWork(decided)
+        loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(decided.groups)
         products = tuple(s for s in loop if s.is_product)
-        if way.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
+        if decided.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
             raise TilingError(
                 f"{frame.phase.name}: softmax runs concurrently with P V of the previous tile, which accumulates onto "
                 "O: the loop must have two products with rows between them; use kernel=cudnn, or accumulate=chained"
             )
         #: Queues of products: of their own where a group goes on beside them.
-        self.mma = tuple(f"{w}MMA" for w in warps) if way.ahead else warps
+        self.mma = tuple(f"{w}MMA" for w in warps) if decided.ahead else warps
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
 
-        pairs = {*pairwise(groups), *([(0, tiling.groups - 1)] if tiling.groups > 1 else [])}
+        pairs = {*pairwise(groups), *([(0, decided.groups - 1)] if decided.groups > 1 else [])}
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
-            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if way.turns is not None
+            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if decided.turns is not None
         }
         self.met = [
             signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
             for g in groups
-            if way.meets and tiling.groups > 1
+            if decided.meets and decided.groups > 1
         ]
-        sides = list(zip(warps, self.mma, strict=True)) if way.ahead else []
+        sides = list(zip(warps, self.mma, strict=True)) if decided.ahead else []
         self.issued = {s: [signal(f"{s.name} issued", w, m) for w, m in sides] for s in products}
         self.done = {s: [signal(f"{s.name} done", m, w) for w, m in sides] for s in products}
         self.first, self.last = products[0], products[-1]
@@ -82,7 +80,7 @@ class WarpTurns:
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
         #: Q K^T of a tile, P V of the one before, and the rows of the first; with the tiles by which each lags.
-        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if way.ahead else ()
+        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if decided.ahead else ()
 
     def runs(self, stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
         """Return the stages that a group goes through before the next group's: rows that follow one another."""
@@ -92,42 +90,42 @@ class WarpTurns:
         """Yield a block's start, an operation a group: no product of the block before runs on, and all are there."""
         for group, op in enumerate(ops):
             handshake = op.handshake
-            if self.way.ahead:
+            if self.decided.ahead:
                 slots = *handshake, self.done[self.last][group].fill(*SIGNAL)
-                yield TileOp(op.label, self.mma[group], WARPS, (), slots, group=self.usual)
+                yield TileOp(op.label, self.mma[group], WARPS, (), slots, self.usual)
                 handshake = ()
             yield replace(op, handshake=(*handshake, *(ring.fill(*SIGNAL) for ring in self.met[group : group + 1])))
         for group in range(len(self.met)):
             others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
-            yield self._wait("meet", group, others, *barriers(self.usual))
+            yield self._wait("meet", group, others, self.usual.meeting())
 
     def finished(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
         """Yield a block's end, which waits for its last product, whose queue releases the block's operands."""
         begun: set[int] = set()
         for op in ops:
-            group, slots, work = self.warps.index(op.queue), op.handshake, op.group
-            if self.way.ahead:
+            group, slots, work = self.warps.index(op.queue), op.handshake, op.work
+            if self.decided.ahead:
                 if slots:
-                    yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.usual)
+                    yield TileOp("end", self.mma[group], WARPS, (), slots, self.usual)
                 slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
-            if work is not None and group not in begun:
-                work = work.charged(*self.tiling.due("end"))
+            if isinstance(work, GroupWork) and group not in begun:
+                work = work.paying("end")
             begun.add(group)
-            yield replace(op, handshake=slots, group=work)
+            yield replace(op, handshake=slots, work=work)
 
     def product(self, s: Stage, group: int, ops: Iterable[TileOp]) -> Iterator[TileOp]:
         """Yield a product: awaited, or overlapped with later stages; its turn covers issuing the first and the next."""
-        if not self.way.ahead:
+        if not self.decided.ahead:
             yield from ops
             if s is self.last:
-                yield self._wait("next", group, (), *self.tiling.due("tile"))
+                yield self._wait("next", group, (), self.usual.paying("tile"))
             return
         op, *more = ops
         if more:
             raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
         turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
-        met = barriers(self.usual, bool(turn))
-        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), *met)
+        issued = self.issued[s][group].fill(*SIGNAL), *turn
+        yield self._wait(f"{s.name}.issue", group, issued, self.usual.meeting(bool(turn)))
         slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
         yield replace(op, queue=self.mma[group], handshake=slots)
 
@@ -135,25 +133,23 @@ class WarpTurns:
         """Yield rows of a tile: exponentials in the group's turn, or work on a running product's operands after its
         end.
         """
-        ops, (begin, end) = list(operations) or [self._wait(s.name, group, ())], self.section
-        is_ahead, has_turn = bool(self.way.ahead), self.way.turns == "exponentials"
+        ops, (begin, end) = list(operations) or [self._wait(s.name, group, (), self.usual)], self.section
+        is_ahead, has_turn = bool(self.decided.ahead), self.decided.turns == "exponentials"
         if s is begin:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
-            op, at = ops[0], self._cut(ops[0].steps, tiles)
-            assert op.group is not None
-            head = op.group.charged(*self.tiling.due("score"))
-            tail = op.group.charged(*barriers(op.group, has_turn))
+            op, at, work = ops[0], self._cut(ops[0].steps, tiles), work_of(ops[0])
+            head, tail = work.paying("score"), work.meeting(has_turn)
             ops[:1] = [
-                replace(op, steps=op.steps[:at], handshake=scores, group=head),
-                replace(op, steps=op.steps[at:], handshake=(*later, *turn), group=tail),
+                replace(op, steps=op.steps[:at], handshake=scores, work=head),
+                replace(op, steps=op.steps[at:], handshake=(*later, *turn), work=tail),
             ]
         if s is end and has_turn:
             ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
         yield from ops
         if s is end and is_ahead:
-            yield self._wait("next", group, (), *self.tiling.due("tile"))
+            yield self._wait("next", group, (), self.usual.paying("tile"))
 
     def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
         return tuple(
@@ -162,12 +158,12 @@ class WarpTurns:
             if group in (a, b)
         )
 
-    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], *charges: Charge) -> TileOp:
-        return TileOp(label, self.warps[group], WARPS, (), slots, group=self.usual.charged(*charges))
+    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], work: GroupWork) -> TileOp:
+        return TileOp(label, self.warps[group], WARPS, (), slots, work)
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
         """Return the step with which exponentials begin, or the first one on operands of a running product."""
-        if self.way.ahead:
+        if self.decided.ahead:
             (row,) = self.last.rows
             places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}
             touching = (any(isinstance(o, Tile) and o.offset_bytes in places for o in s.operands()) for s in steps)
