@@ -129,7 +129,7 @@ class Validated:
     def missing(self) -> str:
         """Why there is no band, in a few words."""
         numbers = " with these numbers" if self.is_changed else ""
-        return f"not measured{ {'like': ' like this', 'shapes': ' enough'}.get(self.lacks, numbers)}"
+        return f"not measured{ {'like': ' like this', 'shapes': ' enough'}.get(self.lacks, numbers) }"
 
     @property
     def verdict(self) -> str:

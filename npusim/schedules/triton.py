@@ -423,8 +423,7 @@ def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     erf, sqrt = f"erf({{}}, {p.erf_variant!r})", f"sqrt({{}}, {p.sqrt_variant!r})"
-    forms = {"exp2": exp2, "exp": exp, "erf": erf, "sqrt": sqrt}
-    return Choices(p.accumulate == "fresh", **{"fuses": False, **of_code}, **forms, is_exact=p.is_exact)
+    return replace(Choices(p.accumulate == "fresh", False, exp2, exp, erf, sqrt, is_exact=p.is_exact), **of_code)
 
 
 def exact_launch(

@@ -105,8 +105,9 @@ def compared_variants(
 def exact_rows(plan: Plan, problem: Problem, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
     """Return rows of a plan's attention in float64, (rows, dv), for a ``problem`` that may have another scale."""
     source = source_of(plan, cast("Problem", plan.problem))
-    wide = [widen(source(n, batch, head // (1 if n == "q" else problem.group_size))).astype(np.float64) for n in "qkv"]
-    of_head = _reference(plan, wide[0][row : row + rows], *wide[1:], problem.sequence(batch), row, head)
+    shared = {"q": head, "k": head // problem.group_size, "v": head // problem.group_size}
+    q, k, v = (widen(source(n, batch, of)).astype(np.float64) for n, of in shared.items())
+    of_head = _reference(plan, q[row : row + rows], k, v, problem.sequence(batch), row, head)
     return of_head[:, : problem.output_cols]
 
 
@@ -124,8 +125,9 @@ def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: i
             plan.exact_results[plan.tiling] = np.asarray(whole)
         return plan.exact_results[plan.tiling][batch, head, row : row + rows]
     if plan.schedule.exact is not None:
-        plan.exact_rows[:] = plan.exact_rows or [plan.schedule.exact(plan.problem, plan.tiling)]
-        return plan.exact_rows[0](source, batch, head, row, rows)
+        if plan.tiling not in plan.exact_rows:
+            plan.exact_rows[plan.tiling] = plan.schedule.exact(plan.problem, plan.tiling)
+        return plan.exact_rows[plan.tiling](source, batch, head, row, rows)
     if "kernel" not in plan.exact_programs:
         schedule = find_schedule(plan.request.schedule, "cpu")
         own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()

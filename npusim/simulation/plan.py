@@ -82,7 +82,7 @@ class Plan:
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
-    exact_rows: list[Callable[..., NDArray[Any]]] = field(default_factory=list, repr=False, compare=False)
+    exact_rows: dict[Tiling, Callable[..., NDArray[Any]]] = field(default_factory=dict, repr=False, compare=False)
     exact_results: dict[Tiling, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -355,11 +355,6 @@ class Arithmetic(Draft):
         else:
             raise op.fail("tl.where by a mask of values and indices: the second of its values has to be a number")
 
-    def _arith_uitofp(self, op: Op, x: Known) -> None:
-        if not isinstance(x, ValueComparison):
-            raise op.fail("a conversion of integers without sign to floats")
-        self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
-
     def _fused(self, op: Op) -> list[bool]:
         """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
         readers, fuses = list(self._uses.get(op.results[0], [])), list[bool]()
@@ -425,10 +420,13 @@ class Arithmetic(Draft):
         self._function(op, x[0], *known[symbol])
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
+        if isinstance(x, ValueComparison):
+            self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
+            return
         x = self._as_integers(x)
-        if not isinstance(x, Affine) or (x := positive(x)) is None:
+        if not isinstance(x, Affine) or (made := positive(x)) is None:
             raise op.fail("a conversion of a mask or of computed values, without a sign, to floats")
-        self._arith_sitofp(op, x)
+        self._arith_sitofp(op, made)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):

@@ -32,11 +32,13 @@ def _quotient(x: Integers, y: Integers) -> Integers:
     return (x - np.fmod(x, y)) // y  # toward 0, as C has it
 
 
-_SIGNED: Mapping[str, Callable[[Integers, Integers], Integers]] = MappingProxyType(
-    {"divsi": _quotient, "remsi": np.fmod, "minsi": np.minimum, "maxsi": np.maximum, "shrsi": np.right_shift}
-    | {"andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor}
+_SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "divsi": _quotient, "remsi": np.fmod, "minsi": np.minimum, "maxsi": np.maximum, "shrsi": np.right_shift,
+        "andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor,
+    }
 )
-_UNSIGNED: Mapping[str, Callable[[Unsigned, Unsigned], Unsigned]] = MappingProxyType(
+_UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"divui": np.floor_divide, "remui": np.mod, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift}
 )
 #: Operations whose result may be beyond its type, where it wraps.
@@ -91,8 +93,8 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
         steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
         made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
         return _typed(op, made, a, b, operator.mul)
-    if name in ("remsi", "remui") and (made := _begun(a, b, shape, left)) is not None:
-        return made, None
+    if name in ("remsi", "remui") and (begun := _begun(a, b, shape, left)) is not None:
+        return begun, None
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
 
 
@@ -214,9 +216,9 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
         raise op.fail("a comparison of a block's indices that begin anew within it: compare them before % or tl.where")
     if not relation.startswith("u"):
         return Condition(((relation, _difference(op, a, b)),))
-    signed, views = f"s{relation[1:]}", (positive(a), positive(b))
-    if views[0] is not None and views[1] is not None:
-        return Condition(((signed, _difference(op, *views)),))
+    signed, one_view, other_view = f"s{relation[1:]}", positive(a), positive(b)
+    if one_view is not None and other_view is not None:
+        return Condition(((signed, _difference(op, one_view, other_view)),))
     if not any(a.steps) and not any(b.steps):  # numbers of 64 bits
         one, other = (replace(x, base=x.base ^ _TOP) for x in (a, b))
         return Condition(((signed, _difference(op, one, other)),))

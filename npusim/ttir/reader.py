@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -270,7 +270,7 @@ class Reader(Memory):
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
         times = np.arange(walk.most)[None]
-        self.values[number] = replace(bounds[0], base=first + times * each)
+        self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
         self.walks.append(walk)
         names = [self._state(op, i, times) for i in range(len(inner))]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
@@ -312,7 +312,7 @@ class Reader(Memory):
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
-        self.values[op.operands[0]] = replace(self.values[op.operands[1]], base=one)
+        self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
             x = self.values[start]
             if not isinstance(x, Affine):
@@ -337,7 +337,7 @@ class Reader(Memory):
         number, _, _, _, *carried = op.operands
         values = [self.values[s] for s in carried[1::2]]
         for time in range(count):
-            one = replace(self.values[op.operands[1]], base=first + time * each)
+            one = replace(cast("Affine", self.values[op.operands[1]]), base=first + time * each)
             self.values |= {number: one, **dict(zip(carried[::2], values, strict=True))}
             for o in op.body:
                 self._do(o)

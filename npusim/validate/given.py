@@ -73,7 +73,10 @@ class GivenOutput:
     def blank(self, predicted: Mapping[BlockRows, NDArray[Any]]) -> str:
         """Return which whole rows are NaN where predicted ones have numbers, in words; empty where none is."""
         given = self.beside(predicted)
-        all_nan = {at: _is_nan(rows).all(axis=1) & ~_is_nan(predicted[at]).all(axis=1) for at, rows in given.items()}
+        all_nan = {
+            at: np.asarray(_is_nan(rows).all(axis=1) & ~_is_nan(predicted[at]).all(axis=1))
+            for at, rows in given.items()
+        }
         return _in_words(all_nan) if any(rows.any() for rows in all_nan.values()) else ""
 
     @staticmethod
@@ -134,7 +137,7 @@ def _has(stated: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[np
             f"{where}: {COMPUTED} is {stated.dtype} of shape {stated.shape}; which rows the output has is needed, "
             f"0 or 1 for each of {shape}: batch, heads, rows"
         )
-    return stated.reshape(shape) != 0
+    return np.asarray(stated.reshape(shape) != 0)
 
 
 def _in_format(values: NDArray[Any], fmt: str, where: str) -> NDArray[Any]:

@@ -78,7 +78,8 @@ def nearest_problem(
     own = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
     if not np.isfinite(own):  # the schedule does not compute it
         own = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
-    step = float(ml_dtypes.finfo(out.dtype).eps)
+    finfo: Any = ml_dtypes.finfo
+    step = float(finfo(out.dtype).eps)
     return Neighbour(nearest.change, error, asked) if error <= ROUNDING * np.fmax(own, step) else None
 
 

@@ -19,6 +19,7 @@ from npusim.layout.memory import BankModel, wavefronts
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
+from npusim.machines.decisions import AscendDecisions
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 
@@ -114,7 +115,7 @@ def _turned(stride: int) -> float:
     waves = wavefronts([block * stride * width for block in range(8)], width, model)
     rows, cols = 144, 128
     tile, other = (Tile("aiv0.UB", i * 2 * rows * cols, rows, cols, cols, "float16") for i in range(2))
-    cycles, terms = vector_cycles((Step(Opcode.COPY, other, (tile,)),), spec, None, "VECTOR")
+    cycles, terms = vector_cycles((Step(Opcode.COPY, other, (tile,)),), spec, None, "VECTOR", AscendDecisions())
     repeats = dict(terms)["VECTOR.ops.copy.slope_cycles_per_repeat"]
     tiles = 8192 * 8192 / (rows * cols) / 48
     return device.seconds((cycles + (waves - 1) * repeats) * tiles) * 1e6

@@ -284,6 +284,8 @@ class AscendMachine(Machine):
 
     def _has_flags(self, rings: Sequence[Ring]) -> bool:
         """Return whether the device has the flags of a phase's rings."""
+        if self.device.flags is None:
+            return True
         try:
             check_flags(rings, self.device.flags)
         except FlagError:
@@ -301,7 +303,7 @@ class AscendMachine(Machine):
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
         """Return the program; operands have one slot each in a phase that needs more flags for two than there are."""
-        listed, notes = list(phases), list(notes)
+        listed, said = list(phases), list(notes)
         while True:
             group, built, short = AscendGroup(self.device), [], list[int]()  # with memories of its own
             for i, (phase, tiling) in enumerate(listed):
@@ -316,11 +318,10 @@ class AscendMachine(Machine):
             for i in short:
                 phase, tiling = listed[i]
                 listed[i] = phase, replace(tiling, decided=tiling.decided._replace(one_slot=True), buffers=1)
-                notes.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
-        notes = tuple(notes)
+                said.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)
-        return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes, is_attention=is_attention)
+        return self.program(name, *of_program, AscendPricing, flops=flops, notes=tuple(said), is_attention=is_attention)
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))

@@ -354,8 +354,8 @@ class GroupFields(Tiling):
 
     @property
     def published(self) -> GpuKernel | None:
-        """The published kernel that the fields name."""
-        return find_kernel(GpuKernel, self.kernel)
+        """The published kernel that the fields name; None where no field does."""
+        return None
 
 
 class BlockFields(Tiling):
@@ -432,6 +432,11 @@ class SmFields(GroupFields, BlockFields):
             raise TilingError(
                 f"{', '.join(chosen)}: without effect on {device}, whose file describes no lanes; leave them out"
             )
+
+    @property
+    def published(self) -> GpuKernel | None:
+        """The published kernel that the fields name."""
+        return find_kernel(GpuKernel, self.kernel)
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:
