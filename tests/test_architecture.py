@@ -92,7 +92,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
-    "triton": ("ttir/compiler.py", "ttir/record.py"),
+    "triton": ("ttir/child.py", "ttir/compiler.py", "ttir/record.py"),
     "scipy": ("validate/least_squares.py",),
 }
 

@@ -571,9 +571,9 @@ class _Lowering:
                 v = reader
                 continue
             end += "_in" * (v.kind == "product")
-            known = reader.name or self.name_of.get(reader) or (reader.onto and self.name_of[reader.onto])
-            if known:
-                return f"{known}{end}"
+            known = reader.name or self.name_of.get(reader)
+            if known or reader.onto is not None:
+                return f"{known or self.name_of[reader.onto]}{end}"
             v = reader
         return f"t{end}"
 

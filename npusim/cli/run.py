@@ -133,10 +133,7 @@ def run(
         refuse({"--trace": trace, "--sensitivity": sensitivity or None, "--like": like}, NEEDS["time"])
     if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
-    if no_save:
-        refuse(written, "nothing is written with --no-save; leave it out, or these options")
-    if trace is False and not report:
-        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
+    _refuse_unwritten(written, no_save=no_save, has_timeline=trace is not False or report)
     if not no_save:  # before minutes of simulation
         out = RUNS / folder_of(plan) if out is None else out
         check_writable(out, None if force else digest_of(plan))
@@ -152,6 +149,14 @@ def run(
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
+
+
+def _refuse_unwritten(written: dict[str, Any], *, no_save: bool, has_timeline: bool) -> None:
+    """Raise the error of an option for a file that is not written."""
+    if no_save:
+        refuse(written, "nothing is written with --no-save; leave it out, or these options")
+    if not has_timeline:
+        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
 
 
 def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: bool) -> bool:

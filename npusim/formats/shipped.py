@@ -23,7 +23,7 @@ VARIABLE = "NPUSIM_PROCESSOR"
 BASELINE, NATIVE = "baseline", "native"
 
 
-class Baseline(NamedTuple):
+class LeastProcessor(NamedTuple):
     """The least processor that code of a wheel runs on: LLVM's name, and the features that it needs."""
 
     name: str
@@ -31,16 +31,18 @@ class Baseline(NamedTuple):
 
 
 #: By the kind of processor that `platform.machine` names (x86-64 psABI, level v3; Arm architecture, v8.0 with SIMD).
-BASELINES: Mapping[str, Baseline] = MappingProxyType(
+BASELINES: Mapping[str, LeastProcessor] = MappingProxyType(
     {
-        "x86_64": Baseline("x86-64-v3", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")),
-        "aarch64": Baseline("generic", ("fp-armv8", "neon")),
+        "x86_64": LeastProcessor(
+            "x86-64-v3", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
+        ),
+        "aarch64": LeastProcessor("generic", ("fp-armv8", "neon")),
     }
 )
 FOLDER = Path(__file__).parent / "shipped" / platform.machine()
 
 
-def baseline() -> Baseline | None:
+def baseline() -> LeastProcessor | None:
     """Return the baseline of this kind of processor; None where no wheel has code for it."""
     return BASELINES.get(platform.machine()) if sys.platform == "linux" else None
 

@@ -171,7 +171,7 @@ class Step:
         return (self.dst, *(s for s in self.srcs if isinstance(s, (Tile, RingTile, GlobalTile))))
 
 
-class KernelWork(Protocol):
+class OperationWork(Protocol):
     """What an operation does besides its steps, in the words of its core family: only the family's pricing reads it.
 
     Immutable and hashable.
@@ -197,7 +197,7 @@ class TileOp:
     engine: str
     steps: tuple[Step, ...]
     handshake: tuple[RingTile, ...] = field(default=())
-    work: KernelWork | None = None
+    work: OperationWork | None = None
 
     def ring_tiles(self) -> list[RingTile]:
         """Return every ring slot this operation touches or passes on."""

@@ -100,7 +100,7 @@ def _on(function: Callable[[Array], Array], x: Elements) -> Elements:
     return x._replace(at=function(x.at)) if isinstance(x, Pointer) else function(x)
 
 
-class Block(NamedTuple):
+class DescribedBlock(NamedTuple):
     """A tensor's descriptor: its first element, sizes, strides, and the block that it loads or stores."""
 
     pointer: Pointer
@@ -110,7 +110,7 @@ class Block(NamedTuple):
 
 
 @dataclass
-class Memory:
+class LaunchMemory:
     """The elements that a launch reads, and those that it stores: float64, NaN where there is nothing.
 
     ``matrix(name, batch, head)``: of a tensor of the program; ``placed``: the tensors of the program that are read,
@@ -179,7 +179,7 @@ def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[
 class ExactProgram:
     """One program of a launch: every operation evaluated where it stands."""
 
-    def __init__(self, operations: Sequence[Op], memory: Memory, ids: Sequence[int], grid: Sequence[int]) -> None:
+    def __init__(self, operations: Sequence[Op], memory: LaunchMemory, ids: Sequence[int], grid: Sequence[int]) -> None:
         self.memory, self.ids, self.grid = memory, ids, grid
         self.memory.own.clear()
         self.env = dict(memory.values)
@@ -325,23 +325,23 @@ class ExactProgram:
         shape = pointer.at.shape
         self.memory.store(pointer, np.broadcast_to(values, shape), np.broadcast_to(mask, shape))
 
-    def _tt_make_tensor_descriptor(self, op: Op, pointer: Pointer, *numbers: Array) -> Block:
+    def _tt_make_tensor_descriptor(self, op: Op, pointer: Pointer, *numbers: Array) -> DescribedBlock:
         half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]
         sizes, strides = (tuple(map(int, some)) for some in (numbers[:half], numbers[half:]))
-        return Block(pointer, sizes, strides, block)
+        return DescribedBlock(pointer, sizes, strides, block)
 
-    def _described(self, x: Block, indices: Sequence[Array]) -> tuple[Pointer, Array]:
+    def _described(self, x: DescribedBlock, indices: Sequence[Array]) -> tuple[Pointer, Array]:
         at, inside = np.asarray(x.pointer.at, np.int64), np.ones(x.block, bool)
         for axis, (first, size, step, n) in enumerate(zip(indices, x.sizes, x.strides, x.block, strict=True)):
             i = (int(first) + np.arange(n)).reshape(n, *(1 for _ in x.block[axis + 1 :]))
             at, inside = at + i * step, inside & (i >= 0) & (i < size)
         return x.pointer._replace(at=np.broadcast_to(at, x.block)), inside
 
-    def _tt_descriptor_load(self, op: Op, x: Block, *indices: Array) -> Array:
+    def _tt_descriptor_load(self, op: Op, x: DescribedBlock, *indices: Array) -> Array:
         pointer, inside = self._described(x, indices)
         return self._tt_load(op, pointer, inside, np.asarray(0.0))
 
-    def _tt_descriptor_store(self, op: Op, x: Block, *rest: Array) -> None:
+    def _tt_descriptor_store(self, op: Op, x: DescribedBlock, *rest: Array) -> None:
         is_first = np.ndim(rest[0]) > 0  # the value stands before or behind the indices
         value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
         pointer, inside = self._described(x, indices)
@@ -376,7 +376,9 @@ class ExactLaunch:
             x = arguments[name]
             if kind.startswith("!tt.tensordesc"):
                 count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
-                self.values[name] = Block(Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0])
+                self.values[name] = DescribedBlock(
+                    Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0]
+                )
                 numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
                 self.values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
                 del parameters[:count]
@@ -394,7 +396,7 @@ class ExactLaunch:
             return formats.cast(inputs(name, batch, head), F64)
 
         name, tensor = self.grid.placed_result
-        memory = Memory(self.arguments, matrix, self.grid.placed_inputs, (name, tensor), self.values)
+        memory = LaunchMemory(self.arguments, matrix, self.grid.placed_inputs, (name, tensor), self.values)
         for ids in self.grid.programs_of(batch, head, row, rows):
             ExactProgram(self.function.operations, memory, ids, self.size)
         made = memory.stored.get((batch, head), np.full(tensor.shape[-2:], np.nan))

@@ -34,8 +34,14 @@ def _quotient(x: Integers, y: Integers) -> Integers:
 
 _SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "divsi": _quotient, "remsi": np.fmod, "minsi": np.minimum, "maxsi": np.maximum, "shrsi": np.right_shift,
-        "andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor,
+        "divsi": _quotient,
+        "remsi": np.fmod,
+        "minsi": np.minimum,
+        "maxsi": np.maximum,
+        "shrsi": np.right_shift,
+        "andi": np.bitwise_and,
+        "ori": np.bitwise_or,
+        "xori": np.bitwise_xor,
     }
 )
 _UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(

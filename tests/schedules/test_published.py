@@ -404,8 +404,8 @@ def test_each_file_has_one_kernel_of_its_name_which_the_command_line_offers() ->
     assert {"fa2", "fa3", "cudnn", "xformers", "triton"} == kernels(GpuKernel).keys()
     assert {"cann", "pto", "pto_chunks", "tilelang"} == kernels(AscendKernel).keys()
     offered: dict[str, Mapping[str, PublishedKernel]] = {
-        "nvidia": kernels(GpuKernel),
-        "ascend": kernels(AscendKernel, "attention"),
+        "nvidia": kernels(GpuKernel, "flash"),
+        "ascend": kernels(AscendKernel, "flash"),
     }
     for family, listed in offered.items():
         (field,) = (f for f in tiling_fields(find_schedule("flash", family).tiling) if f.name == "kernel")

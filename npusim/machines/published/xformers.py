@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RESIDENT = 12
 #: Tiles of four warps, 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock).
 WARPS, WARP_ROWS, TILES = 4, 32, {64: layout(64, 64, warps=4), 128: layout(32, 128, warps=4)}
+#: Elements of a product's sum that are loaded at once (kernel_forward.h, ThreadK of its default configuration).
+THREAD_K = 32
 #: Instructions of a slice beside products and accesses, and barriers outside of slices: of CUTLASS's example 41
 #: compiled for sm_70 (reports/silicon/xformers.json).
 SLICE_INSTRUCTIONS, BARRIERS = 111, 11
@@ -59,8 +61,8 @@ XFORMERS = GpuKernel(
     name="xformers",
     whose="xformers' memory-efficient one",
     computes=("flash", "volta_flash"),
-    # Slices of ThreadK elements; accesses beyond an end are masked, products are not.
-    decides=GpuDecisions(warp_rows=WARP_ROWS, slice_elements=32, is_whole=True),
+    # Accesses beyond an end are masked, products are not.
+    decides=GpuDecisions(warp_rows=WARP_ROWS, slice_elements=THREAD_K, is_whole=True),
     tiles={2: TILES},
     fields=_fields,
     leaves=frozenset({"launch", "residents"}),

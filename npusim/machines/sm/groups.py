@@ -541,6 +541,12 @@ def library_fields(
     return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
 
 
+def library_order(c: GlobalTensor, fields: GpuGemmFields) -> tuple[int, bool]:
+    """Return the tiles of C side by side in a band, and whether they are columns of tiles."""
+    assert fields.block_m and fields.block_n, "fields of a library's product have values"
+    return cublas.tile_order(c.rows, c.cols, (fields.block_m, fields.block_n), fields.swizzle)
+
+
 def library_tiling(
     a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, fields: GpuGemmFields, device: DeviceSpec
 ) -> SmTiling:

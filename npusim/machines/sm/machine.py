@@ -20,7 +20,6 @@ from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.published.cublas import tile_order
 from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
     GROUPS,
@@ -43,6 +42,7 @@ from npusim.machines.sm.groups import (
     group_tiling,
     kernel_tiling,
     library_fields,
+    library_order,
     library_tiling,
     operator_tiling,
     plain_tiling,
@@ -318,7 +318,7 @@ class SmMachine(Machine):
         fields = library_fields(sizes, a.fmt, c.batch * c.heads, fields, self.device)
         of_product = library_tiling(a, b, c, fields, self.device)
         m, n, k, splits = (getattr(fields, name) for name in ("block_m", "block_n", "block_k", "splits"))
-        bands = tile_order(c.rows, c.cols, (m, n), fields.swizzle)
+        bands = library_order(c, fields)
         first, *rest = gemm_tiles(a, b, c, (m, n, k), label=label, splits=splits, bands=bands, **how)
         parts, blocks = plural(splits, "split"), plural(of_product.residents, "block")
         note = f"tiles of {m} x {n}, {splits} {parts} of k, {of_product.residents} resident {blocks}"
