@@ -1,7 +1,5 @@
 """``npusim warm``: compile code for usual runs ahead of time."""
 
-import os
-
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_json, show_lines
 from npusim.cli.help import Verbs
@@ -21,8 +19,7 @@ def warm(json: o.Json = False) -> None:
     from npusim.formats import shipped
     from npusim.simulation.warm import warm
 
-    os.environ.setdefault(shipped.VARIABLE, shipped.NATIVE)
-    with progress("compiling") as advance:
+    with shipped.compiling_natively(), progress("compiling") as advance:
         runs = []
         for run, count in warm():
             runs.append(run)

@@ -12,7 +12,8 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -62,12 +63,29 @@ def processor() -> tuple[str, ...]:
     return (BASELINE, *(known.name, *known.features)) if known else ()
 
 
-@functools.cache
+@contextmanager
+def compiling_natively() -> Iterator[None]:
+    """Compile for this processor although the package has code, unless the variable names another processor."""
+    given = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = given or NATIVE
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[VARIABLE]
+
+
 def is_used() -> bool:
     """Return whether this processor runs the package's code, and no variable asks for another processor's."""
     known = baseline()
     if known is None or os.environ.get(VARIABLE) or os.environ.get("NUMBA_CPU_NAME") or not FOLDER.is_dir():
         return False
+    return _runs(known)
+
+
+@functools.cache
+def _runs(known: LeastProcessor) -> bool:
+    """Return whether this processor has the features."""
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()

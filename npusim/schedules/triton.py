@@ -70,7 +70,7 @@ class TritonFields(GroupFields):
         ge=min(OPTIONS["num_stages"]),
         le=max(OPTIONS["num_stages"]),
         json_schema_extra={"also": "num_stages"},
-        description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles under way",
+        description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles in progress",
     )
 
 

@@ -216,10 +216,10 @@ def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
     """Return a comparison (``slt``, ``ult``, ``eq``, ...) of two integers of one type.
 
     Raises `ProgramError` for a block of numbers of both signs that is compared without a sign, and for indices that
-    begin anew within a block.
+    start again within a block.
     """
     if any(x is not None for x in (*a.limits(), *b.limits())):
-        raise op.fail("a comparison of a block's indices that begin anew within it: compare them before % or tl.where")
+        raise op.fail("a comparison of a block's indices that start again within it: compare them before % or tl.where")
     if not relation.startswith("u"):
         return Condition(((relation, _difference(op, a, b)),))
     signed, one_view, other_view = f"s{relation[1:]}", positive(a), positive(b)

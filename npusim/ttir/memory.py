@@ -310,7 +310,7 @@ class Memory(Arithmetic):
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
         if any(self._begin_anew(op, mask, pointer, left)):
-            raise op.fail(f"{pointer.of}: a store to indices that begin anew within a block: mask those that do")
+            raise op.fail(f"{pointer.of}: a store to indices that start again within a block: mask those that do")
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")

@@ -151,11 +151,6 @@ def _bands() -> Section:
         for key, width in widths.items()
         for device, schedule, kind, tile in [key]
     ]
-    kinds = {key: bands.Width.of(cases) for key, cases in bands.by_kind().items()}
-    by_kind = [
-        [*key, len(cases), percent(width.left_out), percent(width.widest)]
-        for (key, cases), width in zip(bands.by_kind().items(), kinds.values(), strict=True)
-    ]
     header = ("device", "schedule", "kernel", "tile", "untouched", "inside the inner band")
     most = ("inside the outer band, shape included", "inside the outer band, shape left out")
     fields: dict[str, object] = {
@@ -164,7 +159,6 @@ def _bands() -> Section:
             f"{k}_share": f"{100 * a:.0f} to {percent(b, 0)}"
             for k, (a, b) in zip(("half", "most"), bands.SHARES, strict=True)
         },
-        "kinds_of_bands": table((*header[:3], header[4], "inside the outer band", "widest band"), by_kind),
         "kept": len(every_kept),
         "kept_half": percent(inside[0]),
         "kept_most": percent(inside[1]),

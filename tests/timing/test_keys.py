@@ -20,6 +20,7 @@ from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.pricing import vector_cycles
+from npusim.machines.decisions import AscendDecisions
 from npusim.schedules import find_schedule
 from npusim.schedules.define import unread_keys
 from npusim.simulation.simulate import simulate_program
@@ -226,6 +227,8 @@ def is_read(device: DeviceSpec, key: str, value: object) -> bool:
 OF_ONE_STEP = (
     *("*.slope_read_write_conflict_cycles_per_repeat", "*.banks.*", "*.pair_masks.*"),
     "*.routes.l0c_l1.*",  # a path that no schedule takes; its moves: test_cost.py
+    # Operations of Triton's kernels alone; each as its device file states: tests/timing/test_cost.py.
+    *("*.ops.min.*", "*.ops.*_propagate.*", "*.ops.select_compared.*", "*.ops.logic.*"),
 )
 OF_BITS = ("*.arithmetic", "*.arithmetic.*")
 #: What libraries' kernels take, as on the H200 and the T4, whose keys are not tried here: `test_predicted_gpus.py`,
@@ -257,7 +260,7 @@ def test_banks_decide_what_a_step_takes(key: str) -> None:
     def cycles(banks: Any, place: int) -> int:
         # Two sources in different groups, so that only the target can meet one of them.
         near, far, target = (Tile("UB", at, 8, 64, 64, "float32") for at in (place, place + 32, 0))
-        return vector_cycles((Step(Opcode.ADD, target, (near, far)),), unit, banks, "")[0]
+        return vector_cycles((Step(Opcode.ADD, target, (near, far)),), unit, banks, "", AscendDecisions())[0]
 
     fewer = {"value": max(1, getattr(buffer.banks, key).value // 2), "basis": "assumed", "source": "a test"}
     changed = type(buffer.banks).model_validate({**buffer.banks.model_dump(), key: fewer})

@@ -198,9 +198,9 @@ def test_integers_without_a_defined_value_are_refused(index: str, why: str, tmp_
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "begin anew within"),
+        ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10, mask=c % 10 < 4, other=0.0)))", "start again within"),
         ("    tl.store(Y + p, tl.sum(tl.load(X + p * xs + c % 10)))", "a sum, maximum or product along an axis whose"),
-        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store to indices that begin anew"),
+        ("    tl.store(Y + p * xs + c % 10, tl.load(X + p * xs + c))", "a store to indices that start again"),
     ],
 )
 def test_indices_that_begin_anew_within_a_block_are_not_read_as_if_they_went_on(

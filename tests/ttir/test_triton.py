@@ -306,7 +306,7 @@ REFUSED = {
     ),
     "atomics": ("atomics: let", "described", "    tl.store(ob, ", "    tl.atomic_add(O, 1.0)\n    tl.store(ob, "),
     "a condition on values": (
-        "arith.addi of a mask of values: masks are joined by",
+        "arith.extui of a mask that a block's elements answer differently, or of computed values",
         "described",
         "        mn = ",
         "        s = tl.where((s > 0).to(tl.int32) + 1 > 1, s, 0.0)\n        mn = ",
