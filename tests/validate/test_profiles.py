@@ -42,7 +42,7 @@ def brought(tmp_path: Path, kind: str, path: Path, rules: str) -> tuple[Imported
 
 def test_every_launch_of_msprof_is_in_a_case_or_counted(tmp_path: Path) -> None:
     profile, cases = brought(tmp_path, "msprof", SAMPLES / "prof", RULES)
-    assert (profile.cases, profile.mapped, listed(profile.unmapped)) == (2, 3, "1 launches of aclnnAdd_Add (6.02 us)")
+    assert (profile.cases, profile.mapped, listed(profile.unmapped)) == (2, 3, "1 launch of aclnnAdd_Add (6.02 us)")
     product, attention = cases["gemm"], cases["flash"]
     assert (product.launches, product.kind, product.start) == (2, "kernel", "clean")
     assert product.spread == pytest.approx(25.1 / 24.8 - 1, abs=1e-4)
@@ -176,7 +176,7 @@ def test_launches_of_a_gpu_have_microseconds_grid_and_captured_fields(tmp_path: 
             "msprof",
             "Op Name,OP Type,Task Duration(us)\nx,y,3\n",
             RULES,
-            "no rule matches any of its 1 launches of x .3 us",
+            "no rule matches any of its 1 launch of x .3 us",
         ),
         ("msprof", "Op Name,OP Type,Task Duration(us)\nMatMulV2,y,3\n", RULES, "inputs.0: m k: 2 axes"),
         ("ncu", "ID,Kernel Name,gpu__time_duration.sum\n,,cycles\n0,x,5\n", GPU, "in 'cycles', no unit of time"),
