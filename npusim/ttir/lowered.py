@@ -153,7 +153,8 @@ def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]
             parts = [match.groups()[i : i + 3] for i in (0, 3) if match[i + 1]]
             place = " at ".join(f"{files.get(file, '')}:{row}:{column}" for file, row, column in parts)
         elif match := _INSTRUCTION.match(line):
-            name, first, *rest = match[1], *(x.strip() for x in _OPERAND.findall(match[2]))
+            name, operands = match[1], [x.strip() for x in _OPERAND.findall(match[2])]
+            first, *rest = operands or [""]  # a fence has none
             made = list[str | int]()
             if kind := _ARITHMETIC.match(name):
                 made = [len(code)]
