@@ -571,9 +571,11 @@ class _Lowering:
                 v = reader
                 continue
             end += "_in" * (v.kind == "product")
-            known = reader.name or self.name_of.get(reader)
-            if known or reader.onto is not None:
-                return f"{known or self.name_of[reader.onto]}{end}"
+            known = reader.name or self.name_of.get(reader, "")
+            if not known and reader.onto is not None:
+                known = self.name_of[reader.onto]
+            if known:
+                return f"{known}{end}"
             v = reader
         return f"t{end}"
 

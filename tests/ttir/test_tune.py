@@ -196,7 +196,8 @@ def test_errors_are_those_of_measured_times_like_the_best_one() -> None:
     )
     assert shown.exit_code == 0, shown.output
     best = json.loads(shown.stdout)["shapes"][0]["best"]
-    assert re.match(r"by \d+ measured times of flash on h100 and h200, half are expected within \d", best["errors"]), best
+    expected = r"by \d+ measured times of flash on h100 and h200, half are expected within \d"
+    assert re.match(expected, best["errors"]), best
     assert "decorator" not in best
 
 
