@@ -231,27 +231,27 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
     return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data)
 
 
-def _whole(name: str, x: Any) -> int:
+def _whole(name: str, x: object) -> int:
     """Return a whole number of a file; raise `ValueError` for another value, or one beyond 63 bits."""
     if not isinstance(x, int) or not 0 <= x < 1 << 63:
         raise ValueError(f"{name}: {_short(x)}; allowed: whole numbers from 0, below 2^63")
     return x
 
 
-def _text(name: str, x: Any) -> str:
+def _text(name: str, x: object) -> str:
     if not isinstance(x, str) or not x.isprintable() or len(x) > MOST_LETTERS:
         raise ValueError(f"{name}: {_short(x)}; allowed: text of at most {MOST_LETTERS:,} printable letters")
     return x
 
 
-def _value(name: str, x: Any) -> Any:
+def _value(name: str, x: object) -> Any:
     """Return a number or text of a file; raise `ValueError` for another value, or a number beyond 64 bits."""
     if not isinstance(x, int | float | str | None) or (isinstance(x, int) and not -(1 << 63) <= x < 1 << 64):
         raise ValueError(f"{name}: {_short(x)}; allowed: numbers of at most 64 bits, or text")
     return x
 
 
-def _short(x: Any) -> str:
+def _short(x: object) -> str:
     text = repr(x)
     return text if len(text) < 80 else f"{text[:80]}... ({len(text):,} letters)"
 

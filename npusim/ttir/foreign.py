@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
 from npusim.ttir.calls import INTEGERS, Argument
@@ -33,7 +33,7 @@ def check_arguments(function: Function, call: Call) -> None:
             del parameters[: 2 * len(value.shape)]  # its sizes and strides
 
 
-def _unlike(kind: str, value: Any) -> str:
+def _unlike(kind: str, value: object) -> str:
     """Return what an argument is where a parameter of a type cannot be it; else nothing."""
     block, element = shape_of(kind)
     if not kind.startswith(("!tt.ptr", "!tt.tensordesc")):
