@@ -54,19 +54,21 @@ from npusim.algorithms.phase import (
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
+from npusim.config.family import AS_FAMILY
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
-from npusim.config.tiling import Field, Tiling, part_of
+from npusim.config.tiling import Blocks, Field, Tiling, on, part_of
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
-from npusim.machines.ascend.plan import AscendTiling, ProductPlan
+from npusim.machines.ascend.plan import AscendTiling, FlashTiling, ProductPlan
 from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, layout
 from npusim.numerics.reference import attention_scores
-from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
+from npusim.schedules.define import attention, schedule
 from npusim.schedules.registry import Schedule, for_inputs
 
 __all__ = [
+    "AS_FAMILY",
     "MASKED",
     "AscendDecisions",
     "AscendKernel",
@@ -131,6 +133,7 @@ __all__ = [
     "mask_of",
     "maximum",
     "minimum",
+    "on",
     "online_softmax",
     "part_of",
     "per_tile",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
+from npusim.config.family import CoreFamily
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import Source, Step, TileOp
@@ -25,6 +26,7 @@ __all__ = [
     "WHOLE",
     "AddressSpace",
     "Allocator",
+    "CoreFamily",
     "Cost",
     "DeviceSpec",
     "EnginePricing",

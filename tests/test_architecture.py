@@ -331,7 +331,7 @@ def test_only_the_command_line_prints() -> None:
 
 #: Where parts of a device are named outside machines/, and why.
 NAMES_PARTS = {
-    "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
+    "config/family.py": "the entry points of npusim's own families, one of which is a folder named after its core",
     "config/cases.py": "quantities of measurement files, as profilers call them",
     "formats/mma_arithmetic.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }

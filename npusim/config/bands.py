@@ -21,7 +21,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from npusim.config.node import NODE_FAMILY
+from npusim.config.family import NODE_FAMILY
 from npusim.config.packaged import read_table
 from npusim.units import plural
 

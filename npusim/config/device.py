@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -11,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
+from npusim.config.family import FAMILIES, MACHINES, is_registered, registered
 from npusim.config.messages import suggest
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import clash, installed
@@ -19,24 +19,17 @@ from npusim.errors import SpecError
 
 GM = "GM"
 
-#: Core families of the package, and the kinds of core that their devices have.
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"ascend": ("aic", "aiv"), "nvidia": ("sm",), "cpu": ("sm",)}
-)
-#: Entry points of installed packages that bring a family: ``name = "package.module:Machine"``.
-MACHINES = "npusim.machines"
 #: Links are simulated in 2**-20 byte a cycle: below this, a rate would be rounded by more than a thousandth.
 SLOWEST_BYTES_PER_CYCLE = 2**-10
 
 
 def _family(name: str) -> str:
     """Return ``name`` if a machine for it is known; raise the error that pydantic reports if not."""
-    others = installed(MACHINES)
-    if name in FAMILIES or name in others:
+    if is_registered(name):
         if twice := clash(MACHINES, name, is_ours=name in FAMILIES):
             raise PydanticCustomError("family", "{text}", {"text": twice})
         return name
-    known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(others)))
+    known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(installed(MACHINES))))
     text = f"{name!r} is not one of: {known}; an installed package brings one as an entry point {MACHINES}"
     raise PydanticCustomError("family", "{text}", {"text": text})
 
@@ -324,14 +317,19 @@ class DeviceSpec(HardwareModel):
 
     @model_validator(mode="after")
     def _family_has_its_parts(self) -> Self:
-        for core in FAMILIES.get(self.family, ()):
+        try:
+            family = registered(self.family)
+        except SpecError as error:
+            raise fault_at("family", str(error)) from None
+        for core in family.cores:
             if core not in self.cores:
                 raise fault_at("cores", f"{self.family} devices have a core kind `{core}`; missing")
-        if self.family == "ascend" and self.core("aic").per_group_count.value != 1:
-            raise fault_at("cores.aic.per_group_count", "a core group has one AIC; must be 1")
-        for part in ("flags", "launch"):
-            if self.family == "ascend" and getattr(self, part) is None:
-                raise fault_at(part, "missing; ascend devices are timed")
+        for core in family.sole:
+            if self.core(core).per_group_count.value != 1:
+                raise fault_at(f"cores.{core}.per_group_count", f"a core group has one {core.upper()}; must be 1")
+        for part in family.parts:
+            if getattr(self, part) is None:
+                raise fault_at(part, f"missing; {self.family} devices are timed")
         for link in ("l2", "hbm"):
             if link not in self.links:
                 raise fault_at("links", f"a device has a link `{link}`; missing")

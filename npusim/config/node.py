@@ -10,13 +10,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from npusim.config.device import DeviceSpec, LinkSpec
+from npusim.config.family import NODE_FAMILY
 from npusim.config.load import UnreadKeys, apply_overrides, load_device, read_spec, validated
 from npusim.config.model import Name, NonNegativeInt, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import is_node_name, list_packaged, resolve
 from npusim.config.quantity import HardwareModel, Positive, PositiveWhole, Quantity, Sourced, WholeQuantity
 from npusim.errors import SpecError
 
-NODE_FAMILY = "node"
 NODE_SCHEMA = "npusim.node/1"
 _HEAD_BYTES = 65536
 LinkModel = Literal["full_mesh", "switch", "edges"]

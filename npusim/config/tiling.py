@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 __all__ = [
+    "Blocks",
     "Field",
     "Lightest",
     "Tiling",
     "TilingField",
     "build_tiling",
+    "composed",
     "lightest",
     "model_validator",
+    "on",
     "one_of",
     "part_of",
     "power_of_two",
@@ -58,6 +61,13 @@ class Tiling(BaseModel):
     def published(self) -> object | None:
         """The published kernel that the fields name; None for fields without one."""
         return None
+
+
+class Blocks(Tiling):
+    """Blocks of attention."""
+
+    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
+    block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
 
 
 TilingType = TypeVar("TilingType", bound=Tiling)
@@ -189,30 +199,76 @@ SEARCHED = "searched"
 BEST = "best"
 
 
-def with_fields(
-    name: str, base: type[Tiling], fields: Mapping[str, tuple[object, object]], defaults: Mapping[str, object]
-) -> type[Tiling]:
-    """Return a class of tilings with further fields by name, (default, description) or (type, `Field`), and changed
-    defaults.
+#: Key of a field's schema: its declaration on other kinds of processors.
+_ON = "on"
 
-    The further fields belong to a kernel's source.
+
+def on(processor: str, other: object) -> Any:
+    """Return a declaration of what a kernel's field is on another kind of processor, ``gpu`` or ``cpu``.
+
+    ``Field(default=128, ..., json_schema_extra=on("gpu", 64))``: another default; or a `Field`, or a type and a
+    `Field`.
     """
+    return {_ON: {processor: other}}
+
+
+def composed(
+    own: type[Tiling] | None,
+    machine: type[Tiling] | None,
+    usual: Mapping[str, object],
+    processor: str,
+    *,
+    is_own_first: bool = False,
+) -> type[Tiling]:
+    """Return the class of a kernel's ``own`` fields and its machine's, on a kind of processor.
+
+    ``usual``: the kernel's defaults, or declarations, of the machine's fields; names that the machine does not have are
+    ignored.  The class itself where nothing is added.
+    """
+    made = _on_processor(own, processor) if own is not None else {}
+    bases = tuple([cls for cls in (own, machine) if cls is not None])
+    if machine is not None:
+        made |= {n: _changed(machine.model_fields[n], x) for n, x in usual.items() if n in machine.model_fields}
+    if len(bases) == 1 and not made:
+        return bases[0]
+    first = bases[0]
+    if is_own_first:  # pydantic lists the fields of the last base first
+        bases = bases[::-1]
+    return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **made))
+
+
+def _on_processor(own: type[Tiling], processor: str) -> dict[str, Any]:
+    """Return the declarations of the fields that say what they are on a kind of processor."""
+    others = {n: _schema(info.json_schema_extra).get(_ON, {}) for n, info in own.model_fields.items()}
+    return {n: _changed(own.model_fields[n], of[processor]) for n, of in others.items() if processor in of}
+
+
+def _changed(info: FieldInfo, other: object) -> tuple[Any, FieldInfo]:
+    """Return the type and the declaration of a field with another default, declaration, or type and declaration."""
+    kind, declared = other if isinstance(other, tuple) else (info.annotation, other)
+    if isinstance(declared, type(info)):
+        return kind, declared
+    made = copy(info)
+    made.default = declared
+    extra = {n: x for n, x in _schema(info.json_schema_extra).items() if n != _ON}
+    made.json_schema_extra = extra or None
+    return kind, made
+
+
+def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[Tiling]:
+    """Return a class of fields by name, (default, description) or (type, `Field`), that belong to a kernel's source."""
     made: dict[str, Any] = {
         n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))
         if isinstance(text, str)
         else (d, text)
         for n, (d, text) in fields.items()
     }
-    for n, default in defaults.items():
-        info = copy(base.model_fields[n])
-        info.default = default
-        made[n] = (info.annotation, info)
-    kind: type[Tiling] = create_model(name, __base__=base, __doc__=base.__doc__, **made)
+    kind: type[Tiling] = create_model(name, __base__=Tiling, __doc__=Tiling.__doc__, **made)
     return kind
 
 
-def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]:
-    """Return a class with ``fields`` and the fields of ``base``, derived from ``kind`` where a field names none.
+def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
+    """Return a class of fields that belong to ``kind`` where a field names none.
 
     A field that declares its lightest value is one of the tile.
     """
@@ -222,7 +278,7 @@ def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]
         extra = extra if isinstance(extra, dict) else {}
         info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
         made[n] = (info.annotation, info)
-    return cast("type[Tiling]", create_model(fields.__name__, __base__=(fields, base), __doc__=fields.__doc__, **made))
+    return cast("type[Tiling]", create_model(fields.__name__, __base__=fields, __doc__=fields.__doc__, **made))
 
 
 def word_of(cls: type[Tiling], name: str, value: object) -> object:

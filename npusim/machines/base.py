@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.gemm import gemm
 from npusim.algorithms.phase import BySize, tensor_of
+from npusim.config.family import registered
 from npusim.errors import TilingError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
@@ -21,10 +21,30 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
-    from npusim.config.node import NodeDevice, NodeSpec
+    from npusim.config.family import Settings
+    from npusim.config.node import NodeSpec
+    from npusim.config.tiling import Tiling
     from npusim.ir.buffers import Allocator
     from npusim.ir.program import Item, Pricing, Queue, Serves
     from npusim.machines.frame import Frame
+
+
+class AttentionPace(NamedTuple):
+    """The time of attention on one core group, in its cycles.
+
+    block, tile
+        The start and end of a block, and of a tile.
+    bytes_per_cycle
+        Rate at which the keys and values of a tile are processed.
+    residents
+        Blocks that a core group processes at a time.
+    """
+
+    block: float
+    tile: float
+    bytes_per_cycle: float
+    residents: int = 1
+
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
@@ -46,13 +66,17 @@ class Machine:
     has_groups = False
     #: Cores that share the rows of a block.
     row_cores = 1
-    #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.
-    unread: Mapping[str, str] = MappingProxyType({})
+    #: Whether a library's kernels besides attention run.
+    has_library = True
+    #: Elements of a slice of rows on a core that works through rows in slices; 0: it does not.
+    slice_elements = 0
     #: The node that the machine is; None for a single device.
     node: NodeSpec | None = None
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
+        #: The manifest of the device's family.
+        self.family = registered(device.family)
         #: One device: this, or one of a node's.
         self.single = device
         #: Blocks that run at a time at full speed.
@@ -62,9 +86,21 @@ class Machine:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
-    def settings(self, _tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+    def settings(self, _tiling: Any, _problem: Any) -> Settings:
         """Return settings of unnamed fields for a call to try, in groups; the call uses the best of each group."""
-        return ()
+        return self.family.settings.get("attention", ())
+
+    def left_alone(self, _fields: type[Tiling]) -> frozenset[str]:
+        """Return the fields of a class that a search leaves at their defaults unless it is told to vary them."""
+        return frozenset()
+
+    @property
+    def pace(self) -> AttentionPace:
+        """The time of attention on a core group, by which the number of splits is chosen.
+
+        Raises `TilingError` where the family has no such estimate.
+        """
+        raise TilingError(f"splits=auto: {self.family.name} cores have no estimate of their time; name a number")
 
     def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
         """Return the tiling with the machine's defaults of fields that nobody named; the fields stay unnamed."""
@@ -115,6 +151,10 @@ class Machine:
         ``_down``: warps down the rows of its product, 0 if unknown; ``_piece``: elements of a sum loaded at once.
         """
         return self.fields_for(called, phase, tiling)
+
+    def in_turns(self, _called: str, _phase: Phase, _tiling: Any) -> Any:
+        """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
+        return None
 
     def column(self, _fmt: str) -> int:
         """Return the number of contiguous elements of a row in memory in fractals (NZ)."""
@@ -174,14 +214,6 @@ class Machine:
             pricing=pricing,
             **more,
         )
-
-
-class NodeMachine(Machine):
-    """A node: a machine whose core groups are devices.  Kernels are timed on one device, which chooses their fields."""
-
-    def __init__(self, device: NodeDevice) -> None:
-        super().__init__(device)
-        self.node, self.single = device.node, device.each
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config import outside
-from npusim.config.device import FAMILIES, MACHINES
+from npusim.config.family import MACHINES, NODE_FAMILY, Kind, running
 from npusim.config.layers import ModelProblem
 from npusim.config.messages import choices
-from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import installed
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import of_schedule
@@ -31,50 +29,58 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "names_sizes", "takes_sizes"]
 
-#: Files of the packaged schedules by name, and the core families of each: a file is imported when one of its own is
-#: asked for.
-_PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+#: Files of the packaged schedules by name, the kind of each kernel (None: it runs on nodes), and the family
+#: that it is for (empty: any): a file is imported when one of its own is asked for.
+_PACKAGED: Mapping[str, tuple[str, Kind | None, str]] = MappingProxyType(
     {
-        "flash": ("flash", tuple(FAMILIES)),
-        "pasa": ("pasa", ("ascend", "nvidia")),
-        "two_level": ("flash", ("ascend",)),
-        "unified": ("flash", ("ascend",)),
-        "fp8_attention": ("fp8", ("ascend", "nvidia")),
-        "split_kv": ("split_kv", ("ascend", "nvidia")),
-        "standard": ("standard", ("ascend", "nvidia")),
-        "gemm": ("gemm", ("ascend", "nvidia")),
-        "copy": ("gemm", ("ascend", "nvidia")),
-        "rows": ("gemm", ("ascend", "nvidia")),
-        "tiling_allreduce": ("allreduce", (NODE_FAMILY,)),
-        "gemm_allreduce": ("allreduce", (NODE_FAMILY,)),
-        "allreduce": ("allreduce", (NODE_FAMILY,)),
-        "offload_classic": ("layer", (NODE_FAMILY,)),
-        "offload_cooperative": ("layer", (NODE_FAMILY,)),
-        "layer": ("layer", (NODE_FAMILY,)),
-        "volta_flash": ("flash", ("nvidia",)),
-        "fa4": ("flash", ("nvidia",)),
-        "retention": ("retention", ("ascend", "nvidia")),
-        "gla": ("retention", ("ascend", "nvidia")),
-        "gated_delta": ("gated_delta", ("ascend", "nvidia")),
-        "ssd": ("ssd", ("ascend", "nvidia")),
-        "flash_backward": ("flash_backward", ("ascend", "nvidia")),
+        "flash": ("flash", "attention", ""),
+        "pasa": ("pasa", "stages", ""),
+        "two_level": ("flash", "attention", "ascend"),
+        "unified": ("flash", "attention", "ascend"),
+        "fp8_attention": ("fp8", "stages", ""),
+        "split_kv": ("split_kv", "splits", ""),
+        "standard": ("standard", "operators", ""),
+        "gemm": ("gemm", "product", ""),
+        "copy": ("gemm", "plain", ""),
+        "rows": ("gemm", "rows", ""),
+        "tiling_allreduce": ("allreduce", None, ""),
+        "gemm_allreduce": ("allreduce", None, ""),
+        "allreduce": ("allreduce", None, ""),
+        "offload_classic": ("layer", None, ""),
+        "offload_cooperative": ("layer", None, ""),
+        "layer": ("layer", None, ""),
+        "volta_flash": ("flash", "attention", "nvidia"),
+        "fa4": ("flash", "attention", "nvidia"),
+        "retention": ("retention", "chunks", ""),
+        "gla": ("retention", "chunks", ""),
+        "gated_delta": ("gated_delta", "chunks", ""),
+        "ssd": ("ssd", "chunks", ""),
+        "flash_backward": ("flash_backward", "stages", ""),
     }
 )
+
+
+def _families(name: str) -> tuple[str, ...]:
+    """Return the families of the package that run a packaged schedule; none for another name."""
+    if name not in _PACKAGED:
+        return ()
+    _, kind, family = _PACKAGED[name]
+    return (NODE_FAMILY,) if kind is None else (family,) if family else running(kind)
 
 
 class _Packaged(Mapping[tuple[str, str], Schedule]):
     """The packaged schedules by name and core family."""
 
     def __getitem__(self, key: tuple[str, str]) -> Schedule:
-        if key[1] not in _PACKAGED[key[0]][1]:
+        if key[1] not in _families(key[0]):
             raise KeyError(key)
         return _packaged(*key)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return ((name, family) for name, (_, families) in _PACKAGED.items() for family in families)
+        return ((name, family) for name in _PACKAGED for family in _families(name))
 
     def __len__(self) -> int:
-        return sum(len(families) for _, families in _PACKAGED.values())
+        return sum(len(_families(name)) for name in _PACKAGED)
 
 
 @cache
@@ -85,7 +91,7 @@ def _packaged(name: str, family: str) -> Schedule:
     """
     listed: tuple[Schedule, ...] = importlib.import_module(f"{__name__}.{_PACKAGED[name][0]}").SCHEDULES
     found = next(s for s in listed if (s.name, s.family) == (name, family))
-    return replace(found, tiling=of_schedule(found.tiling, name))
+    return found.changed(tiling=lambda: of_schedule(found.tiling, name))
 
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
@@ -97,7 +103,7 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
     package offers no schedule, or uses one of our names for one of our families.
     """
-    ours = {family: SCHEDULES[name, family] for family in _PACKAGED.get(name, ("", ()))[1]}
+    ours = {family: SCHEDULES[name, family] for family in _families(name)}
     plugins.refuse_twice(name)
     if is_recorded(name):
         return {s.family: s for s in importlib.import_module(f"{__name__}.recorded").load(name)}
@@ -143,9 +149,10 @@ def find_schedule(name: str, family: str) -> Schedule:
     families = schedules_called(name)
     if family in families:
         return families[family]
-    found = next((s for s in families.values() if s.elsewhere and family in installed(MACHINES)), None)
-    if found is not None and found.elsewhere:
-        return replace(found, family=family, tiling=found.elsewhere)
+    if family in installed(MACHINES):
+        found = next((s for s in families.values() if s.elsewhere), None)
+        if found is not None and found.elsewhere and (there := found.elsewhere(family)):
+            return found.changed(**there)
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flash import NamedFormats
-from npusim.config.node import NODE_FAMILY
+from npusim.config.family import NODE_FAMILY, registered
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
@@ -226,7 +226,7 @@ def _tiling_allreduce(
 
 def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:
     """Return the attention that one device runs over rows of queries."""
-    return Child.named(name, "two_level" if device.each.family == "ascend" else "flash", problem)
+    return Child.named(name, "two_level" if registered(device.each.family).processor == "npu" else "flash", problem)
 
 
 def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:

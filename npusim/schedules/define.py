@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,55 +24,37 @@ from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_scor
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config import outside
-from npusim.config.device import FAMILIES
-from npusim.config.node import NODE_FAMILY
+from npusim.config.family import FAMILIES, MACHINES, NODE_FAMILY, registered, resolved, running
+from npusim.config.messages import choices
+from npusim.config.packaged import installed
 from npusim.config.seen import KeyFunction, pairs_seen
-from npusim.config.tiling import Field, Tiling, joined
+from npusim.config.tiling import Blocks, Tiling, composed, declared_as
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend import plan
-from npusim.machines.ascend.plan import KernelFields, VectorFields
-from npusim.machines.base import NodeMachine
+from npusim.machines.base import Machine
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import PublishedKernel
-from npusim.machines.sm import core
-from npusim.machines.sm.core import GroupFields, SmFields
-from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule, able_devices, changed_fields, for_inputs, multiplies
+from npusim.schedules.registry import Schedule, able_devices, as_family, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
+    from npusim.config.family import CoreFamily, Kind
     from npusim.config.seen import Seen, Sees
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Precision
 
 #: Queries whose keys are looked at together, for one that sees none.
 LOOKED_AT = 512
+ValueType = TypeVar("ValueType")
 #: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
 #: ``phases(problem, tiling, precision, machine)``
 PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
 
-
-class Blocks(Tiling):
-    """Blocks of attention."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=512, ge=16, multiple_of=16, description="keys of a tile")
-
-
-class FlashTiling(KernelFields, Blocks):
-    """Tiling fields of attention on Ascend."""
-
-
-#: Tiling fields of attention by core family; other families take blocks alone.
-ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
-    {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
-)
 
 #: Fields of a precision that operations, products, tensors and what comes before the kernel read.
 _READ_BESIDE = frozenset(
@@ -81,23 +63,23 @@ _READ_BESIDE = frozenset(
         *("output", "operands", "values", "scale_rule", "smooth"),
     )
 )
-#: Fields that searches leave alone, by the class that has them.
-LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
 
 def machine_class(family: str) -> type[Any]:
-    """Return the machine of a core family or a node; one from an installed package where the family is one's."""
-    if family == NODE_FAMILY:
-        return NodeMachine
-    if family not in FAMILIES:
-        return plugins.machine(family)
-    if family == "ascend":  # a run imports its own device's alone
-        from npusim.machines.ascend.machine import AscendMachine
+    """Return the machine of a core family or a node.
 
-        return AscendMachine
-    from npusim.machines.sm.machine import SmMachine
-
-    return SmMachine
+    Raises `SpecError` as `registered`, and where the manifest's machine is no machine.
+    """
+    manifest = registered(family)
+    kind = resolved(manifest.machine)
+    is_machine = isinstance(kind, type) and issubclass(kind, Machine)
+    if not is_machine or (kind.build is Machine.build and family != NODE_FAMILY):
+        where, what = installed(MACHINES).get(family, family), manifest.machine
+        raise SpecError(
+            f"{where}: entry point {family!r} of {MACHINES}: {what} is no npusim.machine.Machine with a build()"
+        )
+    made: type[Any] = kind
+    return made
 
 
 def machine_of(device: DeviceSpec) -> Any:
@@ -112,8 +94,12 @@ def _machine(device: Itself) -> Any:
 
 def unread_keys(family: str) -> Mapping[str, str]:
     """Return the keys of device files that change nothing on a core family, and the options that would read them."""
-    unread: Mapping[str, str] = machine_class(family).unread
-    return unread
+    return registered(family).unread
+
+
+def attention_fields(family: str) -> type[Tiling]:
+    """Return the tiling fields of attention on a core family."""
+    return registered(family).fields_of("attention") or Blocks
 
 
 def schedule(
@@ -121,7 +107,9 @@ def schedule(
     phases: PhasesFunction,
     *,
     precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]],
-    tiling: type[Tiling] | Mapping[str, type[Tiling]] = Blocks,
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] | None = Blocks,
+    kind: Kind | None = None,
+    usual: Mapping[str, object] = MappingProxyType({}),
     families: Sequence[str] = (),
     **more: Any,
 ) -> tuple[Schedule, ...]:
@@ -135,10 +123,16 @@ def schedule(
         machine has chosen the open fields.
     precisions
         Presets, frozen dataclasses with ``name`` and ``formats()``; the first is the default.  A mapping by core family
-        if they differ.
+        or kind of processor (``npu``, ``gpu``, ``cpu``) if they differ.  A field that is `AS_FAMILY` has the value of
+        the family's manifest.
     tiling
-        The fields, or a mapping by core family if they differ; the machine uses the fields that it knows.  An empty
-        name has the fields for core families of installed packages.
+        The kernel's own fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
+        empty name has the fields for core families of installed packages.  None: the machine's fields alone.
+    kind
+        The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None: none.  Without
+        ``families`` the schedule is for all families that run the kind.
+    usual
+        The kernel's default values of a machine's fields by name, or a `Field` in place of the machine's.
     families
         Core families of the schedule; empty: all, including core families of installed packages.
     more
@@ -151,29 +145,86 @@ def schedule(
     """
     if not isinstance(precisions, Sequence | Mapping):
         raise SpecError(f"schedule {called}: precisions: a list is needed, as [FP32], got {precisions}")
-    schedules = []
-    elsewhere: type[Tiling] | None = None if families else Blocks
-    elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
-    for family in families or FAMILIES:
-        listed = (
-            precisions if isinstance(precisions, Sequence) else precisions.get(family, next(iter(precisions.values())))
-        )
+    declared = _Declared(called, precisions, tiling, kind, usual)
+    is_open = not families or (isinstance(tiling, Mapping) and "" in tiling)
+    same = {"name": called, "build": partial(_build, called, phases), "declared": _declared}
+    same |= {"elsewhere": partial(declared.elsewhere, more)} if is_open else {}
+    same |= {"summary": "", "origin": _origin(phases), **more}
+    listed = families or (running(kind) if kind else tuple(FAMILIES))
+    return tuple([Schedule(**{**declared.on(family), **same}) for family in listed])
+
+
+@dataclass(frozen=True, eq=False)
+class _Declared:
+    """What the arguments of :func:`schedule` are on a core family."""
+
+    called: str
+    precisions: Sequence[Precision] | Mapping[str, Sequence[Precision]]
+    own: type[Tiling] | Mapping[str, type[Tiling]] | None
+    kind: Kind | None
+    usual: Mapping[str, object]
+
+    def on(self, family: str) -> dict[str, Any]:
+        """Return the attributes of `Schedule` that differ by family; fields are imported on first use."""
+        listed = self._presets(registered(family))
+        fields = cache(partial(self.fields, family))
+        return {
+            "family": family,
+            "tiling": fields,
+            "left": partial(_left, fields),
+            "precisions": MappingProxyType({p.name: p for p in listed}),
+            "default_precision": listed[0].name,
+        }
+
+    def elsewhere(self, more: Mapping[str, Any], family: str) -> dict[str, Any] | None:
+        """Return the same on a family of an installed package, but for what was stated; None where it does not run."""
+        if self.kind and self.kind not in registered(family).fields:
+            return None
+        return {**self.on(family), **{n: more[n] for n in ("left", "default_precision") if n in more}}
+
+    def fields(self, family: str) -> type[Tiling]:
+        """Return the class of the kernel's fields and the machine's.
+
+        Raises `SpecError` for a field of the kernel that is the machine's, and a name in ``usual`` that no machine has.
+        """
+        manifest = registered(family)
+        machine = manifest.fields_of(self.kind) if self.kind else None
+        own = self._own_of(manifest) or (None if machine else Blocks)
+        if self.kind and (wrong := sorted(self.usual.keys() - (machine or Tiling).model_fields.keys())):
+            others = [registered(name).fields_of(self.kind) for name in running(self.kind)]
+            known = {n for cls in others if cls for n in cls.model_fields}
+            if unknown := [n for n in wrong if n not in known]:
+                raise SpecError(
+                    f"schedule {self.called}: usual: no machine has {unknown[0]!r}{choices(unknown[0], sorted(known))}"
+                )
+        if own and machine and (twice := sorted(own.model_fields.keys() & machine.model_fields)):
+            raise SpecError(
+                f"schedule {self.called}: field {twice[0]!r} is one of {family}'s machine; state its default by usual="
+            )
+        is_own_first = self.kind in ("stages", "chunks")
+        return composed(own, machine, self.usual, manifest.processor, is_own_first=is_own_first)
+
+    def _own_of(self, family: CoreFamily) -> type[Tiling] | None:
+        usual: type[Tiling] = Blocks
+        return self._of(self.own, family, usual) if isinstance(self.own, Mapping) else self.own
+
+    def _presets(self, family: CoreFamily) -> Sequence[Precision]:
+        """Return the presets on a family, with its values of fields that are `AS_FAMILY`."""
+        given = self.precisions
+        listed = self._of(given, family, next(iter(given.values()))) if isinstance(given, Mapping) else given
         if not listed:
-            raise SpecError(f"schedule {called}: it needs at least one precision")
-        fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
-        left = next(({"left": rule} for kind, rule in LEFT if issubclass(fields, kind)), {})
-        for_family = Schedule(
-            name=called,
-            family=family,
-            tiling=fields,
-            elsewhere=elsewhere,
-            build=partial(_build, called, phases),
-            declared=_declared,
-            precisions=MappingProxyType({p.name: p for p in listed}),
-            **{"default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more},
-        )
-        schedules.append(for_family)
-    return tuple(schedules)
+            raise SpecError(f"schedule {self.called}: it needs at least one precision")
+        return [as_family(p, family) for p in listed]
+
+    @staticmethod
+    def _of(given: Mapping[str, ValueType], family: CoreFamily, usual: ValueType) -> ValueType:
+        keys = (family.name, family.processor) if family.name in FAMILIES else (family.name, "", family.processor)
+        return next((given[key] for key in keys if key in given), usual)
+
+
+def _left(fields: Callable[[], type[Tiling]], device: DeviceSpec) -> frozenset[str]:
+    left: frozenset[str] = machine_of(device).left_alone(fields())
+    return left
 
 
 def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
@@ -253,7 +304,7 @@ def attention(
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
     fields: type[Tiling] | None = None,
     by_rule: Callable[..., Phases | None] = lambda *_: None,
-    tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING,
+    tiling: type[Tiling] | Mapping[str, type[Tiling]] | None = None,
     **more: Any,
 ) -> tuple[Schedule, ...]:
     """Return a schedule of a kernel of q, k, v and mask, for every core family; ``more`` as for :func:`schedule`.
@@ -278,7 +329,9 @@ def attention(
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.
     """
     _check_names(called, kernel, operands, fields)
-    tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
+    if tiling is None or fields is not None:  # the machine's, and the kernel's own
+        more = {"kind": "attention"} | more
+        tiling = None if fields is None else declared_as(fields, "model")
     hooked = None if score is None else with_score(kernel, score, operands)
     own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())), by_rule)
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
@@ -448,8 +501,10 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
         raise SpecError(
             f"schedule {called}: operand {wrong[0]!r} is called as something of the kernel is; call it otherwise"
         )
-    known = {n for t in ATTENTION_TILING.values() for n in t.model_fields}
-    if fields is not None and (wrong := sorted(known.intersection(fields.model_fields))):
+    if fields is None:
+        return
+    known = {n for family in FAMILIES for n in attention_fields(family).model_fields}
+    if wrong := sorted(known.intersection(fields.model_fields)):
         raise SpecError(f"schedule {called}: field {wrong[0]!r} is one of a machine's own; call it otherwise")
 
 

@@ -12,18 +12,15 @@ inverse printed in equation 12.)
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import Fa4Precision, FlashPrecision, NamedFormats, fa4, flash
 from npusim.algorithms.split import SplitPrecision
-from npusim.config.tiling import Field, Tiling, lightest
-from npusim.machines.ascend.plan import KernelName
-from npusim.machines.decisions import Barriers
+from npusim.config.tiling import Field, Tiling, build_tiling, lightest
 from npusim.machines.published import find_kernel
-from npusim.machines.published.cann import CANN
 from npusim.machines.published.kernel import GpuKernel, PublishedKernel
-from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
-from npusim.schedules.define import FlashTiling, attention
+from npusim.schedules.define import attention, machine_of
 from npusim.schedules.presets import PRECISIONS
 
 if TYPE_CHECKING:
@@ -32,21 +29,23 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
 
 
-class TwoLevelTiling(FlashTiling):
-    """B_r x B_c for the matrix unit, B_b rows for the vector cores."""
-
-    # One tile of scores ahead: two slots between the cores, the paper's double buffering.
-    depth: int = Field(
-        default=1,
-        ge=0,
-        le=14,
-        description="tiles that Q K^T and softmax run ahead of P V",
-        json_schema_extra=lightest("least"),
-    )
-    kernel: KernelName | None = Field(default=CANN.name, description="published kernel")
-    barriers: Barriers | None = Field(
-        default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
-    )
+#: B_r x B_c for the matrix unit, B_b rows for the vector cores: one tile of scores ahead, two slots between the cores,
+#: is the paper's double buffering.
+TWO_LEVEL = MappingProxyType(
+    {
+        "depth": Field(
+            default=1,
+            ge=0,
+            le=14,
+            description="tiles that Q K^T and softmax run ahead of P V",
+            json_schema_extra=lightest("least"),
+        ),
+        "kernel": Field(default="cann", description="published kernel"),
+        "barriers": Field(
+            default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
+        ),
+    }
+)
 
 
 class UnifiedTiling(Tiling):
@@ -54,9 +53,9 @@ class UnifiedTiling(Tiling):
 
     block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
 
-    def whole(self) -> TwoLevelTiling:
+    def whole(self) -> Tiling:
         """Return it as two levels: a vector core takes its share of a block in one piece."""
-        return TwoLevelTiling(block_q=self.block, block_kv=self.block, vector_rows=self.block)
+        return build_tiling(FAST[0].tiling, {"block_q": self.block, "block_kv": self.block, "vector_rows": self.block})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +88,7 @@ class VoltaPrecision(NamedFormats):
 
 def _needs_lanes(device: DeviceSpec) -> str:
     return (
-        f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there"
-        if has_concurrent_warp_groups(device)
-        else ""
+        f"{device.name} has no m8n8k4 with lanes to follow; `flash` runs there" if machine_of(device).has_groups else ""
     )
 
 
@@ -106,10 +103,10 @@ def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> 
     is_cut = kernel.cuts(problem, tile, machine.device)
     if not (is_packed or is_cut):
         return None
-    fields = split_kv.GpuSplitTiling(block_q=tile[0], block_kv=tile[1], splits=1, pack="on" if is_packed else "off")
-    return split_kv.phases(
-        problem, fields, SplitPrecision(**asdict(p)), machine, kernel.merge_rows, kernel.split_rule if is_cut else None
-    )
+    pack = "on" if is_packed else "off"
+    cutting = split_kv.Cutting(*tile, splits=kernel.split_rule if is_cut else 1, pack=pack)
+    parts = SplitPrecision(**asdict(p))
+    return split_kv.cut_phases(problem, cutting, parts, machine, machine.mask_kind(tiling), kernel.merge_rows)
 
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, by_rule=_by_rule, summary="FlashAttention-2, online softmax")
@@ -117,7 +114,7 @@ FAST = attention(
     "two_level",
     flash,
     precisions=PRECISIONS,
-    tiling=TwoLevelTiling,
+    usual=TWO_LEVEL,
     families=["ascend"],
     summary="FastAttention: large blocks for matrix units, slices for vector units",
 ) + attention(
@@ -135,7 +132,6 @@ FAST = attention(
 VOLTA_FLASH = attention(
     "volta_flash",
     flash,
-    tiling=SmFields,
     families=["nvidia"],
     hw="v100",
     unsupported=_needs_lanes,
@@ -149,7 +145,7 @@ FA4 = attention(
     "fa4",
     fa4,
     families=["nvidia"],
-    precisions=[Fa4Precision(**asdict(PRECISIONS["nvidia"][0]) | {"name": "fa4", "exp_variant": "exp2.fa4_degree3"})],
+    precisions=[Fa4Precision(**asdict(PRECISIONS["gpu"][0]) | {"name": "fa4", "exp_variant": "exp2.fa4_degree3"})],
     hw="h200",
     summary="FlashAttention-4: rescaled where the maximum grows by 2^8, powers of two by a polynomial",
 )

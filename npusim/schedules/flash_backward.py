@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.algorithms.backward import BackwardPrecision, BackwardTile, Method, backward, backward_tensors
+from npusim.config.family import AS_FAMILY
 from npusim.config.problem import FRACTAL, KernelProblem, Problem
-from npusim.config.tiling import Field, Tiling, lightest, part_of
+from npusim.config.tiling import Field, Tiling, lightest, on, part_of
 from npusim.errors import SpecError
-from npusim.machines.ascend.plan import RegisterFields
-from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 
 if TYPE_CHECKING:
@@ -40,11 +39,24 @@ DELTA_ELEMENTS = 8192
 
 
 class BackwardFields(Tiling):
-    """Tiles of both kernels; which gradient a run's bits and errors are of."""
+    """Tiles of both kernels; which gradient a run's bits and errors are of.
 
-    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block of dQ")
-    block_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a tile of dQ")
-    tile_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
+    On a GPU the tile that is fastest of 11 in Triton on an H100 (reports/recurrences).
+    """
+
+    block_q: int = Field(
+        default=128, ge=16, multiple_of=16, description="query rows of a block of dQ", json_schema_extra=on("gpu", 64)
+    )
+    block_kv: int = Field(
+        default=128, ge=16, multiple_of=16, description="keys of a tile of dQ", json_schema_extra=on("gpu", 64)
+    )
+    tile_q: int = Field(
+        default=128,
+        ge=16,
+        multiple_of=16,
+        description="query rows of a tile of dK and dV",
+        json_schema_extra=on("gpu", 64),
+    )
     tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     method: Method = Field(
         default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
@@ -56,23 +68,14 @@ class BackwardFields(Tiling):
     )
 
 
-class AscendBackwardFields(RegisterFields, BackwardFields):
-    """The same on Ascend, whose L0C holds dK and dV of a block of keys together with scores."""
-
-    block_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a block of dQ")
-    block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")
-    tile_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
-    depth: int = Field(
-        default=1,
-        ge=0,
-        le=14,
-        description="tiles that scores and their rows run ahead of the products that read these",
-        json_schema_extra=lightest("least"),
-    )
-
-
-class GpuBackwardFields(GroupFields, BackwardFields):
-    """The same on a GPU; by default the tile that is fastest of 11 in Triton on an H100 (reports/recurrences)."""
+#: Tiles ahead: L0C of an NPU holds dK and dV of a block of keys together with scores.
+DEPTH = Field(
+    default=1,
+    ge=0,
+    le=14,
+    description="tiles that scores and their rows run ahead of the products that read these",
+    json_schema_extra=lightest("least"),
+)
 
 
 def problem_of(problem: KernelProblem) -> Problem:
@@ -160,12 +163,10 @@ SCHEDULES = schedule(
     flash_backward,
     problem=KernelProblem,
     sizes=SIZES,
-    precisions={
-        "ascend": [BackwardPrecision("fp32", accumulate="chained")],
-        "nvidia": [BackwardPrecision("fp32", exp_variant="exp2.exp2p", accumulate="chained")],
-    },
-    families=["ascend", "nvidia"],
-    tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
+    precisions=[BackwardPrecision("fp32", exp_variant=AS_FAMILY, accumulate="chained")],
+    tiling=BackwardFields,
+    kind="stages",
+    usual={"depth": DEPTH},
     reference=gradient,
     follows={"lse": log_sums, "forward": forward},
     grows=grows,

@@ -7,6 +7,7 @@ The presets follow the kernels' sources where they were seen (reports/pcast_nume
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,10 @@ from npusim.algorithms.blocks import attention_cells
 from npusim.algorithms.flash import E4M3, E4M3_MAX, P_SCALE, Fp8Precision, attention_phase, check_scale, fp8
 from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.tiling_mask import mask_of
-from npusim.config.tiling import Field
+from npusim.config.family import AS_FAMILY, registered
+from npusim.config.tiling import Blocks, Field, on
 from npusim.errors import TilingError
-from npusim.machines.ascend.group import SLICE_ELEMENTS
-from npusim.machines.ascend.plan import RegisterFields
-from npusim.machines.sm.core import GroupFields
-from npusim.schedules.define import Blocks, schedule
+from npusim.schedules.define import schedule
 from npusim.schedules.registry import multiplies
 
 if TYPE_CHECKING:
@@ -32,41 +31,55 @@ if TYPE_CHECKING:
 FP8 = (E4M3, "float8_e5m2")
 
 
-class GpuFp8Tiling(GroupFields, Blocks):
-    """Tiling fields of FP8 attention on a GPU."""
+#: Elements of a slice of a vector core: half the usual, as the cast P needs room in UB beside P itself.
+SLICE = 4096
+#: Rows of such a slice.
+ROWS = Field(
+    default=None,
+    ge=1,
+    json_schema_extra={"none": "full", "elements": SLICE},
+    description=f"rows of a softmax slice on an AIV; full: {SLICE} elements a slice",
+)
 
-    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
+class Fp8Tiling(Blocks):
+    """A block of FP8 attention."""
 
-class Fp8Tiling(RegisterFields, Blocks):
-    """Tiling fields of the same steps on Ascend."""
-
-    block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
-    vector_rows: int | None = Field(
-        default=None,
-        ge=1,
-        json_schema_extra={"none": "full"},
-        description="rows of a softmax slice on an AIV; full: 4096 elements a slice",
+    block_q: int = Field(
+        default=128, ge=16, multiple_of=16, description="query rows of a block", json_schema_extra=on("gpu", 64)
+    )
+    block_kv: int = Field(
+        default=256,
+        ge=16,
+        multiple_of=16,
+        description="keys of a tile",
+        json_schema_extra=on(
+            "gpu", Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
+        ),
     )
 
 
+_preset = partial(Fp8Precision, exp_variant=AS_FAMILY)
 PRESETS = (
-    Fp8Precision("hpc_ops_s1"),
-    Fp8Precision("hpc_ops", scale=P_SCALE),
-    Fp8Precision("fa3", scale=P_SCALE, fold=True, is_reverse=True, accumulate="chained"),
-    Fp8Precision("flashinfer", scale=E4M3_MAX, is_reverse=True, accumulate="chained"),
-    Fp8Precision("trtllm_xqa", scale=E4M3_MAX, accumulate="chained"),
-    Fp8Precision("sage2", scale=E4M3_MAX),
+    _preset("hpc_ops_s1"),
+    _preset("hpc_ops", scale=P_SCALE),
+    _preset("fa3", scale=P_SCALE, fold=True, is_reverse=True, accumulate="chained"),
+    _preset("flashinfer", scale=E4M3_MAX, is_reverse=True, accumulate="chained"),
+    _preset("trtllm_xqa", scale=E4M3_MAX, accumulate="chained"),
+    _preset("sage2", scale=E4M3_MAX),
 )
 PRECISIONS = MappingProxyType(
     {
         # The 910B has no path for a chained P V, and row sums are in its vector unit's own order.
-        "ascend": tuple(replace(p, accumulate="fresh", sum_order="", output="float16") for p in PRESETS),
-        # On a GPU powers of two come from a polynomial, as FlashAttention-4 computes them.
-        "nvidia": tuple(replace(p, exp_variant="exp2.exp2p") for p in PRESETS),
+        "npu": tuple(replace(p, accumulate="fresh", sum_order="", output="float16") for p in PRESETS),
+        "gpu": PRESETS,
     }
 )
+
+
+def _is_study(device: DeviceSpec) -> bool:
+    """Return whether a device without FP8 products computes P's cast, as a study of its numerics."""
+    return registered(device.family).processor == "npu"
 
 
 def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
@@ -75,7 +88,7 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     notes = []
     if p.scale > E4M3_MAX:
         notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
-    if device.family == "ascend":
+    if _is_study(device):
         if problem.dtype in FP8 and not multiplies(device, problem.dtype):
             held = f"float16 holds all values of {problem.dtype}"
             raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; {held}")
@@ -126,13 +139,12 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         factor=p.scale if p.fold else 1.0,
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by
     )
-    # Slices of half the usual size: the cast P needs room in UB beside P itself.
-    return [replace(phase, notes=(*phase.notes, *notes), slice_elements=SLICE_ELEMENTS // 2)]
+    return [replace(phase, notes=(*phase.notes, *notes), slice_elements=SLICE)]
 
 
 def study(problem: Problem, device: DeviceSpec) -> str:
     """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
-    if device.family != "ascend" or problem.dtype in FP8:
+    if not _is_study(device) or problem.dtype in FP8:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
     what = f"P is cast to E4M3 and multiplied as {problem.dtype}, with a new cast for each tile; a study of numerics"
@@ -148,8 +160,9 @@ SCHEDULES = schedule(
     "fp8_attention",
     phases,
     precisions=PRECISIONS,
-    tiling={"ascend": Fp8Tiling, "nvidia": GpuFp8Tiling},
-    families=["ascend", "nvidia"],
+    tiling=Fp8Tiling,
+    kind="stages",
+    usual={"vector_rows": ROWS},
     reads_scales=True,
     takes_lengths=True,
     takes_unseen=True,

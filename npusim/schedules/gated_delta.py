@@ -25,7 +25,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel
 from npusim.schedules import retention
-from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, GpuGatedFields, sizes_of
+from npusim.schedules.retention import GATES_SLICE, SLICE, GatedFields, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class DeltaFields(GatedFields):
         return find_kernel(AscendKernel, self.kernel, "recurrence")
 
 
-class GpuDeltaFields(GpuGatedFields):
+class SolvedFields(GatedFields):
     """The same with the warps of the kernel that inverts, each of which does all of a block of 16."""
 
     solve_warps: Annotated[int, power_of_two()] = Field(
@@ -143,6 +143,6 @@ SCHEDULES = retention.declared(
     recurrence_of,
     "the gated delta rule in its WY form, chunk by chunk",
     SIZES,
-    (DeltaFields, GpuDeltaFields),
+    MappingProxyType({"npu": DeltaFields, "gpu": SolvedFields}),
     {"a": log_decays, "beta": strengths, "first": partial(first_state, SIZES)},
 )

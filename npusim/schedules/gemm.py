@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import in_bands
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
 from npusim.algorithms.gemm import copy as copy_phase
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, on
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend.plan import GemmFields, RowsFields
-from npusim.machines.sm.core import has_warps
-from npusim.machines.sm.groups import GpuGemmFields, GpuRowsFields
-from npusim.schedules.define import check_multiplied, schedule
+from npusim.schedules.define import check_multiplied, machine_of, schedule
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ STORED = FlashPrecision("stored", scores="input", product="input")
 
 def needs_groups(device: DeviceSpec) -> str:
     """Return why a device cannot run a library's kernels, empty where it can."""
-    if device.family != "nvidia" or has_warps(device):
+    if machine_of(device).has_library:
         return ""
     return f"{device.name}'s file describes no concurrent warp groups; h200's does"
 
@@ -47,24 +43,22 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     )
     output = problem.output_dtype if p.output == fmt else p.output
     c = GlobalTensor("c", 1, problem.count, m, n, output, "output")
-    phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic, is_transposed=is_transposed)
-    if not isinstance(tiling, GemmFields) or tiling.swizzle == 1:
-        return list(phases)
-    return [replace(phase, cells=in_bands(phase.cells, tiling.swizzle)) for phase in phases]
+    return list(machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic, is_transposed=is_transposed))
 
 
 class CopyFields(Tiling):
-    """Bytes of one transfer; from 16 KiB on the vendor's guide promises full bandwidth."""
+    """Bytes of one transfer; from 16 KiB on Ascend's guide promises full bandwidth."""
 
     block_bytes: int = Field(
-        default=32768, ge=512, le=65536, multiple_of=512, description="bytes of one transfer of a core"
+        default=32768,
+        ge=512,
+        le=65536,
+        multiple_of=512,
+        description="bytes of one transfer of a core",
+        json_schema_extra=on(
+            "gpu", Field(default=32768, ge=512, le=262144, multiple_of=512, description="bytes of one block")
+        ),
     )
-
-
-class GpuCopyFields(Tiling):
-    """Bytes of one block."""
-
-    block_bytes: int = Field(default=32768, ge=512, le=262144, multiple_of=512, description="bytes of one block")
 
 
 def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
@@ -79,7 +73,7 @@ def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision,
     """Return a norm, rotary embedding or activation between the products of a layer."""
     p = problem
     width = p.cols if p.what in WHOLE_ROWS else min(p.cols, tiling.elements)
-    in_slices = isinstance(tiling, RowsFields)
+    in_slices = bool(machine.slice_elements)
     if p.what == "norm" and in_slices and p.cols > tiling.piece:
         width = round_up(ceil_div(p.cols, ceil_div(p.cols, tiling.piece)), COLUMNS)
     rows = max(1, tiling.elements // width)
@@ -95,8 +89,8 @@ SCHEDULES = (
         product,
         problem=GemmProblem,
         precisions=[STORED],
-        families=["ascend", "nvidia"],
-        tiling={"ascend": GemmFields, "nvidia": GpuGemmFields},
+        tiling=None,
+        kind="product",
         unsupported=needs_groups,
         summary="a matrix product, to validate the machine",
     ),
@@ -105,8 +99,8 @@ SCHEDULES = (
         copy,
         problem=CopyProblem,
         precisions=[STORED],
-        families=["ascend", "nvidia"],
-        tiling={"ascend": CopyFields, "nvidia": GpuCopyFields},
+        tiling=CopyFields,
+        kind="plain",
         unsupported=needs_groups,
         summary="a copy through a core's memory, to validate the machine",
     ),
@@ -115,8 +109,8 @@ SCHEDULES = (
         rows_of_layer,
         problem=RowsProblem,
         precisions=[STORED],
-        families=["ascend", "nvidia"],
-        tiling={"ascend": RowsFields, "nvidia": GpuRowsFields},
+        tiling=None,
+        kind="rows",
         unsupported=needs_groups,
         summary="norm, rotary embedding or activation of a layer",
     ),

@@ -14,11 +14,9 @@ from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared, workspace
-from npusim.config.tiling import Field, model_validator
+from npusim.config.tiling import Blocks, Field, model_validator, on
 from npusim.errors import TilingError
-from npusim.machines.ascend.plan import RegisterFields
-from npusim.machines.sm.core import GroupFields
-from npusim.schedules.define import Blocks, read_operands, schedule
+from npusim.schedules.define import read_operands, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,10 +30,21 @@ PAPER: Mapping[str, Any] = MappingProxyType({"correction": "ideal", "optimise": 
 
 
 class PasaOptions(Blocks):
-    """Options of PASA; ``block_kv`` is also the block whose mean is shifted away."""
+    """Options of PASA; ``block_kv`` is also the block whose mean is shifted away.
 
+    Blocks are smaller on a GPU: every tile of a block is in one multiprocessor's registers.
+    """
+
+    block_q: int = Field(
+        default=128, ge=16, multiple_of=16, description="query rows of a block", json_schema_extra=on("gpu", 64)
+    )
     block_kv: int = Field(
-        default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
+        default=256,
+        ge=16,
+        le=256,
+        multiple_of=16,
+        description="keys of a block; PASA 2.1: 256 at most",
+        json_schema_extra=on("gpu", 128),
     )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
     beta: float = Field(
@@ -68,19 +77,6 @@ class PasaOptions(Blocks):
         return self
 
 
-class PasaTiling(RegisterFields, PasaOptions):
-    """Tiling fields of PASA on Ascend."""
-
-
-class GpuPasaTiling(GroupFields, PasaOptions):
-    """The same on a GPU, with fewer rows: every tile of a block sits in one multiprocessor's registers."""
-
-    block_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a block")
-    block_kv: int = Field(
-        default=128, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
-    )
-
-
 ALL_WIDE: Any = dict.fromkeys(PasaPrecision("").formats(), "float64")
 PRESETS = (
     PasaPrecision("fp16_mean"),
@@ -91,9 +87,7 @@ PRESETS = (
     replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
 #: The golden kernel of an H200 adds up a row as a tree of halves (golden/README.md).
-PRECISIONS = MappingProxyType(
-    {"ascend": PRESETS, "nvidia": tuple(replace(p, sum_order="tree_halves") for p in PRESETS)}
-)
+PRECISIONS = MappingProxyType({"npu": PRESETS, "gpu": tuple(replace(p, sum_order="tree_halves") for p in PRESETS)})
 
 
 def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
@@ -192,8 +186,8 @@ SCHEDULES = schedule(
     "pasa",
     phases,
     precisions=PRECISIONS,
-    tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling, "": PasaOptions},
-    families=["ascend", "nvidia"],
+    tiling=PasaOptions,
+    kind="stages",
     beside=tuple(p.name for p in PRESETS if p.name != "float64" and not p.operands),
     summary="PASA: keys shifted by their block's pseudo-average, all float16",
 )

@@ -5,16 +5,13 @@ A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config import outside
-from npusim.config.device import MACHINES
 from npusim.config.messages import choices
 from npusim.config.packaged import clash, installed
 from npusim.errors import SpecError
-from npusim.machines.base import Machine
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
@@ -37,23 +34,6 @@ def refuse_twice(name: str) -> None:
     """Raise `SpecError` where two installed packages offer a schedule of one name."""
     if twice := clash(GROUP, name, is_ours=False):
         raise SpecError(f"schedule {twice}")
-
-
-def machine(family: str) -> type[Machine]:
-    """Return the machine of a core family that an installed package brings.
-
-    Raises `SpecError`: no such family, a module that fails to import, no class under the name.
-    """
-    entry_point = installed(MACHINES).get(family)
-    if entry_point is None:
-        raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
-    module, _, wanted = entry_point.partition(":")
-    kind: Any = getattr(outside.module(module), wanted, None)
-    if not isinstance(kind, type) or not issubclass(kind, Machine) or kind.build is Machine.build:
-        raise SpecError(
-            f"{entry_point}: entry point {family!r} of {MACHINES} is no npusim.machine.Machine with a build()"
-        )
-    return kind
 
 
 def load(name: str) -> tuple[Schedule, ...]:
@@ -83,7 +63,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
     """Return a schedule whose errors, its own builder's too, name file and line."""
     origin = schedule.origin or outside.origin_of(schedule.build) or f"{module.__file__}:1"
-    return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
+    return schedule.changed(origin=origin, build=partial(_build, schedule.build, origin))
 
 
 def _build(build: Builder, origin: str, *arguments: Any) -> TileProgram:

@@ -1,22 +1,22 @@
-"""Presets of FlashAttention-2's precisions, by core family."""
+"""Presets of FlashAttention-2's precisions, by kind of processor."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from npusim.algorithms.flash import E4M3, E4M3_MAX, FlashPrecision
+from npusim.config.family import AS_FAMILY
 
-FA2_FP32 = FlashPrecision("fa2_fp32", kernel="pto")
+_preset = partial(FlashPrecision, exp_variant=AS_FAMILY, sum_order=AS_FAMILY, accumulate=AS_FAMILY)
+FA2_FP32 = _preset("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
-#: What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the row sum
-#: left to right (golden/README.md).
-HOPPER = replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")
 #: SageAttention3 without Q's means: P on two levels, to 448 * 6 in the exponent, then blocks to 6; the stored scale is
 #: the nearest E4M3, elements are divided by it as it was (sageattn3, blackwell/softmax.h).
 SAGE3 = replace(
-    HOPPER,
+    FA2_FP32,
     name="nvfp4",
     operands="nvfp4",
     operand="nvfp4",
@@ -39,16 +39,16 @@ def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
 
 PRECISIONS = MappingProxyType(
     {
-        "ascend": (
+        "npu": (
             FA2_FP32,
             # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
-            FlashPrecision("fa16", **ALL_HALF),
-            *_narrow(FlashPrecision("")),
+            _preset("fa16", **ALL_HALF),
+            *_narrow(_preset("")),
         ),
-        "nvidia": (HOPPER, *_narrow(HOPPER), SAGE3),
+        "gpu": (FA2_FP32, *_narrow(FA2_FP32), SAGE3),
         # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
-        "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
+        "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32"),),
     }
 )

@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.device import FAMILIES
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import BEST, SEARCHED, Field, part_of, with_fields
 from npusim.errors import SpecError
@@ -15,14 +14,14 @@ from npusim.schedules.define import schedule
 from npusim.schedules.triton import (
     AXES,
     EXACT,
-    FIELDS,
     PRECISIONS,
     STAGES,
-    TritonFields,
     TritonPrecision,
     architecture_of,
     exact_launch,
+    options_of,
     phase_read,
+    takes_options,
 )
 from npusim.ttir import launch_parts
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
@@ -58,17 +57,13 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     fields, first = dict[str, tuple[object, object]](), call.configurations[0].options
     if len(call.configurations) > 1:
         fields["config"] = int | None, _numbers(call)
-    defaults = {"warps": first.get("num_warps", WARPS), "stages": first.get("num_stages", STAGES)}
-    made = {
-        family: with_fields(called.title(), base, fields, defaults if base is TritonFields else {})
-        for family, base in FIELDS.items()
-    }
     schedules: tuple[Schedule, ...] = schedule(
         called,
         partial(phases_of, call),
         precisions=PRECISIONS,
-        tiling=made,
-        families=tuple(FAMILIES),
+        tiling=with_fields(called.title(), fields),
+        kind="compiled",
+        usual=options_of(first.get("num_warps", WARPS), first.get("num_stages", STAGES)),
         origin=f"{call.path}:{call.line}",
         problem=KernelProblem,
         summary=f"Triton's {called}, as recorded at {call.where}",
@@ -76,7 +71,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
     exact = partial(_exact, call)
     return tuple(
-        replace(s, declared=partial(_declared, call, s.declared), shapes=shapes, exact=exact) for s in schedules
+        s.changed(declared=partial(_declared, call, s.declared), shapes=shapes, exact=exact) for s in schedules
     )
 
 
@@ -103,7 +98,7 @@ def _configuration(call: Call, tiling: Any) -> CallConfiguration:
 def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
     """Return a tiling with the warps and stages of its configuration, where it names none."""
     tiling = declared(tiling, *of)
-    if not isinstance(tiling, TritonFields) or getattr(tiling, "config", 0) is None:
+    if not takes_options(tiling) or getattr(tiling, "config", 0) is None:
         return tiling
     options = _configuration(call, tiling).options
     own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
@@ -120,7 +115,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
     configuration = _configuration(call, tiling)
     options = dict(configuration.options)
-    if isinstance(tiling, TritonFields):
+    if takes_options(tiling):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         check_arguments(read(configuration.ttir), call)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import P_SCALE, Accumulate, ScaleIn, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
+from npusim.config.family import AS_FAMILY
 from npusim.config.layers import ModelProblem
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
@@ -27,13 +28,13 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.machines import published
-from npusim.machines.ascend.plan import slice_rows
 from npusim.units import ascii_digits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
+    from npusim.config.family import CoreFamily
     from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
     from npusim.ir.program import TileProgram
@@ -61,7 +62,26 @@ Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 Build = Callable[[Any], "TileProgram"]
 
 
-@dataclass(frozen=True, slots=True)
+class _LateFields:
+    """A class of tiling fields, or a function that returns it, which is called on first use.
+
+    The fields of a core family are imported for a device of the family alone.
+    """
+
+    def __get__(self, schedule: Schedule | None, _owner: type[Schedule]) -> type[Tiling]:
+        if schedule is None:
+            raise AttributeError  # a field without a default
+        stored = vars(schedule)
+        if not isinstance(stored["_tiling"], type):
+            stored["_tiling"] = stored["_tiling"]()
+        made: type[Tiling] = stored["_tiling"]
+        return made
+
+    def __set__(self, schedule: Schedule, value: type[Tiling] | Callable[[], type[Tiling]]) -> None:
+        vars(schedule)["_tiling"] = value
+
+
+@dataclass(frozen=True)
 class Schedule:
     """One algorithm on one core family.
 
@@ -77,10 +97,11 @@ class Schedule:
     precision)`` returns the tiling with the device's defaults of unnamed fields.  ``reference(q, k, v, problem, row,
     tiling)`` returns the exact result in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)``
     selects.  ``models``: features beyond plain attention that the schedule itself computes (``softcap``, ``window``,
-    ...): runs do not refuse them; ``is_hooked``: it transforms scores further.  ``elsewhere``: its fields on a core
-    family of an installed package; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
-    differ in length; ``is_of_decoding``: such a call has one query each.  ``follows``: functions ``(problem, inputs,
-    batch, head)`` that compute inputs of plain tensors from the others, if a call does not give them.
+    ...): runs do not refuse them; ``is_hooked``: it transforms scores further.  ``elsewhere(family)``: its attributes
+    on a core family of an installed package, None where that does not run it; None: it is for its own family alone.
+    ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
+    ``follows``: functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from the others, if a
+    call does not give them.
     ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
     0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
     grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
@@ -89,10 +110,10 @@ class Schedule:
     name: str
     family: str
     summary: str
-    tiling: type[Tiling]
     precisions: Mapping[str, Precision]
     default_precision: str
     build: Builder
+    tiling: _LateFields = _LateFields()
     problem: type[SpecModel] = Problem
     reads_scales: bool = False
     hw: str = ""
@@ -106,7 +127,7 @@ class Schedule:
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
     is_hooked: bool = False
-    elsewhere: type[Tiling] | None = None
+    elsewhere: Callable[[str], Mapping[str, Any] | None] | None = None
     takes_lengths: bool = False
     takes_unseen: bool = False
     is_of_decoding: bool = False
@@ -129,6 +150,10 @@ class Schedule:
             file_name(self.name)  # runs are written to folders named after it
         except ValueError as error:
             raise SpecError(f"schedule {error}") from None
+
+    def changed(self, **changes: Any) -> Schedule:
+        """Return the schedule with other attributes; its tiling fields stay what is to be imported on first use."""
+        return replace(self, **{"tiling": vars(self)["_tiling"], **changes})
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.
@@ -344,9 +369,10 @@ def _fits(build: Build, tiling: Tiling) -> bool:
 
 def effective(tiling: Tiling, field: str) -> int | None:
     """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
-    value = getattr(tiling, field, None)
-    if value is None and field == "vector_rows" and field in type(tiling).model_fields:
-        return slice_rows(None, int(dict(tiling).get("block_kv") or 1))
+    value, info = getattr(tiling, field, None), type(tiling).model_fields.get(field)
+    extra = info.json_schema_extra if info is not None else None
+    if value is None and isinstance(extra, dict) and isinstance(elements := extra.get("elements"), int):
+        return max(1, elements // int(dict(tiling).get("block_kv") or 1))
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -394,6 +420,20 @@ class Precision(Protocol):
 
 
 PrecisionType = TypeVar("PrecisionType", bound=Precision)
+
+
+def as_family(preset: PrecisionType, family: CoreFamily) -> PrecisionType:
+    """Return a preset with the family's values of its fields that are `AS_FAMILY`.
+
+    Raises `SpecError` for a value of the manifest that is none of the field's.
+    """
+    for name, value in family.presets.items():
+        if value not in NAMED[name]:
+            listed = choices(value, NAMED[name])
+            raise SpecError(f"core family {family.name}: presets: {name}: {value!r} is not allowed{listed}")
+    open_fields = [f.name for f in fields(cast("Any", preset)) if getattr(preset, f.name) == AS_FAMILY]
+    values = {name: family.preset(name) for name in open_fields}
+    return cast("PrecisionType", replace(cast("Any", preset), **values)) if values else preset
 
 
 def changed_fields(precision: Precision) -> tuple[str, ...]:

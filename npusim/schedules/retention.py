@@ -17,9 +17,8 @@ import numpy as np
 from npusim.algorithms.blocks import grid
 from npusim.algorithms.recurrence import F32, Chunks, StatePrecision, chunked, gated
 from npusim.config.problem import KernelProblem
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, on
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 from npusim.units import ceil_div
 
@@ -44,13 +43,13 @@ class ChunkFields(Tiling):
     """Tokens of a chunk, and columns of the state that a block has."""
 
     chunk: int = Field(default=64, ge=16, le=256, multiple_of=16, description="tokens of a chunk")
-    block_value: int = Field(default=128, ge=16, multiple_of=16, description="columns of the state of a block")
-
-
-class GpuChunkFields(GroupFields, ChunkFields):
-    """The same on a GPU."""
-
-    block_value: int = Field(default=64, ge=16, multiple_of=16, description="columns of the state of a block")
+    block_value: int = Field(
+        default=128,
+        ge=16,
+        multiple_of=16,
+        description="columns of the state of a block",
+        json_schema_extra=on("gpu", 64),
+    )
 
 
 class StateFields(ChunkFields):
@@ -59,20 +58,12 @@ class StateFields(ChunkFields):
     block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
 
 
-class GpuStateFields(GpuChunkFields, StateFields):
-    """The same on a GPU."""
-
-
 class GatedFields(ChunkFields):
-    """The same where a kernel sums log decays: a row of several chunks a vector core."""
+    """The same where a kernel sums log decays: a row of several chunks a vector core, on a GPU those of a chunk."""
 
-    block_sums: int = Field(default=2048, ge=16, multiple_of=16, description="tokens that one block sums")
-
-
-class GpuGatedFields(GpuChunkFields):
-    """The same on a GPU, where a block adds the decays of a chunk."""
-
-    block_sums: int = Field(default=64, ge=16, multiple_of=16, description="tokens that one block sums")
+    block_sums: int = Field(
+        default=2048, ge=16, multiple_of=16, description="tokens that one block sums", json_schema_extra=on("gpu", 64)
+    )
 
 
 def sizes_of(problem: KernelProblem, sizes: Mapping[str, int] = SIZES) -> tuple[int, ...]:
@@ -248,10 +239,10 @@ def declared(
     reference: Callable[..., Any],
     summary: str,
     sizes: Mapping[str, int] = SIZES,
-    fields: tuple[type[Tiling], type[Tiling]] = (StateFields, GpuStateFields),
+    fields: type[Tiling] | Mapping[str, type[Tiling]] = StateFields,
     follows: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> tuple[Schedule, ...]:
-    """Return the schedule of a recurrence for both families, ``fields`` of each; ``reference``: as for `by_head`."""
+    """Return the schedule of a recurrence, with its own ``fields``; ``reference``: as for `by_head`."""
     made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
     setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
@@ -261,8 +252,8 @@ def declared(
         problem=KernelProblem,
         sizes=sizes,
         precisions=[StatePrecision("stored")],
-        families=["ascend", "nvidia"],
-        tiling=dict(zip(("ascend", "nvidia"), fields, strict=True)),
+        tiling=fields,
+        kind="chunks",
         reference=made,
         follows=follows,
         grows=lambda *_of: ("batch", "heads", "tokens"),

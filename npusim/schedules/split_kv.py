@@ -6,10 +6,9 @@ device's file (`best_splits`), or from the rule of a published kernel (`split_ru
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from npusim.algorithms.blocks import (
@@ -42,8 +41,7 @@ from npusim.errors import TilingError
 from npusim.formats import stored_format
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
-from npusim.schedules.define import FlashTiling, read_operands, scaled_queries, schedule
+from npusim.schedules.define import machine_of, read_operands, scaled_queries, schedule
 from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
+    from npusim.machines.base import AttentionPace
     from npusim.schedules.define import Phases
 
 
@@ -75,14 +74,6 @@ class SplitFields(Tiling):
     pack: Literal["auto", "on", "off"] = Field(
         default="auto", description="query heads of a KV head as rows of one block; auto: where it pays"
     )
-
-
-class SplitTiling(SplitFields, FlashTiling):
-    """Tiling fields of split-KV attention on Ascend."""
-
-
-class GpuSplitTiling(SplitFields, SmFields):
-    """The same on streaming multiprocessors."""
 
 
 @kept_by_blocks(lambda whole, *_: len(whole.cells))
@@ -148,33 +139,9 @@ def may_pack(problem: Problem, height: int) -> bool:
 # ---------------------------------------------------------------- how many splits: reckoned, not simulated
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPace:
-    """The time of attention on one core group, in its cycles.
-
-    block, tile
-        The start and end of a block, and of a tile.
-    bytes_per_cycle
-        Rate at which the keys and values of a tile are processed.
-    residents
-        Blocks that a core group processes at a time.
-    """
-
-    block: float
-    tile: float
-    bytes_per_cycle: float
-    residents: int = 1
-
-
-# All fitted to npusim's own cycles, none to a device: one query of qwen2_7b, llama2_70b and
+# The paces of machines are fitted to npusim's own cycles, none to a device: one query of qwen2_7b, llama2_70b and
 # pangu_38b on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  Calls come out within
 # 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
-#: On the 910B2 and the 950.
-ASCEND = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
-#: On the V100, where an iteration's own instructions take longer than its products.
-STAGED = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
-#: On the H200, whose warp groups run concurrently.
-BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 #: Rows of a block that take no longer than one; beyond, time grows with them (1 to 128, all four).
@@ -193,8 +160,7 @@ class _CallTime:
 
     def __init__(self, device: DeviceSpec, phase: Phase, fan: int | None) -> None:
         self.device, self.fan, self.groups = device, fan, device.group_count.value
-        beside = BESIDE if has_concurrent_warp_groups(device) else STAGED
-        pace = ASCEND if device.family == "ascend" else beside
+        pace: AttentionPace = machine_of(device).pace
         self.places = self.groups * pace.residents
         counts = [tiles_of(block) for block in phase.cells]
         self.counts = counts
@@ -262,42 +228,39 @@ def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 # ---------------------------------------------------------------- the schedule
 
 
-class _Cutting(NamedTuple):
+class Cutting(NamedTuple):
     """Fields of a tiling that say how keys are cut: tilings that are alike in them have the same phases."""
 
     block_q: int
     block_kv: int
-    splits: Any
-    split_keys: int | None
-    merge: Merge
-    pack: str
+    splits: Any = 1
+    split_keys: int | None = None
+    merge: Merge = "sequential"
+    pack: str = "auto"
 
 
-def phases(
-    problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0, rule: Any = None
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
+    """Return FlashAttention-2 cut along the keys, and the merge of splits."""
+    cutting = Cutting(*(getattr(tiling, name) for name in Cutting._fields))
+    return cut_phases(problem, cutting, p, machine, machine.mask_kind(tiling))
+
+
+def cut_phases(
+    problem: Problem, cutting: Cutting, p: SplitPrecision, machine: Any, kind: MaskKind | None, merge_rows: int = 0
 ) -> Phases:
-    """Return FlashAttention-2 cut along the keys, by a kernel's ``rule`` where there is one, and the merge of splits.
+    """Return FlashAttention-2 with keys cut as ``cutting`` says, by a kernel's rule if its ``splits`` are one.
 
     ``merge_rows``: of a block of the merge; 0: as many as pay.
     """
-    cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
-    cutting = cutting if rule is None else cutting._replace(splits=rule)
     return _phases(
-        problem,
-        cutting,
-        p,
-        Itself(machine.device),
-        machine.places,
-        machine.mask_kind(tiling),
-        merge_rows,
-        prepares=machine.has_rows_kernels,
+        problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, prepares=machine.has_rows_kernels
     )
 
 
 @kept_by_blocks(lambda phases, *_: sum(len(phase.cells) for phase in phases))
 def _phases(
     problem: Problem,
-    tiling: _Cutting,
+    tiling: Cutting,
     p: SplitPrecision,
     device: Itself,
     places: int,
@@ -331,7 +294,7 @@ def _phases(
     return [*before, replace(first, notes=notes) if notes else first, *rest]
 
 
-def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
+def _cut(problem: Problem, tiling: Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
     """Return the cuts of blocks, or the number of parts, and a note where a rule states it."""
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
@@ -371,9 +334,9 @@ def _clipped(parts: tuple[int, ...], tiles: int) -> tuple[int, ...]:
 SCHEDULES = schedule(
     "split_kv",
     phases,
-    tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
+    tiling=SplitFields,
+    kind="splits",
     precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
-    families=["ascend", "nvidia"],
     takes_lengths=True,
     takes_unseen=True,
     is_of_decoding=True,

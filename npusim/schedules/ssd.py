@@ -23,7 +23,7 @@ from npusim.errors import SpecError
 from npusim.ir.tile import GlobalTensor
 from npusim.schedules import retention
 from npusim.schedules.gated_delta import first_state
-from npusim.schedules.retention import SLICE, GatedFields, GpuGatedFields, sizes_of
+from npusim.schedules.retention import SLICE, GatedFields, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,6 +109,6 @@ SCHEDULES = retention.declared(
     recurrence_of,
     "Mamba-2's chunk scan, state-space duality",
     SIZES,
-    (GatedFields, GpuGatedFields),
+    GatedFields,
     {"dt": steps, "by": rate, "skip": skip, "first": partial(first_state, SIZES)},
 )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.unfused import UnfusedPrecision, unfused
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, on
 from npusim.errors import TilingError
-from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.schedules.define import schedule
 from npusim.schedules.gemm import needs_groups
 
@@ -22,34 +21,23 @@ if TYPE_CHECKING:
 
 
 class StandardTiling(Tiling):
-    """Tile of the two products, and rows of a block of the kernels between them."""
+    """What the kernels between the two products are."""
 
-    block_m: int = Field(default=128, ge=16, le=128, multiple_of=16, description="rows of a tile of a product")
-    block_n: int = Field(default=128, ge=16, le=256, multiple_of=16, description="columns of a tile of a product")
-    block_k: int = Field(default=128, ge=16, le=128, multiple_of=16, description="piece of a sum loaded at once")
-    block_rows: int = Field(default=128, ge=2, description="rows of a block of the element-wise kernels")
     operators: Literal["fused", "added", "eager", "eager_float32"] = Field(
         default="fused",
         description="four kernels of fused passes; eager (--eager): every operator a kernel; added: a mask is "
         "added, not filled into a copy; eager_float32: softmax in float32 too, between two casts",
-    )
-
-
-class GpuStandardFields(Tiling):
-    """A block of the kernels between the products; these are a library's own choice."""
-
-    block_elements: int | None = Field(
-        default=None,
-        ge=256,
-        le=131072,
-        multiple_of=256,
-        description="scores of a block of the kernels between the products, a row at least; default: enough for "
-        "blocks on all multiprocessors",
-    )
-    operators: Literal["added", "eager", "eager_float32"] = Field(
-        default="added",
-        description="between the products: a mask that is a tensor is added, or (--eager) one that fills a copy; "
-        "eager_float32: softmax in float32 too, between two casts",
+        json_schema_extra=on(
+            "gpu",
+            (
+                Literal["added", "eager", "eager_float32"],
+                Field(
+                    default="added",
+                    description="between the products: a mask that is a tensor is added, or (--eager) one that fills a "
+                    "copy; eager_float32: softmax in float32 too, between two casts",
+                ),
+            ),
+        ),
     )
 
 
@@ -66,8 +54,8 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
         raise TilingError(f"exp_variant: unfused softmax takes exponentials to the base e, not {p.exp_variant}")
     if done := problem.score_changes:
         raise TilingError(f"{', '.join(done)}: unfused attention scales and masks scores; --ignore {','.join(done)}")
-    if isinstance(tiling, StandardTiling):
-        sizes = tiling.block_rows, min(problem.seq_kv, SLICE_ELEMENTS)
+    if machine.slice_elements:
+        sizes = tiling.block_rows, min(problem.seq_kv, machine.slice_elements)
     else:  # a softmax has whole rows; what works on elements takes the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
@@ -88,9 +76,9 @@ SCHEDULES = schedule(
     "standard",
     phases,
     precisions=[UnfusedPrecision("framework")],
-    families=["ascend", "nvidia"],
     takes_unseen=True,
-    tiling={"ascend": StandardTiling, "nvidia": GpuStandardFields},
+    tiling=StandardTiling,
+    kind="operators",
     unsupported=needs_groups,
     summary="unfused: scores, scale and mask, softmax, values",
 )

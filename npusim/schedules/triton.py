@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.config.device import FAMILIES
+from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
 from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
-from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
-from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnover, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir import launch_parts
 from npusim.ttir.calls import MOST_PROGRAMS
@@ -62,22 +61,23 @@ LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 
 
-class TritonFields(GroupFields):
-    """Warps and stages of a Triton kernel, which its compiler takes, and registers of its code."""
-
-    stages: int = Field(
-        default=STAGES,
+def options_of(warps: int, stages: int) -> Mapping[str, object]:
+    """Return the defaults of a launch's options that Triton's compiler takes, where a machine has such fields."""
+    field = Field(
+        default=stages,
         ge=min(OPTIONS["num_stages"]),
         le=max(OPTIONS["num_stages"]),
         json_schema_extra={"also": "num_stages"},
         description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles in progress",
     )
+    return {"warps": warps, "stages": (int, field)}
 
 
-#: Fields by core family.
-FIELDS: Mapping[str, type[Tiling]] = MappingProxyType(
-    {"nvidia": TritonFields, "cpu": TritonFields, "ascend": KernelFields}
-)
+def takes_options(tiling: Tiling) -> bool:
+    """Return whether a tiling has the options of Triton's compiler."""
+    return {"warps", "stages"} <= type(tiling).model_fields.keys()
+
+
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
@@ -144,12 +144,12 @@ _ON_GPUS = ("compiled", "unfused")
 MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is assumed to be that of an H100"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {
-        "nvidia": tuple(
+        "gpu": tuple(
             TritonPrecision(n, erf_variant="erf.libdevice", sqrt_variant=APPROXIMATE_ROOT, contracts=n == "compiled")
             for n in _ON_GPUS
         )
     }
-    | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
+    | {"npu": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
     | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
 )
 
@@ -193,9 +193,9 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
                     f"{path}: constexpr {n} is {fields[n][0]} in one launch and {value} in the next: rename it"
                 )
             fields[n] = value, f"constexpr of {each.source.name}"
-    defaults = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
-    for base in FIELDS.values():
-        if twice := fields.keys() & base.model_fields.keys():
+    for family in running("compiled"):
+        base = registered(family).fields_of("compiled")
+        if twice := fields.keys() & (base or Tiling).model_fields.keys():
             at = f"{path}:{launch.source.line}"
             raise SpecError(f"{at}: constexpr {min(twice)}: a tiling field has that name; rename it")
 
@@ -203,10 +203,9 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         called,
         partial(phases_of, launches),
         precisions=PRECISIONS,
-        tiling={
-            f: with_fields(called.title(), b, fields, defaults if b is TritonFields else {}) for f, b in FIELDS.items()
-        },
-        families=tuple(FAMILIES),
+        tiling=with_fields(called.title(), fields),
+        kind="compiled",
+        usual=options_of(launch.options["num_warps"], launch.options["num_stages"]),
         origin=f"{path}:{launch.source.line}",
         problem=KernelProblem if any(each.is_plain for each in launches) else Problem,
         summary=f"Triton's {called}",
@@ -301,7 +300,7 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
     for launch in launches:
         names |= {n: getattr(tiling, n) for n, _ in launch.constants}
         fields = tiling
-        if launch is not launches[-1] and isinstance(tiling, TritonFields):
+        if launch is not launches[-1] and takes_options(tiling):
             own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
             fields = tiling.model_copy(update=own)
         *before, made = _phase_of(launch, names, problem, fields, p, machine)
@@ -338,7 +337,7 @@ def _phase_of(
     launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
 ) -> list[Any]:
     options = launch.options
-    if isinstance(tiling, TritonFields):
+    if takes_options(tiling):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     made, arguments, grid = compiled_launch(launch, names, options, architecture_of(machine.device))
     if p.is_exact:
@@ -365,7 +364,11 @@ def compiled_launch(
 
 
 def _capability(device: DeviceSpec) -> int:
-    return int(device.architecture.rpartition("_")[2] or 0) if device.family == "nvidia" else 0
+    return int(device.architecture.rpartition("_")[2] or 0) if _is_gpu(device) else 0
+
+
+def _is_gpu(device: DeviceSpec) -> bool:
+    return registered(device.family).processor == "gpu"
 
 
 def architecture_of(device: DeviceSpec) -> str:
@@ -388,15 +391,15 @@ def phase_read(
 
     Before the last there may be one that makes a factor of it.
     """
-    device, is_nvidia = machine.device, machine.device.family == "nvidia"
-    fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
-    order, orders = ("mma_lanes", made.orders) if is_nvidia and not p.sum_order else ("", {})
+    device, is_gpu = machine.device, _is_gpu(machine.device)
+    fuses = is_gpu and p.contracts and (made.fuses or not architecture_of(device))
+    order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
-        decided = (made.choices if architecture_of(device) else UNKNOWN) if is_nvidia else ""
+        decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
         phase = replace(phase, arithmetic=p.arithmetic, compiled=decided)
         is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
         if is_approximate and _capability(device) != MEASURED_ROOTS:
@@ -407,7 +410,7 @@ def phase_read(
             phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
             programs, returned = math.prod(grid), blocks.reader.returned
             return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
-        if device.family == "ascend" and "depth" not in tiling.model_fields_set and not blocks.piece:
+        if "depth" not in tiling.model_fields_set and not blocks.piece:
             turns = machine.in_turns(name, phase, tiling)
             if turns is not None:
                 return [*before, (replace(phase, notes=(*phase.notes, TURNS)), turns)]

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
-from npusim.machines.sm import code
 from npusim.ttir import lowered
 from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.text import Locations
@@ -154,6 +153,8 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
 @lru_cache(maxsize=1)
 def _reading() -> tuple[str, ...]:
     """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
+    from npusim.machines.sm import code  # of GPUs alone
+
     return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__))
 
 
@@ -332,6 +333,8 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
 
     def assembled(fuses: bool) -> str:
         return _tool("nvdisasm", "-g", cubin=made.cubin if fuses else _unfused(made.ptx))
+
+    from npusim.machines.sm import code
 
     contraction = lowered.contraction_of(made.ptx, made.ttgir, assembled)
     return Compiled(

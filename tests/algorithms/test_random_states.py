@@ -15,7 +15,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import FlagError, ProgramError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.executor import execute
-from npusim.schedules.define import ATTENTION_TILING, machine_of
+from npusim.schedules.define import attention_fields, machine_of
 from tests.algorithms.drawn_states import AXES, STILL, DrawnStates
 from tests.algorithms.interpreter import Array, Machine, Numbers
 from tests.algorithms.test_random_kernels import device_of
@@ -109,7 +109,7 @@ def program_of(phase: Phase, hw: str) -> TileProgram | str:
     device = device_of(hw)
     machine, depth = machine_of(device), {"depth": "1"} if device.family == "ascend" else {}
     try:
-        fields, _ = machine.fields_for(phase.name, phase, build_tiling(ATTENTION_TILING[device.family], depth))
+        fields, _ = machine.fields_for(phase.name, phase, build_tiling(attention_fields(device.family), depth))
         program = machine.build("states", [(phase, fields)], 1)
         check(program, device.flags)
     except (FlagError, ProgramError, SpecError, TilingError) as refused:

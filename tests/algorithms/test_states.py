@@ -14,7 +14,7 @@ from npusim.errors import ProgramError, TilingError
 from npusim.ir.check import check
 from npusim.kernel import GlobalTensor, Phase, Stacked, TileRun, WorkTile, exp, full, grid, kernel, tiles, with_columns
 from npusim.numerics.executor import execute
-from npusim.schedules.define import ATTENTION_TILING, machine_of
+from npusim.schedules.define import attention_fields, machine_of
 from npusim.timing.auto import simulate
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _blocks(tokens: int) -> tuple[WorkTile, ...]:
 def built(phase: Phase, device: DeviceSpec) -> TileProgram:
     """Return the program of one kernel on a device, one tile ahead where it is an Ascend."""
     machine = machine_of(device)
-    tiling = build_tiling(ATTENTION_TILING[device.family], {"depth": "1"} if device.family == "ascend" else {})
+    tiling = build_tiling(attention_fields(device.family), {"depth": "1"} if device.family == "ascend" else {})
     fields, _ = machine.fields_for(phase.name, phase, tiling)
     made: TileProgram = machine.build("states", [(phase, fields)], 1)
     return made

@@ -18,7 +18,7 @@ from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.kernel import FlashPrecision, GlobalTensor, full, grid, kernel, schedule, tiles, with_columns
 from npusim.numerics.executor import execute
-from npusim.schedules.define import ATTENTION_TILING, machine_of
+from npusim.schedules.define import attention_fields, machine_of
 from npusim.simulation.simulate import simulate_program
 from tests.algorithms.interpreter import Machine, Numbers
 
@@ -139,7 +139,7 @@ def test_what_rows_make_is_transposed_in_a_loop(hw: str) -> None:
         bound = {n: GlobalTensor(n, 1, 1, *shape, "float16", "input") for n, shape in sizes.items()}
         spans = {"row": 128, "key": 64, "head": 64, "value": 48}
         phase = _weighted(turns).phase("weighted", blocks, spans, [o], **bound)
-        fields = machine.fields_for("weighted", phase, build_tiling(ATTENTION_TILING[device.family], {}))[0]
+        fields = machine.fields_for("weighted", phase, build_tiling(attention_fields(device.family), {}))[0]
         program = machine.build("weighted", [(phase, fields)], 1)
         check(program, device.flags)
         outputs.append(execute(program, lambda n, *_: inputs[n]).tensors.head(program.tensors["o"], 0, 0))

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.baseline.cycles import busy_cycles
+from npusim.config.family import NODE_FAMILY
 from npusim.config.load import load_device as read_device
-from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,38 @@ SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 150, "seq_kv": 300,
 TILES = {"block_q": 64, "block_kv": 128}
 ENTRY_POINTS = """
 [npusim.machines]
-unified = unified_core:UnifiedMachine
+unified = unified_core:UNIFIED
+bare = unified_core:UnifiedMachine
+rich = rich_cores:RICH
+renamed = unified_core:UNIFIED
+machineless = rich_cores:RichFields
 broken = unified_core:CORE
 [npusim.schedules]
 late = late_on_unified:LATE
 """
 #: Its module is loaded when the family is there: it is for all there are, this one too.
+RICH = """
+from unified_core import UnifiedMachine
+
+from npusim.kernel import Blocks, Field
+from npusim.machine import CoreFamily
+
+
+class RichFields(Blocks):
+    block_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a tile")
+    lanes: int = Field(default=2, ge=1, description="lanes of a core")
+
+
+RICH = CoreFamily(
+    name="rich",
+    machine="unified_core:UnifiedMachine",
+    fields={"attention": RichFields},
+    presets={"sum_order": "tree_halves"},
+    settings={"attention": [[{"block_kv": 128}, {"block_kv": 32}]]},
+    unread={"memory.gm.capacity_bytes": "machines that store rings there"},
+    cores=("core",),
+)
+"""
 LATE = """
 from late_scale import LATE_SCALE
 LATE = LATE_SCALE
@@ -41,6 +68,7 @@ LATE = LATE_SCALE
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "unified-core", ENTRY_POINTS)
     (tmp_path / "late_on_unified.py").write_text(LATE, encoding="utf-8")
+    (tmp_path / "rich_cores.py").write_text(RICH, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(HERE), *sys.path])
 
 
@@ -113,7 +141,7 @@ def test_it_needs_the_public_surface_alone() -> None:
         (
             "[npusim.machines]\nunified = other:M\n",
             HW,
-            "'unified' is brought by other:M (other 1.0) and by unified_core:UnifiedMachine (unified-core 1.0)",
+            "'unified' is brought by other:M (other 1.0) and by unified_core:UNIFIED (unified-core 1.0)",
         ),
         (
             "[npusim.schedules]\nlate = other:LATE\n",
@@ -135,10 +163,64 @@ def test_two_of_one_name_are_refused_with_both_origins(
 def test_faults_of_a_family_are_told(tmp_path: Path) -> None:
     text = Path(HW).read_text(encoding="utf-8")
     for family, message in (
-        ("unifed", "'cpu' or 'broken' or 'unified'; an installed package brings one as an entry point npusim.machines"),
+        ("unifed", "'rich' or 'unified'; an installed package brings one as an entry point npusim.machines"),
         ("broken", "unified_core:CORE: entry point 'broken' of npusim.machines is no npusim.machine.Machine"),
+        ("renamed", "unified_core:UNIFIED: entry point 'renamed' of npusim.machines: its manifest is of family 'unif"),
+        ("machineless", "rich_cores:RichFields: entry point 'machineless' of npusim.machines: <class 'rich_cores.Rich"),
     ):
         file = tmp_path / f"{family}.yaml"
         file.write_text(text.replace("family: unified", f"family: {family}"), encoding="utf-8")
         with pytest.raises(SpecError, match=re.escape(message)):
             run("late", str(file))
+
+
+def of_family(name: str, folder: Path, old: str = "", new: str = "") -> str:
+    """Return the device file of another family with the same cores."""
+    file = folder / f"{name}.yaml"
+    text = Path(HW).read_text(encoding="utf-8").replace("family: unified", f"family: {name}")
+    file.write_text(text.replace(old, new) if old else text, encoding="utf-8")
+    return str(file)
+
+
+def test_a_machine_alone_stands_for_its_manifest(tmp_path: Path) -> None:
+    bare, unified = run("flash", of_family("bare", tmp_path), numerics=False), run("flash", HW, numerics=False)
+    assert bare.cycles == unified.cycles
+
+
+def test_a_manifest_has_fields_presets_settings_and_keys_of_its_own(tmp_path: Path) -> None:
+    hw = of_family("rich", tmp_path)
+    schedule = find_schedule("flash", "rich")
+    assert build_tiling(schedule.tiling, {"lanes": "3"}).model_dump() == {"block_q": 128, "block_kv": 64, "lanes": 3}
+    assert getattr(schedule.precision(), "sum_order") == "tree_halves"  # noqa: B009 - a field of this precision alone
+    chosen = npusim.run("flash", hw=hw, problem=Problem(**SIZES), numerics=False, trace_groups=())
+    call: dict[str, Any] = {"hw": hw, "problem": Problem(**SIZES), "numerics": False, "trace_groups": ()}
+    times = [npusim.run("flash", tiling={"block_kv": n}, **call).cycles for n in (32, 64, 128)]
+    assert chosen.cycles == min(times) < max(times)
+    with pytest.raises(TilingError, match="lanes: unknown tiling field"):
+        npusim.run("flash", hw=HW, problem=Problem(**SIZES), tiling={"lanes": 3}, numerics=False)
+    with pytest.raises(SpecError, match="schedule 'pasa' has no mapping for rich cores"):
+        run("pasa", hw)
+    with pytest.raises(SpecError, match=r"memory.gm.capacity_bytes.*machines that store rings there"):
+        run("flash", hw, overrides={"memory.gm.capacity_bytes": "1e9"})
+
+
+def test_a_device_file_has_the_cores_of_its_manifest(tmp_path: Path) -> None:
+    hw = of_family("unified", tmp_path, "\n  core:\n", "\n  other:\n")
+    with pytest.raises(SpecError, match="unified devices have a core kind `core`; missing"):
+        run("flash", hw)
+
+
+def test_a_family_of_the_package_is_one_value_and_one_line(tmp_path: Path) -> None:
+    """The walk "add a family": its folder with a manifest, and the line in `FAMILIES`; no other file knows of it."""
+    line = '{**family.FAMILIES, "unified": "unified_core:UNIFIED"}'
+    script = f"""
+import npusim.config.family as family
+family.FAMILIES = {line}
+import npusim
+from npusim.schedules import SCHEDULES
+print(sorted(name for name, of in SCHEDULES if of == "unified"))
+print(npusim.run("flash", hw={HW!r}, seq=128, numerics=False, trace_groups=()).cycles > 0)
+"""
+    paths = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE}", "PATH": "", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=paths, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['flash', 'flash_backward', 'fp8_attention', 'pasa']", "True"], done.stderr

@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import Attributes, Opcode, Phase, Stage, TilingError, Visit, WorkTile
+from npusim.kernel import Attributes, Blocks, Opcode, Phase, Stage, TilingError, Visit, WorkTile
 from npusim.machine import (
     WHOLE,
     Allocator,
+    CoreFamily,
     DeviceSpec,
     EnginePricing,
     Frame,
@@ -232,3 +233,13 @@ def _op(
     name: str = "",
 ) -> TileOp:
     return TileOp(label, queue, queue, (Step(opcode, dst, srcs, how or Attributes(), name),))
+
+
+#: The manifest of the family: it runs attention and kernels whose blocks are their own, with the kernels' fields alone.
+UNIFIED = CoreFamily(
+    name="unified",
+    machine=UnifiedMachine,
+    fields={"attention": Blocks, "stages": ""},
+    cores=(CORE,),
+    unread={"flags.cross_core_*": "families of two kinds of cores, which meet through flags"},
+)

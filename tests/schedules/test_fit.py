@@ -16,8 +16,8 @@ from npusim.config.node import load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
+from npusim.machines.ascend.plan import FlashTiling
 from npusim.schedules import _PACKAGED, SCHEDULES, find_schedule, registry
-from npusim.schedules.define import FlashTiling
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 
@@ -134,7 +134,7 @@ def test_float32_tensors_run_when_they_are_rounded() -> None:
 def test_the_table_of_packaged_schedules_is_what_their_files_hold() -> None:
     held = {
         (s.name, s.family)
-        for file in {file for file, _ in _PACKAGED.values()}
+        for file in {file for file, *_ in _PACKAGED.values()}
         for s in importlib.import_module(f"npusim.schedules.{file}").SCHEDULES
     }
     assert held == set(SCHEDULES)
@@ -144,5 +144,5 @@ def test_a_run_imports_neither_other_schedules_nor_what_compiles() -> None:
     npusim.run("flash", seq=256, numerics=False, trace_groups=())  # its machine code is kept from now on
     code = "import sys, npusim; npusim.run('flash', seq=256, numerics=False, trace_groups=()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900)
-    others = {f"npusim.schedules.{file}" for file, _ in _PACKAGED.values()} - {"npusim.schedules.flash"}
+    others = {f"npusim.schedules.{file}" for file, *_ in _PACKAGED.values()} - {"npusim.schedules.flash"}
     assert not {"numba", "networkx", "npusim.node.simulate", *others}.intersection(done.stdout.split())

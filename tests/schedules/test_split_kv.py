@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -16,7 +16,7 @@ from ir.toy import flatten
 
 from npusim.algorithms.blocks import attention_tensors
 from npusim.algorithms.phase import TileRun
-from npusim.algorithms.split import FAN, SplitPrecision, cut_runs, even, packs
+from npusim.algorithms.split import FAN, cut_runs, even, packs
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -29,7 +29,6 @@ from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.schedules.define import machine_of
-from npusim.schedules.presets import PRECISIONS
 from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
 from reports.parts.kernel import declared_tiling as declared
@@ -369,7 +368,7 @@ def test_a_call_in_auto_splits_is_as_fast_as_in_any(
 def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
     """2048 keys, four KV heads: one split, unless issuing takes no time, or no launch is stated."""
     device, problem = load_device("ascend_910b2"), load_workload("qwen2_7b").problem(seq_q=1, seq_kv=2048)
-    precision = for_inputs(SplitPrecision(**asdict(PRECISIONS["ascend"][0])), "float16")
+    precision = for_inputs(find_schedule("split_kv", "ascend").precision(), "float16")
     tensors = attention_tensors(problem, "float16", problem.group_size)
     phase = _whole(problem, (128, 512), precision, None, tensors)
     launch = device.timed_launch()

@@ -21,13 +21,12 @@ from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.machines.ascend import pricing
 from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.plan import gemm_tiling
+from npusim.machines.ascend.plan import FlashTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
 from npusim.machines.decisions import AscendDecisions
 from npusim.numerics.executor import execute
 from npusim.run import run
-from npusim.schedules.define import FlashTiling
-from npusim.schedules.flash import PRECISIONS
+from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 from npusim.validate import validate
 
@@ -119,7 +118,7 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
 
 
 def test_without_a_kernel_a_prefill_is_canns_whatever_tile_is_named_and_a_decode_is_the_presets() -> None:
-    machine, presets = AscendMachine(load_device("ascend_910b2")), {p.name: p for p in PRECISIONS["ascend"]}
+    machine, presets = AscendMachine(load_device("ascend_910b2")), find_schedule("flash", "ascend").precisions
 
     def declared(
         precision: str = "fa2_fp32", seq_q: int = 128, seq_kv: int = 4096, head_dim: int = 128, **fields: Any

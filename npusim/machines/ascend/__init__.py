@@ -1,1 +1,55 @@
 """The decoupled Ascend core group: CUBE and vector cores that meet in global memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.config.family import CoreFamily
+from npusim.machines.decisions import AscendDecisions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npusim.config.family import Settings
+
+#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
+SETTINGS: Settings = (
+    ({"deal": "balanced"},),
+    ({"splits": "auto"}, {"splits": "auto", "block_kv": 512}),
+    (
+        {"block_q": 64},
+        {"block_q": 256},
+        {"block_q": 64, "block_kv": 512},
+        {"block_q": 64, "block_kv": 512, "vector_rows": 16},
+        {"block": 64},
+        {"block": 256},
+    ),
+    ({"block_kv": 128}, {"block_kv": 256}),
+    ({"vector_rows": 16}, {"vector_rows": 32}),
+    ({"depth": 3},),
+    ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
+)
+#: Where V is a part of K: tiles that L1 holds until both products have read them.
+LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
+
+ASCEND = CoreFamily(
+    name="ascend",
+    machine="npusim.machines.ascend.machine:AscendMachine",
+    processor="npu",
+    decisions=AscendDecisions,
+    fields={
+        "attention": "npusim.machines.ascend.plan:FlashTiling",
+        "splits": "npusim.machines.ascend.plan:FlashTiling",
+        "stages": "npusim.machines.ascend.plan:RegisterFields",
+        "chunks": "",
+        "compiled": "npusim.machines.ascend.plan:KernelFields",
+        "product": "npusim.machines.ascend.plan:GemmFields",
+        "rows": "npusim.machines.ascend.plan:RowsFields",
+        "operators": "npusim.machines.ascend.plan:OperatorFields",
+        "plain": "",
+    },
+    settings={"attention": SETTINGS, "latent": (*SETTINGS, LATENT_TILES)},
+    cores=("aic", "aiv"),
+    sole=("aic",),
+    parts=("flags", "launch"),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import dealt
+from npusim.algorithms.blocks import dealt, in_bands
 from npusim.algorithms.gemm import copy, gemm
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import FlagError, TilingError
@@ -24,11 +24,12 @@ from npusim.machines.ascend.plan import (
     RowsFields,
     VectorFields,
     gemm_tiling,
+    left_alone,
     piece_plan,
     slice_elements,
 )
 from npusim.machines.ascend.pricing import AscendPricing
-from npusim.machines.base import Machine
+from npusim.machines.base import AttentionPace, Machine
 from npusim.machines.decisions import AscendDecisions, VectorCode
 from npusim.machines.frame import Frame
 from npusim.machines.published import cann, find_kernel
@@ -43,29 +44,9 @@ if TYPE_CHECKING:
     from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import Tiling
     from npusim.ir.buffers import Ring
     from npusim.ir.program import TileProgram
-
-
-#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
-SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
-    ({"deal": "balanced"},),
-    ({"splits": "auto"}, {"splits": "auto", "block_kv": 512}),
-    (
-        {"block_q": 64},
-        {"block_q": 256},
-        {"block_q": 64, "block_kv": 512},
-        {"block_q": 64, "block_kv": 512, "vector_rows": 16},
-        {"block": 64},
-        {"block": 256},
-    ),
-    ({"block_kv": 128}, {"block_kv": 256}),
-    ({"vector_rows": 16}, {"vector_rows": 32}),
-    ({"depth": 3},),
-    ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
-)
-#: Where V is a part of K: tiles that L1 holds until both products have read them.
-LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
 def preset_kernel(precision: Any) -> AscendKernel:
@@ -83,6 +64,10 @@ def attention_fields(tiling: Any) -> KernelFields:
 
 class AscendMachine(Machine):
     """The Ascend family on one device."""
+
+    slice_elements = SLICE_ELEMENTS
+    #: Of the 910B2 and the 950, fitted as `schedules.split_kv` says.
+    pace = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)
@@ -118,8 +103,8 @@ class AscendMachine(Machine):
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
     def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
-        settings = (*SETTINGS, LATENT_TILES) if getattr(problem, "values_in_keys", False) else SETTINGS
+        """Return the family's; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        settings = self.family.settings["latent" if getattr(problem, "values_in_keys", False) else "attention"]
         if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
             return ([{"deal": kernel.deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
@@ -199,6 +184,10 @@ class AscendMachine(Machine):
             raise TilingError(f"chains: {tiling.chains} is not one of 1, {chains}")
         return tiling
 
+    def left_alone(self, fields: type[Tiling]) -> frozenset[str]:
+        """Return the fields that say how a kernel is written, not how large tiles are."""
+        return left_alone(self.device) if issubclass(fields, VectorFields) else frozenset()
+
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
         if not _is_attention(phase) or (deal := attention_fields(tiling).deal) == "round_robin":
@@ -269,7 +258,11 @@ class AscendMachine(Machine):
         rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
         phases.append(gemm(label, operands["a"], operands["b"], c, (rows, cols), **more))
         # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
-        return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
+        swizzle = tiling.swizzle if isinstance(tiling, GemmFields) else 1
+        return [
+            replace(phase, is_joined=n > 0, cells=in_bands(phase.cells, swizzle) if swizzle > 1 else phase.cells)
+            for n, phase in enumerate(phases)
+        ]
 
     def _decided(self, phase: Phase, tiling: Any, t: KernelFields) -> AscendDecisions:
         """Return the decisions of a phase's kernel; in an attention the tiling's fields replace them."""

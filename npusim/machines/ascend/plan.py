@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.blocks import BlockOrder
 from npusim.algorithms.tiling_mask import MaskKind
-from npusim.config.tiling import Field, Tiling, lightest, one_of
+from npusim.config.tiling import Blocks, Field, Tiling, lightest, one_of
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.machines.ascend.group import AIV, PING_PONG, SLICE_ELEMENTS, has_registers
@@ -289,7 +289,7 @@ class VectorFields(Tiling):
     vector_rows: int | None = Field(
         default=None,
         ge=1,
-        json_schema_extra={"none": "full"},
+        json_schema_extra={"none": "full", "elements": SLICE_ELEMENTS},
         description="rows of a softmax slice on an AIV; full: 8192 elements a slice",
     )
     depth: int = Field(
@@ -386,6 +386,19 @@ class KernelFields(RegisterFields):
         values = {n: getattr(self, n) for n in decided._fields if n in usual}
         own = {n: v for n, v in values.items() if v is not None and (n in named or v != usual[n].default)}
         return decided._replace(**own)
+
+
+class FlashTiling(KernelFields, Blocks):
+    """Tiling fields of attention on Ascend."""
+
+
+class OperatorFields(Tiling):
+    """Tile of a framework's products, and rows of a block of the kernels between them."""
+
+    block_m: int = Field(default=128, ge=16, le=128, multiple_of=16, description="rows of a tile of a product")
+    block_n: int = Field(default=128, ge=16, le=256, multiple_of=16, description="columns of a tile of a product")
+    block_k: int = Field(default=128, ge=16, le=128, multiple_of=16, description="piece of a sum loaded at once")
+    block_rows: int = Field(default=128, ge=2, description="rows of a block of the element-wise kernels")
 
 
 def left_alone(device: DeviceSpec) -> frozenset[str]:

@@ -500,6 +500,19 @@ class GpuRowsFields(Tiling):
     )
 
 
+class GpuOperatorFields(Tiling):
+    """A block of the kernels between a framework's products; these are a library's own choice."""
+
+    block_elements: int | None = Field(
+        default=None,
+        ge=256,
+        le=131072,
+        multiple_of=256,
+        description="scores of a block of the kernels between the products, a row at least; default: enough for "
+        "blocks on all multiprocessors",
+    )
+
+
 class GpuGemmFields(Tiling):
     """Tile of C, the piece of k and the order of tiles on a GPU; open fields have a library's choice."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
@@ -18,7 +17,7 @@ from npusim.config.tiling import tile_fields
 from npusim.errors import SpecError, TilingError
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
-from npusim.machines.base import Machine, program_phase
+from npusim.machines.base import AttentionPace, Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
 from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
@@ -32,6 +31,7 @@ from npusim.machines.sm.core import (
     SmTiling,
     has_concurrent_warp_groups,
     has_warps,
+    left_alone,
     shared_memory_bytes,
     warp_issue,
 )
@@ -72,92 +72,26 @@ ROUNDS = 8
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
-_ASCEND = "schedules of ascend devices"
 UNTIMED = "this device has no timing model yet: values only"
 
 
-_LONGEST = MappingProxyType({"launch": "longest_first"})
-
-
-def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mapping[str, object]:
-    return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
-
-
-#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take, with keys for those.
-_NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
-    ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
-    (
-        {"block_q": 64, "warps": 4},
-        {"block_q": 128, "warps": 8},
-        {"block_q": 128, "block_kv": 256, "warps": 8},
-        {"block_q": 128, "block_kv": 32, "warps": 8},
-    ),
-)
-#: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
-#: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
-#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), and of a library's kernel (stages: none).
-PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
-    # Rows, keys, warps, stages.
-    (
-        _tile(64, 128, 4, 3),
-        _tile(128, 128, 8, 3),
-        _tile(256, 64, 8, 3),
-        _tile(64, 64, 4, 3),
-        _tile(64, 32, 4, 3),
-        _tile(64, 128, 4, None),
-        _tile(64, 64, 4, None),
-        _LONGEST,
-    ),
-    *_NEARBY,
-)
-#: The same where copies are not asynchronous: one stage.
-STAGED: Sequence[Sequence[Mapping[str, object]]] = (
-    # Rows, keys, warps, stages.
-    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),
-    *_NEARBY,
-)
-#: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
-LANES: Sequence[Sequence[Mapping[str, object]]] = (
-    (
-        {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
-        {"block_q": 64, "block_kv": 32, "warps": 4, "arrangement": "2x2", **_LONGEST},
-        {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
-        {"block_q": 128, "block_kv": 64, "warps": 8, "arrangement": "2x2", **_LONGEST},
-        _LONGEST,
-    ),
-    (
-        {"block_kv": 32},
-        {"block_kv": 64},
-        {"block_kv": 128},
-        {"block_q": 128, "block_kv": 128, "warps": 8, "arrangement": "2x2"},
-    ),
-)
+#: Of the V100, where an iteration's own instructions take longer than its products (fitted: `schedules.split_kv`).
+IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
+#: The same of the H200, whose warp groups run concurrently.
+BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 
 
 class SmMachine(Machine):
     """The family of streaming multiprocessors on one device."""
 
     reshapes_operands = False
-    unread = MappingProxyType(
-        {
-            "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
-            "memory.gm.request_min_bytes": f"routes with an unaligned_factor: {_ASCEND}",
-            "memory.gm.alignment_bytes": f"{_ASCEND}, which keep rings in global memory",
-            "memory.gm.capacity_bytes": f"{_ASCEND}, which keep rings in global memory",
-            "cores.sm.engines.WARPS.queue_depth_count": f"{_ASCEND}: warps wait in order anyway",
-            "cores.sm.engines.TENSOR.queue_depth_count": f"{_ASCEND}: warps issue products",
-            "cores.sm.engines.TENSOR.startup_cycles": f"{_ASCEND}: a product of warps has steps",
-            "cores.sm.engines.TENSOR.arithmetic.*": "devices without steps of a product",
-            "cores.sm.engines.LDG.queue_depth_count": f"{_ASCEND}: a block's stages bound its loads",
-            "cores.sm.engines.LSU.phases.32.*": "accesses of 32 bits, which no schedule makes",
-        }
-    )
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)  # places: residents share a multiprocessor
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = self.keeps_factors = not self.has_lanes
+        self.has_library = has_warps(device)
         self._lanes: SmTiling | None = None  # of the program whose phases are asked for
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
@@ -228,10 +162,19 @@ class SmMachine(Machine):
         if (kernel := tiling.published) is not None and kernel.tiles:
             return ()
         if self.has_lanes:
-            return LANES
+            return self.family.settings["lanes"]
         if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
             return ()
-        return STAGED if warp_issue(self.device).copies.value == "staged" else PIPELINED
+        return self.family.settings["staged" if warp_issue(self.device).copies.value == "staged" else "pipelined"]
+
+    def left_alone(self, fields: type[Tiling]) -> frozenset[str]:
+        """Return the fields without effect on the device, of the compiler, or with best defaults."""
+        return left_alone(self.device) if issubclass(fields, GroupFields) else frozenset()
+
+    @property
+    def pace(self) -> AttentionPace:
+        """The time of attention on a multiprocessor: concurrent warp groups, or lanes."""
+        return BESIDE if self.has_groups else IN_LANES
 
     def mask_kind(self, _tiling: Any) -> MaskKind:
         """Return how tiles get their masks: lanes compare the indices of their elements."""

@@ -1,0 +1,183 @@
+"""A core family as one value, its manifest: what npusim has to know of the family before it imports the machine.
+
+The package registers its families as installed packages register theirs, by an entry point; `registered` loads a
+manifest once, and the manifest is checked then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from npusim.config import outside
+from npusim.config.messages import choices
+from npusim.config.packaged import installed
+from npusim.config.tiling import Blocks, Tiling
+from npusim.errors import SpecError
+
+#: Entry points of installed packages that bring a family: ``name = "package.module:FAMILY"``.
+MACHINES = "npusim.machines"
+#: The entry points of npusim's own core families, in the order in which lists have them.
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {"ascend": "npusim.machines.ascend:ASCEND", "nvidia": "npusim.machines.sm:NVIDIA", "cpu": "npusim.machines.sm:CPU"}
+)
+#: Several devices, which no device file names as its family.
+NODE_FAMILY = "node"
+_NODE = "npusim.machines.node:NODE"
+
+#: Kinds of processors, by which kernels state defaults and presets that differ.
+Processor = Literal["npu", "gpu", "cpu"]
+#: Kinds of kernels, for which a machine adds tiling fields to the kernel's own.  ``attention``: all of a tile of
+#: attention; ``splits``: the same where keys are split; ``stages``: how stages run whose blocks the kernel states;
+#: ``chunks``: a recurrence, chunk by chunk; ``compiled``: code from a compiler; ``product``, ``rows``, ``operators``: a
+#: product, rows, and operators of a framework; ``plain``: any other.
+Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
+#: Settings of fields for a call to try, in groups; the call uses the best of each group.
+Settings = Sequence[Sequence[Mapping[str, object]]]
+#: The value of a field of a preset that stands for the family's own.
+AS_FAMILY: Any = "as the family"
+#: Fields of presets that may stand for the family's own, and what they are where a manifest does not say.
+_PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreFamily:
+    """The manifest of a core family.
+
+    name
+        The family as device files name it, and the name of its entry point.
+    machine
+        The class of the machine, or ``module:Name``, which is imported on first use.
+    processor
+        The kind of its devices: kernels state fields and presets that differ by it.
+    decisions
+        The named tuple of what a kernel of the family decides; every decision has a default.
+    fields
+        The machine's tiling fields by kind of kernel, classes or ``module:Name``; empty: the kernel's own fields
+        suffice.  Schedules of kinds that are missing do not run on the family.
+    presets
+        Values of presets' fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
+    settings
+        What a call tries beside its declared tile, by a name that the machine chooses; ``attention`` by default.
+    unread
+        Keys of device files (patterns) that change nothing on the family, and what would read them: -C refuses them.
+    cores, sole, parts
+        Kinds of core that a device file must have; those of which a core group has exactly one; and further parts,
+        ``flags`` or ``launch``.
+
+    Raises `SpecError` for a manifest that misses or contradicts something.
+    """
+
+    name: str = ""
+    machine: str | type[Any] = ""
+    processor: Processor = "npu"
+    decisions: type[Any] | None = None
+    fields: Mapping[Kind, str | type[Tiling]] = field(default_factory=lambda: {"attention": Blocks, "stages": ""})
+    presets: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Settings] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[str, ...] = ()
+    sole: tuple[str, ...] = ()
+    parts: tuple[Literal["flags", "launch"], ...] = ()
+
+    def __post_init__(self) -> None:
+        if fault := _fault(self):
+            raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
+
+    def fields_of(self, kind: Kind) -> type[Tiling] | None:
+        """Return the machine's tiling fields for a kind of kernel; None where the kernel's own suffice.
+
+        Raises `SpecError` for a kind that the family does not run, and where the manifest names no tiling fields.
+        """
+        if kind not in self.fields:
+            raise SpecError(f"core family {self.name} runs no kernels of the kind {kind!r}")
+        named = self.fields[kind]
+        cls = named and resolved(named)
+        if cls == "" or (isinstance(cls, type) and issubclass(cls, Tiling)):
+            return cls or None
+        raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is no Tiling")
+
+    def preset(self, field: str) -> str:
+        """Return the family's value of a preset's field that is `AS_FAMILY`."""
+        return self.presets.get(field) or _PRESETS[field]
+
+
+def _fault(family: CoreFamily) -> str:
+    """Return what a manifest misses or contradicts; empty: nothing."""
+    if not family.name:
+        return "name: missing; the family as device files name it"
+    if not isinstance(family.machine, type) and ":" not in family.machine:
+        return f"machine: {family.machine or 'missing'}; a class of npusim.machine.Machine, or module:Name"
+    allowed: tuple[tuple[str, tuple[object, ...], Sequence[str]], ...] = (
+        ("processor", (family.processor,), get_args(Processor)),
+        ("fields", tuple(family.fields), get_args(Kind)),
+        ("presets", tuple(family.presets), tuple(_PRESETS)),
+        ("sole", family.sole, family.cores),
+        ("parts", family.parts, ("flags", "launch")),
+    )
+    for what, given, known in allowed:
+        if wrong := [str(x) for x in given if x not in known]:
+            return f"{what}: {wrong[0]!r} is not allowed{choices(wrong[0], [n for n in known if n])}"
+    for key in family.unread:
+        core = key.split(".")[1] if key.startswith("cores.") and family.cores else "*"
+        if core not in ("*", *family.cores):
+            return f"unread: {key}: its devices have no cores.{core}{choices(core, family.cores)}"
+    if family.decisions is not None and not _has_defaults(family.decisions):
+        return f"decisions: {family.decisions.__name__} is no named tuple whose fields all have defaults"
+    for name, groups in family.settings.items():
+        if not all(isinstance(setting, Mapping) for group in groups for setting in group):
+            return f"settings: {name}: groups of mappings of tiling fields to values are needed"
+    return ""
+
+
+def _has_defaults(decisions: type[Any]) -> bool:
+    known: tuple[str, ...] = getattr(decisions, "_fields", ())
+    return bool(known) and getattr(decisions, "_field_defaults", {}).keys() == set(known)
+
+
+def resolved(named: str | type[Any]) -> Any:
+    """Return what ``module:Name`` names, None if the module has no such name; a class is returned unchanged."""
+    if isinstance(named, type):
+        return named
+    module, _, wanted = named.partition(":")
+    return getattr(outside.module(module), wanted, None)
+
+
+def is_registered(name: str) -> bool:
+    """Return whether a core family is npusim's own or an installed package's."""
+    return name in FAMILIES or name in installed(MACHINES)
+
+
+def registered(name: str) -> CoreFamily:
+    """Return the manifest of a core family, or of a node.
+
+    Raises `SpecError`: no such family, a module that fails to import, a fault of the manifest.
+    """
+    place = _NODE if name == NODE_FAMILY else FAMILIES.get(name) or installed(MACHINES).get(name)
+    if place is None:
+        raise SpecError(f"no machine for {name} cores; an installed package brings one as an entry point {MACHINES}")
+    return _registered(name, place)
+
+
+def running(kind: Kind) -> tuple[str, ...]:
+    """Return npusim's own families that run kernels of a kind."""
+    return tuple([name for name in FAMILIES if kind in registered(name).fields])
+
+
+@lru_cache
+def _registered(name: str, place: str) -> CoreFamily:
+    """Return a manifest; an entry point that is a machine stands for one with all else by default."""
+    value = resolved(place)
+    if isinstance(value, type):
+        return CoreFamily(name=name, machine=value, unread=getattr(value, "unread", {}))
+    if not isinstance(value, CoreFamily):
+        raise SpecError(
+            f"{place}: entry point {name!r} of {MACHINES} is no npusim.machine.Machine with a build(), "
+            "and no npusim.machine.CoreFamily that names one"
+        )
+    if value.name != name:
+        raise SpecError(f"{place}: entry point {name!r} of {MACHINES}: its manifest is of family {value.name!r}")
+    return value
