@@ -9,11 +9,12 @@ import sys
 import tokenize
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import networkx as nx
 import pytest
 
+from npusim.config.family import FAMILIES, Processor
 from npusim.config.load import list_devices, load_device
 
 if TYPE_CHECKING:
@@ -607,3 +608,93 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
         if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
     }
     assert_only_known("device", wrong)
+
+
+# ---------------------------------------------------------------- core families
+
+#: Files outside machines/ with lines that name a core family of the package or import its machine, and how many there
+#: are at most: they only become fewer.
+NAMES_FAMILIES = {
+    "config/family.py": 1,  # the entry points
+    "kernel.py": 1,  # public classes of its fields
+    "machine.py": 1,
+    "schedules/__init__.py": 4,  # kernels of one family
+    "schedules/flash.py": 4,
+    "schedules/triton.py": 3,  # the code that Triton compiles for a GPU; a preset called "ascend"
+    "ttir/compiler.py": 3,  # a folder of Triton's called "nvidia"
+    "ttir/record.py": 2,
+}
+
+
+def lines_with_families(tree: ast.Module, families: Collection[str]) -> set[int]:
+    """Return the lines of text that is a family's name, and of imports of a family's machine."""
+    folders = "ascend", "sm"
+    imports = rf"npusim\.machines(\.| import )({'|'.join(folders)})\b"
+    found = set()
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in families:
+            found.add(node.lineno)
+        if isinstance(node, ast.Import | ast.ImportFrom) and re.search(imports, ast.unparse(node)):
+            found.add(node.lineno)
+    return found
+
+
+def test_few_lines_outside_machines_name_a_family() -> None:
+    families = set(FAMILIES) - set(get_args(Processor))
+    found = {name_of(p): lines_with_families(parsed(p), families) for p in SOURCES if part_of(p) != "machines"}
+    counts = {name: len(lines) for name, lines in found.items() if lines}
+    assert counts == NAMES_FAMILIES, {n: sorted(found[n]) for n in counts if counts[n] != NAMES_FAMILIES.get(n)}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("if device.family == 'ascend': pass", 1),
+        ("families = ['ascend', 'nvidia']", 1),
+        ("from npusim.machines.sm.core import GroupFields", 1),
+        ("def f():\n    from npusim.machines.ascend import plan", 1),
+        ("from npusim.machines.base import Machine", 0),
+        ("what = 'cores of ascend devices'", 0),
+    ],
+)
+def test_the_search_for_families_finds_them(source: str, count: int) -> None:
+    assert len(lines_with_families(ast.parse(source), {"ascend", "nvidia"})) == count
+
+
+def test_a_kernel_declares_its_own_fields_alone() -> None:
+    """Fields of machines are joined to a kernel's when it runs: no class of a schedule derives from a machine's."""
+    of_machines = {
+        node.name
+        for p in SOURCES
+        if part_of(p) == "machines"
+        for node in parsed(p).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert "GroupFields" in of_machines
+    wrong = {
+        f"{name_of(p)}: {node.name}"
+        for p in SOURCES
+        if part_of(p) == "schedules"
+        for node in nodes_of(parsed(p))
+        if isinstance(node, ast.ClassDef) and of_machines & {ast.unparse(base) for base in node.bases}
+    }
+    assert not wrong
+
+
+def test_a_manifest_is_one_value_that_imports_no_machine() -> None:
+    """`registered` imports the folder of a family; what the machine needs comes with the machine."""
+    for folder in ("ascend", "sm"):
+        path = PACKAGE / "machines" / folder / "__init__.py"
+        modules = {module for _, module in imported(path) if module.startswith("npusim")}
+        assert modules <= {"npusim.config.family", "npusim.machines.decisions"}, modules
+    places = [tuple(place.split(":")) for place in FAMILIES.values()]
+    assert len(set(places)) == len(FAMILIES)
+    manifests = {
+        (f"npusim.{name_of(p).removesuffix('/__init__.py').removesuffix('.py').replace('/', '.')}", target.id)
+        for p in SOURCES
+        for node in parsed(p).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _callee(node.value) == "CoreFamily"
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert manifests == {*places, ("npusim.machines.node", "NODE")}

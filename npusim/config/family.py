@@ -38,7 +38,7 @@ Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product",
 #: Settings of fields for a call to try, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
 #: The value of a field of a preset that stands for the family's own.
-AS_FAMILY: Any = "as the family"
+AS_FAMILY = "as the family"
 #: Fields of presets that may stand for the family's own, and what they are where a manifest does not say.
 _PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
 

@@ -152,7 +152,7 @@ class Machine:
         """
         return self.fields_for(called, phase, tiling)
 
-    def in_turns(self, _called: str, _phase: Phase, _tiling: Any) -> Any:
+    def in_turns(self, _called: str, _phase: Phase, _tiling: object) -> object:
         """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
         return None
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.flash import E4M3, E4M3_MAX, FlashPrecision
 from npusim.config.family import AS_FAMILY
 
-_preset = partial(FlashPrecision, exp_variant=AS_FAMILY, sum_order=AS_FAMILY, accumulate=AS_FAMILY)
+if TYPE_CHECKING:
+    from npusim.algorithms.flash import Accumulate
+
+_preset = partial(FlashPrecision, exp_variant=AS_FAMILY, sum_order=AS_FAMILY, accumulate=cast("Accumulate", AS_FAMILY))
 FA2_FP32 = _preset("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
 #: SageAttention3 without Q's means: P on two levels, to 448 * 6 in the exponent, then blocks to 6; the stored scale is

@@ -151,9 +151,9 @@ class Schedule:
         except ValueError as error:
             raise SpecError(f"schedule {error}") from None
 
-    def changed(self, **changes: Any) -> Schedule:
+    def changed(self, **changes: object) -> Schedule:
         """Return the schedule with other attributes; its tiling fields stay what is to be imported on first use."""
-        return replace(self, **{"tiling": vars(self)["_tiling"], **changes})
+        return replace(self, **cast("dict[str, Any]", {"tiling": vars(self)["_tiling"], **changes}))
 
     def precision(self, text: str | None = None) -> Precision:
         """Return the preset that ``text`` names, with its changes: ``name,field=value,...``.

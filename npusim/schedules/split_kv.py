@@ -46,13 +46,16 @@ from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.split import Cut
+    from npusim.algorithms.split_rules import Parts, SplitCall
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.machines.base import AttentionPace
+    from npusim.machines.base import AttentionPace, Machine
     from npusim.schedules.define import Phases
 
 
@@ -233,7 +236,7 @@ class Cutting(NamedTuple):
 
     block_q: int
     block_kv: int
-    splits: Any = 1
+    splits: int | str | Callable[[SplitCall], Parts] = 1
     split_keys: int | None = None
     merge: Merge = "sequential"
     pack: str = "auto"
@@ -246,7 +249,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
 
 
 def cut_phases(
-    problem: Problem, cutting: Cutting, p: SplitPrecision, machine: Any, kind: MaskKind | None, merge_rows: int = 0
+    problem: Problem, cutting: Cutting, p: SplitPrecision, machine: Machine, kind: MaskKind | None, merge_rows: int = 0
 ) -> Phases:
     """Return FlashAttention-2 with keys cut as ``cutting`` says, by a kernel's rule if its ``splits`` are one.
 

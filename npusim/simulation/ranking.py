@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from npusim.config.family import registered
 from npusim.simulation.classes import class_key
 from npusim.timing.result import Limit
 
@@ -45,7 +46,7 @@ class Prediction:
 
 def steady(l2: L2State | None, device: DeviceSpec) -> L2State | None:
     """Return the state of L2 in which configurations are compared: in a stream of launches, where GPUs run them."""
-    return l2 or ("steady" if device.family == "nvidia" else None)
+    return l2 or ("steady" if registered(device.family).processor == "gpu" else None)
 
 
 def predicted(program: TileProgram, device: DeviceSpec, timing: TimingResult) -> Prediction:
