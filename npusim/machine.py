@@ -1,8 +1,9 @@
 """The public interface for user-defined core families, in addition to `npusim.kernel`.
 
 A machine is a `Machine` with ``build(name, phases, flops, notes)`` that returns a `TileProgram`. An installed package
-provides it as an entry point of the group ``npusim.machines``, and its device file has ``family: NAME``; schedules for
-all families run on it unchanged. README.md in this folder has the recipe.
+provides the manifest of its family, a `CoreFamily`, as an entry point of the group ``npusim.machines``, and its device
+file has ``family: NAME``; schedules of the kinds in the manifest run on it unchanged. README.md in this folder has the
+recipe.
 """
 
 from __future__ import annotations

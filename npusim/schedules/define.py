@@ -236,6 +236,7 @@ def _build(
 ) -> TileProgram:
     machine, dtype = machine_of(device), getattr(problem, "dtype", "")
     kernel = tiling.published or kernels(PublishedKernel).get(called)
+    kernel = kernel if type(getattr(kernel, "decides", None)) is machine.family.decisions else None
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)

@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 import pytest
 
+import npusim
 from npusim.algorithms.flash import FlashPrecision
 from npusim.config.family import FAMILIES, CoreFamily, Kind, registered, running
 from npusim.config.tiling import Tiling
 from npusim.errors import SpecError
 from npusim.machines.base import Machine
+from npusim.machines.published import kernels
+from npusim.machines.published.kernel import PublishedKernel
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.define import machine_class
 from npusim.schedules.registry import as_family
@@ -97,3 +101,21 @@ print([m for m in sys.modules if m.startswith("npusim.machines.{other}.")])
     paths = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=paths, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["[]"], done.stderr
+
+
+def test_a_kernel_decides_by_the_tuple_of_a_family() -> None:
+    decided = {type(kernel.decides) for kernel in kernels(PublishedKernel).values()}
+    assert decided == {registered(name).decisions for name in FAMILIES}
+
+
+def test_a_schedule_called_as_another_familys_kernel_does_not_compute_as_that(tmp_path: Path) -> None:
+    """FlashAttention-2's and -3's kernels scale in the exponent's multiply-add; no Ascend kernel does."""
+    file = tmp_path / "own.py"
+    lines = "from npusim.kernel import FlashPrecision, attention, flash"
+    lines += "\n{0} = attention('{0}', flash, precisions=[FlashPrecision('p', exp_variant='exp2.correct')])\n"
+    outputs = []
+    for name in ("fa3", "mine"):
+        file.write_text(lines.format(name), encoding="utf-8")
+        call: dict[str, Any] = {"seq": 128, "rows": "all", "seed": 1, "trace_groups": ()}
+        outputs.append(npusim.run(f"{file}:{name}", hw="ascend_910b2", **call).output)
+    assert np.array_equal(*(output.view(np.uint16) for output in outputs))

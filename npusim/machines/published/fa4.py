@@ -6,6 +6,7 @@ Source: Dao-AILab/flash-attention, flash_attn/cute.
 from __future__ import annotations
 
 from npusim.formats.unary import POLYNOMIALS
+from npusim.machines.decisions import GpuDecisions
 from npusim.machines.published.kernel import PublishedKernel
 
 #: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
@@ -20,5 +21,10 @@ def polynomial_multiplies(variant: str) -> int:
 
 
 FA4 = PublishedKernel(
-    name="fa4", whose="FlashAttention-4's", computes=("fa4",), is_fused=True, output_of_8_bits="bfloat16"
+    name="fa4",
+    whose="FlashAttention-4's",
+    computes=("fa4",),
+    decides=GpuDecisions(),
+    is_fused=True,
+    output_of_8_bits="bfloat16",
 )

@@ -85,6 +85,8 @@ class PublishedKernel:
 
     computes
         Names of the schedules that the kernel computes, which ``kernel=`` takes it for; empty: any with this field.
+    decides
+        Its decisions, the named tuple of its core family.
     of
         ``attention``, or a ``recurrence``, chunk by chunk.
     is_fused, output_of_8_bits
@@ -97,6 +99,7 @@ class PublishedKernel:
     name: str
     whose: str
     computes: tuple[str, ...] = ()
+    decides: AscendDecisions | GpuDecisions
     of: Computes = "attention"
     is_fused: bool = False
     output_of_8_bits: str = ""
