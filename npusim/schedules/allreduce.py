@@ -56,7 +56,7 @@ def node_schedule(
     build: Callable[[Any, Any, Any, Any], TileProgram],
     *,
     tiling: type[Tiling],
-    problem: type[SpecModel],
+    problem: type[Sizes],
     precisions: Mapping[str, PartialSums] = PRECISIONS,
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),

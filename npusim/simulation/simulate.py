@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.outside import with_origin
-from npusim.config.problem import KernelProblem, Problem
+from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
@@ -102,7 +102,7 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
     words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(problem, "dtype", ""))
     if r.numerics and all(isinstance(word, str) for word in words):
         return compiled_meanwhile("npusim.simulation.warm", *map(str, words))
-    is_long = isinstance(problem, Problem) and problem.heads * problem.query_count > LONG_ROWS
+    is_long = problem.output_rows() > LONG_ROWS
     return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
 
 
@@ -128,7 +128,7 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         return ()
     own, other = kinds
     problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
-    if not isinstance(problem, Problem) or problem == plan.problem:
+    if problem == plan.problem:
         return ()
     try:
         built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
@@ -191,7 +191,7 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
     ``others`` gives variants that are computed elsewhere.
     """
     r = plan.request
-    if not isinstance(plan.problem, Problem | KernelProblem):
+    if not plan.problem.has_bits:
         return ComputedBits()
     variants = None if others else assumed_variants(program, plan)
     bits = bits_of(
