@@ -203,6 +203,16 @@ class Sizes(SpecModel):
         return None
 
     @property
+    def sizes(self) -> dict[str, int | float]:
+        """Sizes by names of a schedule's own; empty for a problem with fields."""
+        return {}
+
+    @property
+    def seen(self) -> KeyRanges | None:
+        """Which keys a query sees, by its position; None where there are no queries."""
+        return None
+
+    @property
     def drawn(self) -> tuple[str, ...]:
         """Tensors beside the inputs of the recipe that npusim draws for the problem if they are not given."""
         return ()
@@ -251,6 +261,10 @@ class Sizes(SpecModel):
 
     def few(self, _longest: int) -> Self:
         """Return a problem with few blocks of the same sizes, of at most so many tokens."""
+        return self
+
+    def with_usual(self, _usual: Mapping[str, float]) -> Self:
+        """Return the problem with a schedule's usual sizes in place of missing ones; itself where it misses none."""
         return self
 
     def named_sizes(self) -> dict[str, Any] | None:
@@ -790,6 +804,12 @@ class KernelProblem(Sizes):
     def recipe(self) -> str:
         """The kind of all inputs, and the seed."""
         return f"normal, seed {self.seed}"
+
+    def with_usual(self, usual: Mapping[str, float]) -> Self:
+        """Return the problem with a schedule's usual sizes in place of missing ones, and switches as 0 or 1."""
+        sizes = self.sizes
+        switches = {n: int(x) for n, x in sizes.items() if isinstance(x, bool) and isinstance(usual.get(n), bool)}
+        return type(self)(**{n: int(size) for n, size in usual.items()} | self.model_dump() | switches)
 
     def with_seed(self, seed: int) -> Self:
         """Return the problem with inputs of another seed."""

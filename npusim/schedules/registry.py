@@ -19,7 +19,7 @@ from npusim.config.engine import CastRounding, MultiplyAdd
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
-from npusim.config.problem import Dtype, KernelProblem, Problem, Sizes
+from npusim.config.problem import Dtype, Problem, Sizes
 from npusim.config.tiling import Tiling, build_tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -168,11 +168,7 @@ class Schedule:
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
         """Return the problem with the usual sizes in place of missing ones, and switches as 0 or 1."""
-        if not self.sizes or not isinstance(problem, KernelProblem):
-            return problem
-        known, sizes = self.sizes, problem.sizes
-        switches = {n: int(x) for n, x in sizes.items() if isinstance(x, bool) and isinstance(known.get(n), bool)}
-        return KernelProblem(**{n: int(size) for n, size in known.items()} | problem.model_dump() | switches)
+        return problem.with_usual(self.sizes) if self.sizes else problem
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
@@ -228,7 +224,7 @@ class Schedule:
                 stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
                 wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
             raise SpecError(f"schedule {self.name} needs {wanted}")
-        if self.sizes and isinstance(problem, KernelProblem):
+        if self.sizes:
             self._check_sizes(problem.sizes)
         able = {"scales": self.reads_scales, "lengths": self.takes_lengths, "unseen": self.takes_unseen}
         for name, lacking in _LACKING.items():

@@ -17,7 +17,7 @@ from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, indices
+from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.registry import Precision
+    from npusim.simulation.evaluation import Subject
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Groups, Request
 
@@ -80,7 +81,7 @@ class Plan:
     #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
     #: tensors by tiling: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
-    sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
+    sources: dict[Subject, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
     exact_rows: dict[Tiling, Callable[..., NDArray[Any]]] = field(default_factory=dict, repr=False, compare=False)
     exact_results: dict[Tiling, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)

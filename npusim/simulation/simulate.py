@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.outside import with_origin
-from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
@@ -179,14 +178,12 @@ class Others:
 
 def _others(plan: Plan, program: TileProgram) -> Others:
     """Return the function for results that another process computes while this one computes the run's own."""
-    if not isinstance(plan.problem, Problem):
-        return Others({}, ())
     at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
     return Others(variants, tuple(_presets(plan, at, count)))
 
 
 def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others] | None = None) -> ComputedBits:
-    """Return the bits of an attention program, with their uncertainty and finite alternatives.
+    """Return the bits of a program, with their uncertainty and finite alternatives.
 
     ``others`` gives variants that are computed elsewhere.
     """
@@ -201,7 +198,7 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
-    padding = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    padding = (padding_note(p, bits),) if r.padding and (p := plan.problem.attention) else ()
     notes = (*padding, *inputs_notes(program, plan.tensors, bits))
     bits = replace(bits, against=plan.schedule.against)
     return ComputedBits(bits, spread, finite=finite, compared=compared, notes=notes)
@@ -214,7 +211,7 @@ def _beside(
 
     Their errors cover the same rows, a sample of the run's: `Compared`.
     """
-    if not (bits.rows and isinstance(plan.problem, Problem)):
+    if not bits.rows:
         return ()
     compared = Compared.of(bits)
     presets = list(others().presets if others else _presets(plan, compared.at, len(compared.rows)))
