@@ -81,6 +81,7 @@ class Schedule:
     ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
     0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
     grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
+    ``is_stated``: the fields of the tile that nobody names have the values of the recorded call, and none is chosen.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Schedule:
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)
     grows: Callable[[Any, Any], Collection[str]] = lambda *_of: ()
+    is_stated: bool = False
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
