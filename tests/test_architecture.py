@@ -698,3 +698,18 @@ def test_a_manifest_is_one_value_that_imports_no_machine() -> None:
         if isinstance(target, ast.Name)
     }
     assert manifests == {*places, ("npusim.machines.node", "NODE")}
+
+
+# ---------------------------------------------------------------- kinds of problems
+
+
+#: A test of a problem's kind: of an object, or of a schedule's class of problems.
+ASKS_FOR_KIND = re.compile(r"is(instance|subclass)\([^)]*Problem\b")
+#: Lines with such a test, by file: each may lose some, and no file may begin.  A problem answers for itself.
+ASKED: dict[str, int] = {"machines/ascend/machine.py": 2, "simulation/node.py": 5, "simulation/plan.py": 5}
+
+
+def test_a_problem_is_not_asked_for_its_kind() -> None:
+    found = {name_of(path): len(ASKS_FOR_KIND.findall(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {name: count for name, count in found.items() if count > ASKED.get(name, 0)} == {}
+    assert sum(ASKED.values()) <= 12

@@ -103,8 +103,4 @@ def _changes(own: "AnyProblem | None", shape: dict[str, int]) -> dict[str, Any]:
     """Return the fields of a request that a shape changes: sizes of its problem, or of attention's."""
     if own is None or not shape:
         return dict(shape)
-    from npusim.config.problem import KernelProblem, problem_of
-
-    if isinstance(own, KernelProblem):
-        return {"problem": KernelProblem.of({"dtype": own.dtype, "seed": own.seed, **own.sizes, **shape})}
-    return {"problem": problem_of({**own.model_dump(exclude_unset=True), **shape})}
+    return {"problem": own.resized(shape)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -91,6 +91,8 @@ class ModelProblem(LayerProblem):
     of the layers, of the same sizes but with a window or chunk; they are assumed to be spread evenly.
     """
 
+    features: ClassVar[frozenset[str]] = LayerProblem.features | {"models"}
+    has_bits: ClassVar[bool] = False
     layers: PositiveInt
     intermediate: PositiveInt
     gated: StrictBool = False

@@ -166,7 +166,17 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 
 
 class Sizes(SpecModel):
-    """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`."""
+    """Sizes of a computation; built in code and from options: a fault is the user's, a `SpecError`.
+
+    A problem answers what runs ask of it; the answers of this class are those of a problem without bits or inputs.
+    """
+
+    #: Words of `npusim.simulation.request.NEEDS` that a run of the problem meets.
+    features: ClassVar[frozenset[str]] = frozenset()
+    #: Whether runs compute bits of the problem.
+    has_bits: ClassVar[bool] = False
+    #: How the problem is asked for, in an error.
+    asked_with: ClassVar[str] = "sizes of a layer (-w, --seq) on a node"
 
     if not TYPE_CHECKING:
 
@@ -183,10 +193,108 @@ class Sizes(SpecModel):
         """
         return 0
 
+    def dense_flops(self) -> int:
+        """Return operations of matrix products without a mask."""
+        return self.flops()
+
+    @property
+    def attention(self) -> Problem | None:
+        """The attention of one device that the problem has; None where it has none."""
+        return None
+
+    @property
+    def sizes(self) -> dict[str, int | float]:
+        """Sizes by names of a schedule's own; empty for a problem with fields."""
+        return {}
+
+    @property
+    def seen(self) -> KeyRanges | None:
+        """Which keys a query sees, by its position; None where there are no queries."""
+        return None
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Tensors beside the inputs of the recipe that npusim draws for the problem if they are not given."""
+        return ()
+
+    @property
+    def recipe(self) -> str:
+        """How inputs are drawn, in words."""
+        return "none"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Abilities that a schedule must have for the problem: ``scales``, ``lengths``, ``unseen``."""
+        return frozenset()
+
+    @property
+    def widest_head(self) -> int:
+        """Columns of the widest head; 0 where there are no heads."""
+        return 0
+
+    def query_rows(self) -> int:
+        """Return the queries of all sequences; 0 where there are none."""
+        return 0
+
+    def output_rows(self) -> int:
+        """Return the rows of the output of all heads; 0 where the problem does not state them."""
+        return 0
+
+    def all_pairs(self) -> int:
+        """Return the (query, key) pairs of all heads that the mask leaves; 0 where there are none."""
+        return 0
+
+    def with_seed(self, _seed: int) -> Self:
+        """Return the problem with inputs of another seed; itself where nothing is drawn."""
+        return self
+
+    def stored_as(self, _layout: str, _scales: Mapping[str, float]) -> Self:
+        """Return the problem of inputs in this order of axes, with these scales; itself where it has neither."""
+        return self
+
+    def with_bias(self, given: GivenBias, _kind: str = "") -> Problem:
+        """Return the problem with a bias that is given, in place of a drawn one.
+
+        Raises `SpecError` where the problem has no bias of this kind (``shared``, ``head``; empty: any).
+        """
+        raise SpecError(_NO_BIAS.format(f", {_kind}" if _kind else ""))
+
+    def few(self, _longest: int) -> Self:
+        """Return a problem with few blocks of the same sizes, of at most so many tokens."""
+        return self
+
+    def with_usual(self, _usual: Mapping[str, float]) -> Self:
+        """Return the problem with a schedule's usual sizes in place of missing ones; itself where it misses none."""
+        return self
+
+    def named_sizes(self) -> dict[str, Any] | None:
+        """Return the sizes as ``--problem`` takes them; None where other options state them."""
+        return self.model_dump(exclude_defaults=True)
+
+    def resized(self, sizes: Mapping[str, Any]) -> AnyProblem:
+        """Return the problem with other sizes by name; raise `SpecError` for sizes that are none of its own."""
+        return problem_of({**self.model_dump(exclude_unset=True), **sizes})
+
+    def folder(self, _title: str) -> str:
+        """Return the sizes in the name of a run's folder; empty for sizes by name; ``_title``: the workload's."""
+        return ""
+
+    def run_name(self, schedule: str, _title: str, _sizes: str) -> str:
+        """Return the name of a run; ``_sizes``: whole numbers by name."""
+        return f"{schedule}-{self.flops() or 'bytes'}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes for a run on sizes that the problem fills up."""
+        return ()
+
 
 def _where_stated(default: Any, description: str) -> Any:
     """Return a field that records leave out at its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
+
+
+#: Error where a bias is given and the problem has none; the kind of the bias.
+_NO_BIAS = "bias: the tensors have one{}, which attention on one device reads; leave the key out"
 
 
 class CallFields(SpecModel):
@@ -259,9 +367,14 @@ class Problem(Sizes, CallFields):
         (0, 0), "columns of Q and K, and of V, that are no inputs but zeros, which head sizes count"
     )
     _bias: GivenBias | None = PrivateAttr(None)
+    features: ClassVar[frozenset[str]] = frozenset(("attention", "model"))
+    has_bits: ClassVar[bool] = True
+    asked_with: ClassVar[str] = "sizes of attention: -w, --seq, ..., no --problem"
 
-    def with_bias(self, given: GivenBias) -> Problem:
-        """Return the problem with a bias that is given, in place of a drawn one."""
+    def with_bias(self, given: GivenBias, kind: str = "") -> Problem:
+        """Return the problem with a bias that is given, in place of a drawn one; see `Sizes.with_bias`."""
+        if kind and self.bias != kind:
+            return super().with_bias(given, kind)
         copy = self.model_copy()
         copy._bias = given
         return copy
@@ -272,10 +385,89 @@ class Problem(Sizes, CallFields):
         return bias_row(head, query, keys) if self._bias is None else self._bias.row(head, query, keys)
 
     @property
+    def attention(self) -> Problem | None:
+        """The problem itself."""
+        return self
+
+    @property
     def drawn(self) -> tuple[str, ...]:
         """Tensors other than Q, K and V that npusim draws for the problem if they are not given."""
         drawn = {"bias": self.bias and self._bias is None, "sink_logits": self.sink_logits, "pages": self.page}
         return tuple(name for name, is_drawn in drawn.items() if is_drawn)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's kind, and its seed."""
+        seed = getattr(self.data, "seed", None)
+        return self.data.kind if seed is None else f"{self.data.kind}, seed {seed}"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Abilities that a schedule must have for the problem."""
+        stated = {"scales": self.is_scaled, "lengths": self.lengths, "unseen": self.unseen}
+        return frozenset(name for name, value in stated.items() if value)
+
+    @property
+    def widest_head(self) -> int:
+        """Columns of the widest head."""
+        return max(self.head_dim, self.value_head_dim)
+
+    def query_rows(self) -> int:
+        """Return ``batch * seq_q``."""
+        return self.batch * self.seq_q
+
+    def output_rows(self) -> int:
+        """Return the rows of the output of all heads."""
+        return self.heads * self.query_count
+
+    def all_pairs(self) -> int:
+        """Return the (query, key) pairs of all heads that the mask leaves."""
+        return self.heads * self.pairs()
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the problem with inputs of another seed; raise `SpecError` where they are not drawn."""
+        if "seed" not in type(self.data).model_fields:
+            raise SpecError(f"seed: inputs of kind {self.data.kind} are not drawn; leave it out")
+        if seed < 0:
+            raise SpecError(f"seed: {seed} must be at least 0")
+        return self.model_copy(update={"data": self.data.model_copy(update={"seed": seed})})
+
+    def stored_as(self, layout: str, scales: Mapping[str, float]) -> Self:
+        """Return the problem of inputs in this order of axes (all but bnsd: heads within a token), with scales."""
+        if layout == "bnsd" and not scales:
+            return self
+        return self.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
+
+    def few(self, longest: int) -> Self:
+        """Return the attention of one KV head of the longest sequence."""
+        one = self.sequence(self.lengths.index(self.seq_kv)) if self.lengths else self
+        update: dict[str, object] = {"batch": 1, "heads": one.group_size, "kv_heads": 1}
+        if one.seq_q == one.seq_kv > longest:
+            update |= {"seq_q": longest, "seq_kv": longest}
+        return one.model_copy(update=update)
+
+    def named_sizes(self) -> dict[str, Any] | None:
+        """Return None: a workload and its options state the sizes."""
+        return None
+
+    def folder(self, title: str) -> str:
+        """Return the workload and the tokens."""
+        return f"{title}-{f'{self.seq_q}x{self.seq_kv}' if self.seq_q != self.seq_kv else self.seq_kv}"
+
+    def run_name(self, schedule: str, title: str, _sizes: str) -> str:
+        """Return schedule, workload and keys."""
+        return f"{schedule}-{title}-{self.seq_kv}"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the padded head sizes, which products, transfers and buffers use."""
+        if not any(self.filled):
+            return ()
+        full = self.head_dim, self.value_head_dim
+        pairs = zip(("head_dim", "value_head_dim"), full, self.filled, strict=True)
+        listed = ", ".join(f"{name} {size - count} is padded to {size}" for name, size, count in pairs if count)
+        more = sum(self.filled) / (sum(full) - sum(self.filled))
+        cost = f"{more * 100:.3g} % more in products, transfers and buffers, included in the time"
+        return (f"{listed}, with zeros: {cost}",)
 
     @model_validator(mode="before")
     @classmethod
@@ -383,7 +575,7 @@ class Problem(Sizes, CallFields):
             if getattr(self, name) != size:
                 raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
 
-    def sequence(self, number: int) -> Problem:
+    def sequence(self, number: int) -> Self:
         """Return the attention of one sequence of lengths by itself; without lengths all are one problem: this one."""
         if not self.lengths:
             return self
@@ -522,6 +714,7 @@ class GemmProblem(Sizes):
     dtype: Literal[Dtype, BlockDtype] = "float16"
     count: PositiveInt = 1
     operands: Operands = "nd"
+    asked_with: ClassVar[str] = "a matrix product: --problem m=4096,n=4096,k=4096"
 
     def flops(self) -> int:
         """Return operations, 2 per multiply-add."""
@@ -542,6 +735,7 @@ class CopyProblem(Sizes):
     """A copy of ``bytes`` from global memory to global memory."""
 
     bytes: PositiveInt
+    asked_with: ClassVar[str] = "a number of bytes: --problem bytes=1MiB"
 
     def bytes_moved(self) -> int:
         """Return the bytes read and written."""
@@ -584,6 +778,9 @@ class KernelProblem(Sizes):
     __pydantic_extra__: dict[str, NamedSize]
     dtype: Dtype = "float16"
     seed: NonNegativeInt = 0
+    features: ClassVar[frozenset[str]] = frozenset(("plain",))  # no need of an option by itself
+    has_bits: ClassVar[bool] = True
+    asked_with: ClassVar[str] = "sizes by the names that its launch has: --problem M=4096,N=4096"
 
     @model_validator(mode="before")
     @classmethod
@@ -602,6 +799,31 @@ class KernelProblem(Sizes):
     def sizes(self) -> dict[str, int | float]:
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
+
+    @property
+    def recipe(self) -> str:
+        """The kind of all inputs, and the seed."""
+        return f"normal, seed {self.seed}"
+
+    def with_usual(self, usual: Mapping[str, float]) -> Self:
+        """Return the problem with a schedule's usual sizes in place of missing ones, and switches as 0 or 1."""
+        sizes = self.sizes
+        switches = {n: int(x) for n, x in sizes.items() if isinstance(x, bool) and isinstance(usual.get(n), bool)}
+        return type(self)(**{n: int(size) for n, size in usual.items()} | self.model_dump() | switches)
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the problem with inputs of another seed."""
+        if seed < 0:
+            raise SpecError(f"seed: {seed} must be at least 0")
+        return self.model_copy(update={"seed": seed})
+
+    def resized(self, sizes: Mapping[str, Any]) -> KernelProblem:
+        """Return the problem with other sizes by name."""
+        return self.of({"dtype": self.dtype, "seed": self.seed, **self.sizes, **sizes})
+
+    def run_name(self, schedule: str, _title: str, sizes: str) -> str:
+        """Return schedule and sizes."""
+        return "-".join(filter(None, (schedule, sizes)))
 
 
 def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:

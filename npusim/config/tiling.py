@@ -26,6 +26,7 @@ __all__ = [
     "TilingField",
     "build_tiling",
     "composed",
+    "declared",
     "lightest",
     "model_validator",
     "on",
@@ -346,6 +347,40 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
             )
         )
     return tuple(fields)
+
+
+#: A value of a field as a search has it: a number, a word, or None where the field is left to a rule.
+Number = int | float | str | None
+#: Rows, keys and depths that a declared space goes up to where a field has no limit of its own.
+MOST_ELEMENTS, MOST = 1024, 64
+
+
+def declared(tiling: type[Tiling]) -> dict[str, tuple[Number, ...]]:
+    """Return the space that a schedule's fields of its tile declare: choices, and doublings between a field's limits.
+
+    A field whose default is a rule's choice has that by its word, or is left to the rule (None).
+    """
+    of_tile = (field for field in tiling_fields(tiling) if field.kind == "tile")
+    axes = {field.name: _declared(field, type(field.default)) for field in of_tile}
+    return {name: values for name, values in axes.items() if len(values) > 1}
+
+
+def _declared(field: TilingField, kind: type) -> tuple[Number, ...]:
+    if field.choices and field.default is not None:  # what is left to a preset stays with it
+        return tuple(c for c in field.choices if isinstance(c, str | int))
+    if kind is bool:
+        return ("false", "true")
+    if kind not in (int, type(None)) or field.minimum is None:
+        return ()
+    step = field.multiple_of or 1
+    limit = min(field.maximum or MOST_ELEMENTS, MOST_ELEMENTS if field.multiple_of else MOST)
+    values: list[Number] = [field.none] if field.default is None else []
+    values += [field.minimum] if field.minimum == 0 else []
+    value = max(step, field.minimum)
+    while value <= limit:
+        values.append(value)
+        value *= 2
+    return tuple(values)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node import is_node
-from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
@@ -293,4 +292,4 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
         return _run(job, task, has_bits=True).numerics
     built = _built(job, task)
     plan = replace(plan_of(request, is_bare=True), tiling=built.plan.tiling)
-    return bits_of(plan, built.program) if isinstance(plan.problem, Problem | KernelProblem) else None
+    return bits_of(plan, built.program) if plan.problem.has_bits else None

@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import load_machine
-from npusim.config.tiling import SEARCHED, Tiling, TilingField, build_tiling, tiling_fields, with_own_names, word_of
+from npusim.config.tiling import (
+    SEARCHED,
+    Tiling,
+    TilingField,
+    build_tiling,
+    declared,
+    tiling_fields,
+    with_own_names,
+    word_of,
+)
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import machine_of, unread_keys
 from npusim.schedules.registry import precision_fields
 from npusim.simulation.plan import target_of
-from npusim.simulation.tile import open_fields
+from npusim.simulation.tile import is_chosen_in_steps, listed_fields, open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
 from npusim.units import ascii_digits, parse_count
 
@@ -43,8 +52,6 @@ ALL = "all"
 CHUNK, LARGEST_CHUNK = 32, 128
 #: Points that a search has at most: a schedule's declared space has hundreds of thousands.
 MOST_POINTS = 1_000_000
-#: Rows, keys and depths that a declared space goes up to where a field has no limit of its own.
-MOST_ELEMENTS, MOST = 1024, 64
 
 
 #: The values of each axis of a space.
@@ -171,7 +178,7 @@ class SearchRequest:
         Axes that no plain run chooses are fixed, the longest first, at the values of plain runs.
         """
         axes: dict[str, Any] = {**self.auto_axes(fields), **fields}
-        chosen = set().union(*(open_fields(s, self.device) for s in self.found.values()))
+        chosen = set().union(*(listed_fields(s, self.device) for s in self.found.values()))
 
         def count() -> int:
             spaces = ([n for n in axes if n in s.tiling.model_fields or n in fields] for s in self.found.values())
@@ -336,9 +343,11 @@ class SearchSpec(SearchRequest):
     def families(self, points: Sequence[Point], indices: Iterable[int], *, has_bits: bool = False) -> list[PointFamily]:
         """Return points in the families that have one bound, in the order of their first points.
 
-        ``has_bits``: their bits are alike, too; not where fields that decide bits are chosen for each point.
+        ``has_bits``: their bits are alike, too; not where fields that decide bits are chosen for each point.  Points
+        whose tile is chosen step by step are alone, too: another step may follow from another value.
         """
-        if has_bits and self.is_open(has_bits=True):
+        in_steps = self.is_open() and any(is_chosen_in_steps(s) for s in self.found.values())
+        if in_steps or (has_bits and self.is_open(has_bits=True)):
             return [PointFamily((i,), points[i], is_dealt=True) for i in indices]
         declared = {
             name: [f for f in tiling_fields(s.tiling) if f.lightest and f.name in self.axes]
@@ -483,34 +492,6 @@ def _rank(value: Value) -> tuple[bool, bool, Any]:
     declaration.
     """
     return value is not None, isinstance(value, str), value if isinstance(value, int | float) else 0
-
-
-def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
-    """Return the space that a schedule's fields of its tile declare: choices, and doublings between a field's limits.
-
-    A field whose default is a rule's choice has that by its word, or is left to the rule (None).
-    """
-    of_tile = (field for field in tiling_fields(tiling) if field.kind == "tile")
-    axes = {field.name: _declared(field, type(field.default)) for field in of_tile}
-    return {name: values for name, values in axes.items() if len(values) > 1}
-
-
-def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
-    if field.choices and field.default is not None:  # what is left to a preset stays with it
-        return tuple(c for c in field.choices if isinstance(c, str | int))
-    if kind is bool:
-        return ("false", "true")
-    if kind not in (int, type(None)) or field.minimum is None:
-        return ()
-    step = field.multiple_of or 1
-    limit = min(field.maximum or MOST_ELEMENTS, MOST_ELEMENTS if field.multiple_of else MOST)
-    values: list[Value] = [field.none] if field.default is None else []
-    values += [field.minimum] if field.minimum == 0 else []
-    value = max(step, field.minimum)
-    while value <= limit:
-        values.append(value)
-        value *= 2
-    return tuple(values)
 
 
 def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:

@@ -17,7 +17,7 @@ from npusim.numerics.inputs import Array, drawn_pages, paged
 from npusim.simulation.variants import Variant
 
 if TYPE_CHECKING:
-    from npusim.config.problem import Problem
+    from npusim.config.problem import AnyProblem, Problem
     from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource
 
@@ -146,14 +146,16 @@ def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Var
     )
 
 
-def with_bias_of_one_row(problem: Problem) -> Problem:
-    """Return the problem whose drawn bias adds the same to all queries of a head.
+def with_bias_of_one_row(problem: AnyProblem) -> AnyProblem:
+    """Return the problem whose drawn bias adds the same to all queries of a head; itself where it has none.
 
     Rows of a bias count from a call's first query: with other queries before it, a query would have another row.
     """
-    if problem.bias is None:
+    attention = problem.attention
+    if attention is None or attention.bias is None:
         return problem
-    rows = [[bias_row(head, 0, problem.seq_kv)] for head in range(problem.heads if problem.bias == "head" else 1)]
+    heads = attention.heads if attention.bias == "head" else 1
+    rows = [[bias_row(head, 0, attention.seq_kv)] for head in range(heads)]
     return problem.with_bias(GivenBias(np.array(rows), "drawn, one row"))
 
 

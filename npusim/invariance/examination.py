@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from npusim.algorithms.split_rules import RULES
-from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import tiling_fields
 from npusim.errors import ProgramError, SpecError, TilingError, one_line
 from npusim.invariance.company import (
@@ -31,14 +30,13 @@ from npusim.invariance.company import (
 )
 from npusim.ir.op import Step
 from npusim.ir.tile import GlobalTile
-from npusim.numerics.evaluate import KernelOutput
 from npusim.numerics.executor import steps_of
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
 from npusim.schedules.define import machine_of
 from npusim.schedules.split_kv import SplitFields
 from npusim.simulation.classes import class_key
-from npusim.simulation.evaluation import source_of
+from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
@@ -46,6 +44,7 @@ from npusim.simulation.tile import choose_tile, fields_of_run, open_fields, prog
 from npusim.simulation.variants import Variant, Variants, named_fields, row_key
 
 if TYPE_CHECKING:
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.simulation.plan import Plan
@@ -228,8 +227,7 @@ def examine(
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
     if not plan.schedule.has_bits:
         raise SpecError(f"schedule {plan.schedule.name} has no bits: nothing to examine")
-    if isinstance(plan.problem, Problem):
-        plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
+    plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
     base = run_plan(plan)
     chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
     examination = _Examination(plan, base, on_tried)
@@ -242,13 +240,13 @@ def examine(
 
 class _Examination:
     def __init__(self, plan: Plan, base: RunData, on_tried: Callable[[int, int], None] | None) -> None:
-        problem, request = cast("Problem | KernelProblem", base.problem), plan.request
-        self.base, self.problem = base, problem
+        problem, request = base.problem, plan.request
+        self.base, self.problem, self.attention = base, problem, problem.attention
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place], Computed] = {}
         self._keys: dict[Place, Hashable] = {}
         self.plan = plan
-        self.lengths: tuple[int, ...] = getattr(problem, "lengths", ())
+        self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
         self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
         # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
@@ -264,9 +262,9 @@ class _Examination:
         self.variants = Variants(replace(self.asked, tiling=fields_of_run(plan, base.tiling)))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
         self._other: dict[str, None] = {}
-        if isinstance(problem, Problem):
-            self.source = drawn_source(problem.model_copy(update={"page": 0}))
-            self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
+        if (p := self.attention) is not None:
+            self.source = drawn_source(p.model_copy(update={"page": 0}))
+            self.heads = p.group_size * max(1, min(p.kv_heads, KEYS // p.seq_kv))
         else:
             output = base.program.tensors["o"]
             self.heads = max(1, min(output.heads, KEYS // output.rows))
@@ -296,11 +294,8 @@ class _Examination:
     def _calls(self) -> dict[Aspect, list[VariedCall]]:
         """Return the calls to try, by aspect; none where a call cannot be varied."""
         made: dict[str, list[VariedCall]]
-        if isinstance(self.problem, Problem):
-            of_problem, sizes = (
-                (self.problem, self.sequence),
-                {n: getattr(self.problem, n) for n in ("heads", "kv_heads")},
-            )
+        if (p := self.attention) is not None:
+            of_problem, sizes = (p, self.sequence), {"heads": p.heads, "kv_heads": p.kv_heads}
             made = {
                 "batch": batches(*of_problem),
                 "position": positions(*of_problem),
@@ -311,7 +306,8 @@ class _Examination:
             }
         else:
             schedule = self.plan.schedule
-            sizes = {**schedule.sizes, **self.problem.sizes}
+            stated = {**schedule.sizes, **self.problem.sizes}
+            sizes = {n: size for n, size in stated.items() if isinstance(size, int)}
             made = plain_calls(sizes, schedule.grows(self.problem, self.base.tiling))
         made |= self._calls_of_fields()
         return {name: made.get(name, []) for name in ASPECTS if name != "choice"}
@@ -381,7 +377,7 @@ class _Examination:
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
         """Return a varied call compared with the call that is examined, by structure and else by bits."""
         latency, program = _latency(built), built.program
-        problem = cast("Problem | KernelProblem", built.plan.problem)
+        problem = built.plan.problem
         # Places of sequences of one length are compared within the larger batch.
         is_moved = call.position != self.sequence and not self.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
@@ -407,29 +403,30 @@ class _Examination:
             parted = parting(expected.events, changed.events)
         return Tried(call.what, difference=difference, parted=parted, latency_us=latency)
 
-    def _row_of(self, call: VariedCall, problem: Problem | KernelProblem, place: Place) -> Place:
-        if not call.is_last_query or isinstance(problem, KernelProblem):
-            return place
-        return replace(place, row=problem.queries[place.batch] - 1)
+    def _row_of(self, call: VariedCall, problem: AnyProblem, place: Place) -> Place:
+        p = problem.attention
+        return replace(place, row=p.queries[place.batch] - 1) if p is not None and call.is_last_query else place
 
     def _key_of(self, program: TileProgram, place: Place) -> Hashable:
-        is_plain = not isinstance(self.problem, Problem)
+        is_plain = self.attention is None
         if program is not self.base.program:
             return row_key(program, place, has_rows=is_plain)
         if place not in self._keys:
             self._keys[place] = row_key(program, place, has_rows=is_plain)
         return self._keys[place]
 
-    def _computed(self, program: TileProgram, place: Place, problem: Problem | KernelProblem) -> Computed:
+    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem) -> Computed:
         """Return the bits of rows of the examined sequence from a place on; the bits of the call itself are stored."""
         made = id(program), place
         if made not in self._made:
-            if isinstance(problem, Problem):
-                source, executed, heads = inputs_of(self.source, self.sequence, problem), program, problem.heads
+            plan = replace(self.plan, problem=problem)
+            subject = subject_of(plan, program)
+            if (p := subject.attention) is not None:
+                source, executed = inputs_of(self.source, self.sequence, p), program
             else:
-                subject = KernelOutput.of(program)
-                drawn, heads = source_of(replace(self.plan, problem=problem), subject), subject.heads
+                drawn = source_of(plan, subject)
                 source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
+            heads = subject.output.heads
             self._made[made] = compute(executed, place, source, min(self.heads, heads))
         return self._made[made] if program is self.base.program else self._made.pop(made)
 
@@ -504,7 +501,7 @@ class _Examination:
 
     def _is_alike(self, call: VariedCall, base: TileProgram, fixed: BuiltPlan) -> bool:
         """Return whether the row has the same bits in a varied call as in a program of the call itself."""
-        problem = cast("Problem", fixed.plan.problem)
+        problem = fixed.plan.problem
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         own = self._row_of(call, self.problem, self.place)
         if row_key(base, own) == row_key(fixed.program, place):

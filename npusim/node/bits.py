@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.config.problem import LayerProblem, Problem
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.node.program import ROW_GRAIN, Child, CollectiveOp, KernelOp, NodeKernel, operations
@@ -28,6 +27,7 @@ from npusim.numerics.result import NumericEvent, NumericResult
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
+    from npusim.config.problem import LayerProblem, Problem
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
 
@@ -284,10 +284,10 @@ def sample_rows(count: int) -> list[int]:
 def _pieces(kernel: NodeKernel) -> Iterator[tuple[int, Child]]:
     start = 0
     for child in kernel.children:
-        if not isinstance(child.problem, Problem):
+        if not (rows := child.problem.query_rows()):
             raise SpecError(f"{child.schedule}: no attention")
         yield start, child
-        start += child.problem.batch * child.problem.seq_q
+        start += rows
 
 
 def _stretches(row: int, count: int, length: int, longest: int = 512) -> Iterator[tuple[int, int, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -41,41 +41,36 @@ class OutputBlock(Protocol):
         """Return the block of some of its rows."""
 
 
-@dataclass(frozen=True)
-class KernelOutput:
-    """The computation of a kernel of plain tensors, in the names of an attention's problem, and its ``inputs``."""
-
-    batch: int
-    heads: int
-    seq_q: int
-    value_head_dim: int
-    inputs: tuple[GlobalTensor, ...]
-    group_size = key_count = head_dim = 1
-
-    @classmethod
-    def of(cls, program: TileProgram) -> KernelOutput:
-        """Return the problem of a program."""
-        o = program.tensors["o"]
-        inputs = (
-            t
-            for n, t in program.tensors.items()
-            if t.role in ("input", "constant") and n not in program.constants and not t.of
-        )
-        return cls(o.batch, o.heads * o.packed, o.rows // o.packed, o.cols, tuple(inputs))
+class Output(Protocol):
+    """Sizes of a program's result: an attention's problem has them, and a kernel's result of plain tensors."""
 
     @property
-    def output_cols(self) -> int:
-        """Columns of a head's output."""
-        return self.value_head_dim
+    def batch(self) -> int:
+        """Sequences."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of a sequence."""
+
+    @property
+    def seq_q(self) -> int:
+        """Rows of a head."""
 
     @property
     def query_count(self) -> int:
-        """Rows of a head, of all batches."""
-        return self.batch * self.seq_q
+        """Rows of a head, of all sequences."""
 
-    def sequence(self, _number: int) -> KernelOutput:
-        """Return itself: batches are alike."""
-        return self
+    @property
+    def output_cols(self) -> int:
+        """Columns of a head."""
+
+    @property
+    def key_count(self) -> int:
+        """Keys of a head, of all sequences; 1 without keys."""
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a key; 1 without keys."""
 
 
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
@@ -104,7 +99,7 @@ COMPARED_ROWS = 64
 
 def evaluate(
     program: TileProgram,
-    problem: Problem | KernelOutput,
+    problem: Output,
     inputs: HeadSource,
     *,
     rows: Choice = "sample",
@@ -128,7 +123,8 @@ def evaluate(
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
-    probe = Probe(cast("Problem", problem)) if diagnose else None
+    attention_of = cast("Problem", problem)  # without `exact_rows_of`
+    probe = Probe(attention_of) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
@@ -142,13 +138,13 @@ def evaluate(
             references.append(exact_rows[at])
             continue
         q = inputs("q", batch, head)[row : row + len(block)]
-        k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
+        k, v = (inputs(n, batch, head // attention_of.group_size) for n in ("k", "v"))
         if at not in exact_rows:
             wide_q, wide_k, wide_v = (widen(x).astype(np.float64) for x in (q, k, v))
-            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)[:, :cols]
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, attention_of.sequence(batch), row, head)[:, :cols]
         references.append(exact_rows[at])
         if probe:
-            probe.look_at_inputs(q, k, row, cast("Problem", problem).sequence(batch))
+            probe.look_at_inputs(q, k, row, attention_of.sequence(batch))
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
     return numeric_result(
         error,
@@ -164,13 +160,7 @@ def evaluate(
 
 
 def variant_rows(
-    program: TileProgram,
-    problem: Problem | KernelOutput,
-    inputs: HeadSource,
-    variants: Programs,
-    *,
-    rows: Choice,
-    heads: Choice,
+    program: TileProgram, problem: Output, inputs: HeadSource, variants: Programs, *, rows: Choice, heads: Choice
 ) -> tuple[BlockRows, int, dict[str, Array]]:
     """Return `compared_rows` of the result of `evaluate`, and the rows that the variants compute for them, alone."""
     wanted = chosen_heads(problem, heads)
@@ -364,7 +354,7 @@ def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | 
     return indices(what, choice, count, "sample, all, or ")
 
 
-def chosen_heads(problem: Problem | KernelOutput, heads: Choice) -> set[int]:
+def chosen_heads(problem: Output, heads: Choice) -> set[int]:
     """Return the heads to compute."""
     which = chosen("heads", heads, problem.heads)
     if which == "all":
@@ -428,7 +418,7 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most
     return needed
 
 
-def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
+def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
     total = problem.heads * problem.query_count
     count = sum(len(rows) for rows in written.values())
     if count == total:

@@ -15,7 +15,6 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.machines.published import find_kernel
 from npusim.machines.published.kernel import GpuKernel, PublishedKernel
@@ -275,7 +274,7 @@ class Trial:
     def best(self, changes: Callable[[Fields], Iterable[Fields]]) -> Gain | None:
         """Return the change that gains most; None where none gains `WORTH`, or trying would take long."""
         r = self._result
-        if isinstance(r.problem, Problem) and r.problem.heads * r.problem.pairs() > MOST_PAIRS:
+        if r.problem.all_pairs() > MOST_PAIRS:
             return None
         own = r.tiling.model_dump(exclude_unset=True)
         times = [(self._latency_us({**own, **c}), c) for c in changes(self.fields) if c.items() - self.fields.items()]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
 from itertools import product
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from npusim import __version__
 from npusim.config.document import read_text
@@ -75,30 +76,52 @@ def refuse_other_table(file: Path) -> None:
         raise SpecError(f"{file}: is no table of latencies, so it is not replaced; choose another name, or --force")
 
 
+class _Operator(NamedTuple):
+    """An operator of a table: its name, the format of its inputs, its sizes, and the shapes of inputs and output."""
+
+    name: str
+    dtype: str
+    sizes: Mapping[str, object]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@singledispatch
+def _operator(problem: object) -> _Operator:
+    """Return the operator of a problem."""
+    raise SpecError(f"latencies: a table has products and attention, not a {type(problem).__name__}")
+
+
+@_operator.register(GemmProblem)
+def _product(p: GemmProblem) -> _Operator:
+    sizes = {"gemm_dtype": p.dtype, "m": p.m, "n": p.n, "k": p.k}
+    return _Operator("gemm", p.dtype, sizes, ((p.m, p.k), (p.k, p.n), (p.m, p.n)))
+
+
+@_operator.register(Problem)
+def _attention(p: Problem) -> _Operator:
+    name = "generation_attention" if p.seq_q == 1 else "context_attention"
+    sizes: dict[str, object] = {
+        "batch_size": p.batch,
+        "isl": p.seq_q,
+        "num_heads": p.heads,
+        "num_key_value_heads": p.kv_heads,
+    }
+    sizes |= {"head_dim": p.head_dim, "beam_width": 1, "attn_dtype": p.dtype, "kv_cache_dtype": p.dtype}
+    sizes |= {"step": p.seq_kv - p.seq_q}
+    q, kv = ((p.batch, heads, rows, p.head_dim) for heads, rows in ((p.heads, p.seq_q), (p.kv_heads, p.seq_kv)))
+    return _Operator(name, p.dtype, sizes, (q, kv, kv, q))
+
+
 def _row(run: RunData, form: str) -> dict[str, object]:
-    p, known = run.problem, run.timing.validated if run.timing else None
+    known = run.timing.validated if run.timing else None
     band = {"band": "" if known is None or known.band is None else f"{known.band:.4f}"}
-    if isinstance(p, GemmProblem):
-        name, sizes = "gemm", {"gemm_dtype": p.dtype, "m": p.m, "n": p.n, "k": p.k}
-        shapes: tuple[tuple[int, ...], ...] = ((p.m, p.k), (p.k, p.n), (p.m, p.n))
-    else:
-        assert isinstance(p, Problem)
-        name = "generation_attention" if p.seq_q == 1 else "context_attention"
-        sizes = {"batch_size": p.batch, "isl": p.seq_q, "num_heads": p.heads, "num_key_value_heads": p.kv_heads}
-        sizes |= {"head_dim": p.head_dim, "beam_width": 1, "attn_dtype": p.dtype, "kv_cache_dtype": p.dtype}
-        sizes |= {"step": p.seq_kv - p.seq_q}
-        q, kv = ((p.batch, heads, rows, p.head_dim) for heads, rows in ((p.heads, p.seq_q), (p.kv_heads, p.seq_kv)))
-        shapes = (q, kv, kv, q)
+    name, dtype, sizes, shapes = _operator(run.problem)
     if form == "aiconfigurator":
         head = {"framework": "npusim", "version": __version__, "device": run.device.name, "op_name": name}
         return {**head, "kernel_source": run.schedule, **sizes, "latency": f"{run.latency_us / 1e3:.6f}", **band}
     *inputs, output = (",".join(map(str, shape)) for shape in shapes)
     kinds = {"float16": "DT_FLOAT16", "bfloat16": "DT_BF16", "float32": "DT_FLOAT"}
-    texts = {
-        "Shapes": inputs,
-        "Data Types": [kinds.get(p.dtype, p.dtype)] * len(inputs),
-        "Formats": ["ND"] * len(inputs),
-    }
+    texts = {"Shapes": inputs, "Data Types": [kinds.get(dtype, dtype)] * len(inputs), "Formats": ["ND"] * len(inputs)}
     columns: dict[str, object] = {f"Input {column}": ";".join(listed) for column, listed in texts.items()}
     columns |= {f"Output {column}": listed[0] for column, listed in {**texts, "Shapes": [output]}.items()}
     return {**columns, "Average Duration(us)": f"{run.latency_us:.3f}", **band}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
-from npusim.config.problem import KernelProblem
 from npusim.config.record import read_record, record_document
 from npusim.config.tiling import word_of
 from npusim.errors import SpecError
@@ -92,7 +91,7 @@ def record_of(result: RunData) -> RunRecord:
     values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
     values |= {"npusim_version": __version__, "device": _device(result.device)}
     values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
-    if isinstance(result.problem, KernelProblem) and is_recorded(result.schedule):
+    if is_recorded(result.schedule):
         values["problem"] |= find_schedule(result.schedule, result.device.family).shapes
     decided = machine_of(result.device).decided(result.tiling, result.problem)
     shown = {n: v for n, v in values["tiling"].items() if n not in decided}

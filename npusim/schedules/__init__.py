@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 
 from npusim.config import outside
 from npusim.config.family import MACHINES, NODE_FAMILY, Kind, running
-from npusim.config.layers import ModelProblem
 from npusim.config.messages import choices
 from npusim.config.packaged import installed
-from npusim.config.problem import KernelProblem
 from npusim.config.tiling import of_schedule
 from npusim.errors import SpecError
 from npusim.schedules import plugins
@@ -122,12 +120,12 @@ def schedules_called(name: str) -> dict[str, Schedule]:
 
 def is_of_models(name: str) -> bool:
     """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
-    return any(issubclass(s.problem, ModelProblem) for s in schedules_called(name).values())
+    return any("models" in s.problem.features for s in schedules_called(name).values())
 
 
 def takes_sizes(name: str) -> bool:
     """Return whether a schedule has sizes with names of its own: a launch of a Triton kernel, or plain tensors."""
-    return is_launch(name) or any(issubclass(s.problem, KernelProblem) for s in schedules_called(name).values())
+    return is_launch(name) or any("plain" in s.problem.features for s in schedules_called(name).values())
 
 
 def names_sizes(name: str) -> bool:

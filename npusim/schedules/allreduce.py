@@ -25,9 +25,8 @@ from npusim.schedules.registry import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npusim.config.model import SpecModel
     from npusim.config.node import NodeDevice, NodeSpec
-    from npusim.config.problem import Problem
+    from npusim.config.problem import Problem, Sizes
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm
 
@@ -56,7 +55,7 @@ def node_schedule(
     build: Callable[[Any, Any, Any, Any], TileProgram],
     *,
     tiling: type[Tiling],
-    problem: type[SpecModel],
+    problem: type[Sizes],
     precisions: Mapping[str, PartialSums] = PRECISIONS,
     hw: str = "ascend_910b2_x8",
     left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),

@@ -59,7 +59,9 @@ class BackwardFields(Tiling):
     )
     tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     method: Method = Field(
-        default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
+        default="apart",
+        description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory",
+        json_schema_extra=part_of("source"),
     )
     gradient: Literal["dq", "dk", "dv"] = Field(
         default="dq",

@@ -69,10 +69,8 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         summary=f"Triton's {called}, as recorded at {call.where}",
     )
     shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
-    exact = partial(_exact, call)
-    return tuple(
-        s.changed(declared=partial(_declared, call, s.declared), shapes=shapes, exact=exact) for s in schedules
-    )
+    stated: dict[str, Any] = {"shapes": shapes, "exact": partial(_exact, call), "is_stated": True}
+    return tuple(s.changed(declared=partial(_declared, call, s.declared), **stated) for s in schedules)
 
 
 def _numbers(call: Call) -> Any:

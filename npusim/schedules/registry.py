@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 from npusim.algorithms.flash import P_SCALE, Accumulate, ScaleIn, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
 from npusim.config.family import AS_FAMILY
-from npusim.config.layers import ModelProblem
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
-from npusim.config.problem import Dtype, KernelProblem, Problem
+from npusim.config.problem import Dtype, Problem, Sizes
 from npusim.config.tiling import Tiling, build_tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.family import CoreFamily
-    from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
     from npusim.ir.program import TileProgram
     from npusim.machines.published.kernel import PublishedKernel
@@ -47,13 +45,12 @@ REFERENCE = ("q", "k", "v", "problem", "row", "tiling")
 LARGEST_HEAD = 256
 #: Tokens beyond which no tile grows: every field of a tiling is smaller.
 LONG_ENOUGH = 8192
-#: How a problem of each kind is asked for.
-_ASKED_WITH: Mapping[str, str] = MappingProxyType(
+#: Errors of a schedule that lacks what a problem needs (`Sizes.needs`).
+_LACKING: Mapping[str, str] = MappingProxyType(
     {
-        "Problem": "sizes of attention: -w, --seq, ..., no --problem",
-        "GemmProblem": "a matrix product: --problem m=4096,n=4096,k=4096",
-        "CopyProblem": "a number of bytes: --problem bytes=1MiB",
-        "KernelProblem": "sizes by the names that its launch has: --problem M=4096,N=4096",
+        "scales": "schedule {} does not undo scales of float8 inputs; all must be 1",
+        "lengths": "lengths: schedule {} takes sequences of one length (--batch, --seq)",
+        "unseen": "unseen: schedule {} has no such choice: its kernel takes no `unseen`",
     }
 )
 #: A builder takes its own schedule's problem, tiling and precision classes.
@@ -105,6 +102,7 @@ class Schedule:
     ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
     0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
     grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
+    ``is_stated``: the fields of the tile that nobody names have the values of the recorded call, and none is chosen.
     """
 
     name: str
@@ -114,7 +112,7 @@ class Schedule:
     default_precision: str
     build: Builder
     tiling: _LateFields = _LateFields()
-    problem: type[SpecModel] = Problem
+    problem: type[Sizes] = Problem
     reads_scales: bool = False
     hw: str = ""
     study: Callable[[Any, DeviceSpec], str] | None = None
@@ -140,11 +138,12 @@ class Schedule:
     #: Shape and format of each tensor of a recorded launch, which says no size by name, under ``tensors``.
     shapes: Mapping[str, Any] = field(default_factory=dict)
     grows: Callable[[Any, Any], Collection[str]] = lambda *_of: ()
+    is_stated: bool = False
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
             raise SpecError(f"schedule {self.name}: models: no {wrong[0]!r}{choices(wrong[0], IGNORABLE)}")
-        if self.reference is not None and issubclass(self.problem, Problem):
+        if self.reference is not None and "attention" in self.problem.features:
             _check_reference(self.name, self.reference)
         try:
             file_name(self.name)  # runs are written to folders named after it
@@ -181,14 +180,14 @@ class Schedule:
     @property
     def has_bits(self) -> bool:
         """Whether the schedule has bits: attention and kernels of plain tensors have, whole models have not."""
-        return issubclass(self.problem, Problem | KernelProblem) and not issubclass(self.problem, ModelProblem)
+        return self.problem.has_bits
 
     @property
     def against(self) -> str:
         """Name of the reference from which errors of the bits are measured, in words."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
-        if not issubclass(self.problem, Problem):
+        if "attention" not in self.problem.features:
             return "the kernel itself in float64"
         seen = " of the visible keys" if self.sees else ""
         hooked = " (without the hook of scores, which reference= can include)" if self.is_hooked else ""
@@ -196,11 +195,7 @@ class Schedule:
 
     def sized(self, problem: AnyProblem) -> AnyProblem:
         """Return the problem with the usual sizes in place of missing ones, and switches as 0 or 1."""
-        if not self.sizes or not isinstance(problem, KernelProblem):
-            return problem
-        known, sizes = self.sizes, problem.sizes
-        switches = {n: int(x) for n, x in sizes.items() if isinstance(x, bool) and isinstance(known.get(n), bool)}
-        return KernelProblem(**{n: int(size) for n, size in known.items()} | problem.model_dump() | switches)
+        return problem.with_usual(self.sizes) if self.sizes else problem
 
     def program(
         self, problem: AnyProblem, tiling: Tiling, device: DeviceSpec, precision: Precision, *, is_hinted: bool = True
@@ -242,8 +237,7 @@ class Schedule:
         notes = program.notes
         if self.study and (study := self.study(problem, device)):
             notes = (study, *notes)
-        size = max(problem.head_dim, problem.value_head_dim) if isinstance(problem, Problem) else 0
-        if size > LARGEST_HEAD:
+        if (size := problem.widest_head) > LARGEST_HEAD:
             beyond = f"{LARGEST_HEAD}, the most that FlashAttention-2's kernels take"
             notes = (*notes, f"head size: {size} is beyond {beyond}")
         return replace(program, notes=notes)
@@ -252,19 +246,17 @@ class Schedule:
         if why := self.unsupported(device):
             raise SpecError(f"{self.name}: {why}")
         if not isinstance(problem, self.problem):
-            wanted = _ASKED_WITH.get(self.problem.__name__, "sizes of a layer (-w, --seq) on a node")
+            wanted = self.problem.asked_with
             if self.sizes:
                 stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
                 wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
             raise SpecError(f"schedule {self.name} needs {wanted}")
-        if self.sizes and isinstance(problem, KernelProblem):
+        if self.sizes:
             self._check_sizes(problem.sizes)
-        if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
-            raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
-        if isinstance(problem, Problem) and problem.lengths and not self.takes_lengths:
-            raise SpecError(f"lengths: schedule {self.name} takes sequences of one length (--batch, --seq)")
-        if isinstance(problem, Problem) and problem.unseen and not self.takes_unseen:
-            raise SpecError(f"unseen: schedule {self.name} has no such choice: its kernel takes no `unseen`")
+        able = {"scales": self.reads_scales, "lengths": self.takes_lengths, "unseen": self.takes_unseen}
+        for name, lacking in _LACKING.items():
+            if name in problem.needs and not able[name]:
+                raise SpecError(lacking.format(self.name))
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
         """Raise `SpecError` for a size that is none of the schedule's, or no whole number; a switch is 0 or 1."""
@@ -284,12 +276,7 @@ class Schedule:
         """Return a builder of a program with few of the tiles of ``problem``: the fit does not depend on their
         number.
         """
-        if isinstance(problem, Problem):
-            problem = problem.sequence(problem.lengths.index(problem.seq_kv)) if problem.lengths else problem
-            few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
-            if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
-                few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
-            problem = problem.model_copy(update=few)
+        problem = problem.few(LONG_ENOUGH)
         return lambda tiling: self.build(problem, tiling, device, precision)
 
 

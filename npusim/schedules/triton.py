@@ -526,10 +526,10 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
 
 def names_of(problem: Any) -> dict[str, Any]:
     """Return the names that a launch's expressions may use, with their values for a problem."""
-    if isinstance(problem, KernelProblem):
+    p = problem.attention
+    if p is None:
         made = partial(_tensor, problem.dtype)
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
-    p = problem
     for name, filled in zip(("head_dim", "value_head_dim"), p.filled, strict=True):
         if filled:
             why = "is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 
 from npusim.config.load import load_device
 from npusim.config.messages import choices
 from npusim.config.outside import with_origin
-from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
-from npusim.numerics.evaluate import KernelOutput, evaluate, execute_rows, variant_rows
+from npusim.numerics.evaluate import evaluate, execute_rows, variant_rows
 from npusim.numerics.inputs import (
     array_source,
     drawn_source,
     kernel_source,
+    recipe_source,
     stored_source,
     with_filled_heads,
     with_followers,
@@ -30,13 +32,14 @@ from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
-    from npusim.config.problem import KernelProblem
+    from npusim.config.problem import KernelProblem, Problem
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import BlockRows, Programs
+    from npusim.ir.tile import GlobalTensor
+    from npusim.numerics.evaluate import BlockRows, Output, Programs
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
     from npusim.simulation.plan import Plan
@@ -45,44 +48,183 @@ if TYPE_CHECKING:
 EXACT_DEVICE = "xeon_avx512"
 
 
-def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
+@dataclass(frozen=True)
+class Subject(ABC):
+    """The result of a plan's program, in the view of all who compute its bits: sizes, inputs, float64 result."""
+
+    #: Word of `Sizes.features` for problems with such results.
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def output(self) -> Output:
+        """Sizes of the result."""
+
+    @property
+    def attention(self) -> Problem | None:
+        """The attention; None where the inputs are plain tensors."""
+        return None
+
+    @property
+    def plain(self) -> Mapping[str, GlobalTensor]:
+        """Plain tensors that the program reads, by name."""
+        return {}
+
+    @abstractmethod
+    def source(self, plan: Plan) -> HeadSource:
+        """Return the inputs: the given ones, or those of the recipe."""
+
+    @abstractmethod
+    def changed_source(
+        self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
+    ) -> HeadSource:
+        """Return the inputs with ``change`` applied to those that are given, or drawn from ``seed``.
+
+        ``is_padded``: keys that no query sees are NaN.
+        """
+
+    @abstractmethod
+    def read_heads(self, heads: Collection[int]) -> dict[str, tuple[int, int]]:
+        """Return batches and heads of the inputs that some heads of the result read, by name."""
+
+    @abstractmethod
+    def exact(self, plan: Plan, program: TileProgram) -> dict[str, Any]:
+        """Return the arguments of `evaluate` for the float64 result; raise `TensorError` for a tensor that nothing
+        reads.
+        """
+
+
+@dataclass(frozen=True)
+class AttentionSubject(Subject):
+    """The result of an attention."""
+
+    problem: Problem
+    kind: ClassVar[str] = "attention"
+
+    @property
+    def output(self) -> Output:
+        """The problem, which has the sizes."""
+        return self.problem
+
+    @property
+    def attention(self) -> Problem | None:
+        """The problem."""
+        return self.problem
+
+    def source(self, plan: Plan) -> HeadSource:
+        """Return Q, K and V: the given ones, or those of the recipe."""
+        problem = self.problem
+        if plan.tensors is None:
+            source = drawn_source(problem)
+        else:
+            source = stored_source(without_padding(array_source(plan.tensors, problem.data), problem), problem)
+            source = with_filled_heads(source, problem)
+        return with_padding(source, problem) if plan.request.padding else source
+
+    def changed_source(
+        self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
+    ) -> HeadSource:
+        """Return changed Q, K and V; see `Subject`."""
+        problem = self.problem
+        given = plan.tensors and without_padding(array_source(plan.tensors, problem.data), problem)
+        source = drawn_source(problem, change(given or recipe_source(problem, seed)))
+        return with_padding(source, problem) if is_padded or plan.request.padding else source
+
+    def read_heads(self, heads: Collection[int]) -> dict[str, tuple[int, int]]:
+        """Return batches and heads of Q, K and V, whole groups."""
+        p = self.problem
+        of_keys = 1 + max(heads) // p.group_size
+        return {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
+
+    def exact(self, plan: Plan, _program: TileProgram) -> dict[str, Any]:
+        """Return the reference of attention, and its stored results."""
+        return {"reference": partial(_reference, plan), "exact": plan.exact}
+
+
+@dataclass(frozen=True)
+class TensorSubject(Subject):
+    """The result of a kernel of plain tensors, in the names of an attention's problem, and its ``inputs``."""
+
+    batch: int
+    heads: int
+    seq_q: int
+    output_cols: int
+    inputs: tuple[GlobalTensor, ...]
+    kind: ClassVar[str] = "plain"
+    key_count: ClassVar[int] = 1
+    head_dim: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, program: TileProgram) -> Self:
+        """Return the subject of a program."""
+        o = program.tensors["o"]
+        inputs = (
+            t
+            for n, t in program.tensors.items()
+            if t.role in ("input", "constant") and n not in program.constants and not t.of
+        )
+        return cls(o.batch, o.heads * o.packed, o.rows // o.packed, o.cols, tuple(inputs))
+
+    @property
+    def output(self) -> Output:
+        """The subject itself, which has the sizes."""
+        return self
+
+    @property
+    def plain(self) -> Mapping[str, GlobalTensor]:
+        """The inputs by name."""
+        return {t.name: t for t in self.inputs}
+
+    @property
+    def query_count(self) -> int:
+        """Rows of a head, of all batches."""
+        return self.batch * self.seq_q
+
+    def source(self, plan: Plan) -> HeadSource:
+        """Return the inputs by name: the given ones, else drawn ones."""
+        return self._source(plan)
+
+    def changed_source(
+        self, plan: Plan, change: Callable[[HeadSource], HeadSource], seed: int, *, is_padded: bool
+    ) -> HeadSource:
+        """Return changed inputs; see `Subject`.  Their seed is the problem's, and there are no keys to pad."""
+        return self._source(plan, change)
+
+    def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
+        """Return the inputs, ``change`` applied to those that do not follow from others."""
+        source = kernel_source(self.inputs, cast("KernelProblem", plan.problem).seed, plan.tensors)
+        given = plan.tensors or ()
+        follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items() if n not in given}
+        return with_followers(change(source) if change else source, self.inputs, follows)
+
+    def read_heads(self, heads: Collection[int]) -> dict[str, tuple[int, int]]:
+        """Return batches and heads of all inputs."""
+        return {t.name: (t.batch, t.heads) for t in self.inputs}
+
+    def exact(self, plan: Plan, program: TileProgram) -> dict[str, Any]:
+        """Return the function for rows of the kernel in float64, where each given tensor is read by something."""
+        if not plan.request.is_launch:  # tensors of a launch may include those that it writes
+            _check_read(plan.tensors or {}, program)
+        return {"exact_rows_of": partial(_exact_rows, plan, self), "exact": plan.exact}
+
+
+def subject_of(plan: Plan, program: TileProgram) -> Subject:
     """Return the subject of a program of the plan: an attention, or rows of plain tensors."""
-    return plan.problem if isinstance(plan.problem, Problem) else KernelOutput.of(program)
+    problem = plan.problem.attention
+    return TensorSubject.of(program) if problem is None else AttentionSubject(problem)
 
 
-def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
-    """Return the inputs: the given ones, or those of the recipe."""
-    if problem in plan.sources:
-        return plan.sources[problem]
-    if isinstance(problem, KernelOutput):
-        return plan.sources.setdefault(problem, plain_source(plan, problem))
-    if plan.tensors is None:
-        source = drawn_source(problem)
-    else:
-        source = stored_source(without_padding(array_source(plan.tensors, problem.data), problem), problem)
-        source = with_filled_heads(source, problem)
-    return plan.sources.setdefault(problem, with_padding(source, problem) if plan.request.padding else source)
-
-
-def plain_source(
-    plan: Plan, subject: KernelOutput, change: Callable[[HeadSource], HeadSource] | None = None
-) -> HeadSource:
-    """Return the inputs of a kernel of plain tensors, ``change`` applied to those that do not follow from others."""
-    source = kernel_source(subject.inputs, cast("KernelProblem", plan.problem).seed, plan.tensors)
-    given = plan.tensors or ()
-    follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items() if n not in given}
-    return with_followers(change(source) if change else source, subject.inputs, follows)
+def source_of(plan: Plan, subject: Subject) -> HeadSource:
+    """Return the inputs of a subject, drawn or read once for a plan."""
+    if subject not in plan.sources:
+        plan.sources[subject] = subject.source(plan)
+    return plan.sources[subject]
 
 
 def bits_of(plan: Plan, program: TileProgram, **how: Any) -> NumericResult:
     """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
     subject = subject_of(plan, program)
-    if isinstance(subject, KernelOutput):
-        if not plan.request.is_launch:  # tensors of a launch may include those that it writes
-            _check_read(plan.tensors or {}, program)
-        how["exact_rows_of"] = partial(_exact_rows, plan, subject)
-    how |= {"reference": partial(_reference, plan), "exact": plan.exact}
-    return evaluate(program, subject, source_of(plan, subject), **how)
+    return evaluate(program, subject.output, source_of(plan, subject), **subject.exact(plan, program), **how)
 
 
 def _check_read(given: Iterable[str], program: TileProgram) -> None:
@@ -99,19 +241,19 @@ def compared_variants(
 ) -> tuple[BlockRows, int, dict[str, NDArray[Any]]]:
     """Return `compared_rows` of the run, and the same rows of variants of its program."""
     subject, r = subject_of(plan, program), plan.request
-    return variant_rows(program, subject, source_of(plan, subject), variants, rows=r.rows, heads=r.heads)
+    return variant_rows(program, subject.output, source_of(plan, subject), variants, rows=r.rows, heads=r.heads)
 
 
 def exact_rows(plan: Plan, problem: Problem, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
     """Return rows of a plan's attention in float64, (rows, dv), for a ``problem`` that may have another scale."""
-    source = source_of(plan, cast("Problem", plan.problem))
+    source = source_of(plan, AttentionSubject(cast("Problem", plan.problem)))
     shared = {"q": head, "k": head // problem.group_size, "v": head // problem.group_size}
     q, k, v = (widen(source(n, batch, of)).astype(np.float64) for n, of in shared.items())
     of_head = _reference(plan, q[row : row + rows], k, v, problem.sequence(batch), row, head)
     return of_head[:, : problem.output_cols]
 
 
-def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
     """Return rows of a kernel of plain tensors in float64: by its own reference, else by the kernel itself."""
     source = source_of(plan, subject)
 

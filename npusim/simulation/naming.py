@@ -6,7 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ LONGEST_FOLDER = 200
 
 def inputs_of(plan: Plan) -> str:
     """Return the name of the inputs, for the record."""
-    drawn = plan.problem.drawn if isinstance(plan.problem, Problem) else ()
+    drawn = plan.problem.drawn
     return _given_or_drawn(plan) + (f"; drawn: {', '.join(drawn)}" if drawn else "")
 
 
@@ -30,13 +29,7 @@ def _given_or_drawn(plan: Plan) -> str:
     tensors = plan.request.tensors
     if tensors is not None:
         return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
-    if isinstance(plan.problem, KernelProblem):
-        return f"normal, seed {plan.problem.seed}"
-    if not isinstance(plan.problem, Problem):
-        return "none"
-    data = plan.problem.data
-    seed = getattr(data, "seed", None)
-    return data.kind if seed is None else f"{data.kind}, seed {seed}"
+    return plan.problem.recipe
 
 
 def digest_of(plan: Plan) -> str:
@@ -68,12 +61,8 @@ def sizes_of(plan: Plan) -> str:
 
 def folder_of(plan: Plan) -> str:
     """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of the other options."""
-    r, p = plan.request, plan.problem
-    if isinstance(p, Problem):
-        lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
-        shape = f"{r.title(plan.workload)}-{lengths}"
-    else:
-        shape = sizes_of(plan)
+    r = plan.request
+    shape = plan.problem.folder(r.title(plan.workload)) or sizes_of(plan)
     name = "_".join("-".join(filter(None, (plan.schedule.name, shape, plan.device.name))).split())
     are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
     is_all = are_packaged and not plan.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES

@@ -29,7 +29,7 @@ from npusim.schedules import SCHEDULES
 from npusim.schedules.define import machine_of
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
-from npusim.simulation.evaluation import source_of
+from npusim.simulation.evaluation import AttentionSubject, source_of
 from npusim.simulation.naming import inputs_of
 from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.request import Request
@@ -236,7 +236,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
         whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
     attention = child_program(child, device, whole)
     r = plan.request
-    return evaluate(attention, whole, source_of(plan, problem), rows=r.rows, progress=r.progress)
+    return evaluate(attention, whole, source_of(plan, AttentionSubject(problem)), rows=r.rows, progress=r.progress)
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
@@ -246,7 +246,7 @@ def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
         kv_heads = plan.tensors["k"].shape[1]
     elif heads == plan.workload.heads:
         kv_heads = plan.workload.kv_heads
-    source, matrix, size = source_of(plan, layer), plan.projection, layer.value_head_dim
+    source, matrix, size = source_of(plan, AttentionSubject(layer)), plan.projection, layer.value_head_dim
     if matrix is None:
         return LayerInputs(source, projection_source(layer, heads, layer.hidden), kv_heads)
     return LayerInputs(source, lambda head: matrix[head * size : (head + 1) * size], kv_heads)

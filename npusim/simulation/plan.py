@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.scores import GivenBias
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, indices
+from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.registry import Precision
+    from npusim.simulation.evaluation import Subject
     from npusim.simulation.inputs import Tensors
-    from npusim.simulation.request import Groups, Layout, Request
+    from npusim.simulation.request import Groups, Request
 
 #: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
 PAIR_S = 0.4e-6
@@ -80,7 +81,7 @@ class Plan:
     #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
     #: tensors by tiling: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
-    sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
+    sources: dict[Subject, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
     exact_rows: dict[Tiling, Callable[..., NDArray[Any]]] = field(default_factory=dict, repr=False, compare=False)
     exact_results: dict[Tiling, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -114,9 +115,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
     schedule = find_schedule(r.schedule, device.family)
     conditions = {
         "workload": r.problem is None,
-        "model": r.problem is None or isinstance(r.problem, Problem),
-        "attention": issubclass(schedule.problem, Problem),
-        "plain": issubclass(schedule.problem, KernelProblem),  # no need of an option by itself
+        "model": r.problem is None or "model" in r.problem.features,
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,
@@ -124,6 +123,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
+    features |= schedule.problem.features & {"attention", "plain"}
     request.refuse_unread(features, schedule.sizes)
     return schedule, device, features
 
@@ -140,7 +140,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
     scales, stated, reading = dict[str, float](), dict[str, Any](), ""
-    if isinstance(request.problem, KernelProblem):
+    if request.problem is not None and "plain" in request.problem.features:
         tensors = kernel_tensors(request)
     else:
         tensors, scales, stated = chosen_tensors(request, workload)
@@ -151,12 +151,14 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
-    problem = _stored(_seeded(schedule.sized(problem), request.seed), request.layout, scales)
-    if tensors is not None and not isinstance(problem, KernelProblem):
+    problem = schedule.sized(problem)
+    problem = (problem if request.seed is None else problem.with_seed(request.seed)).stored_as(request.layout, scales)
+    if tensors is not None and "plain" not in problem.features:
         where = request.tensors if isinstance(request.tensors, str | Path) else "tensors"
-        check_finite(tensors, problem if isinstance(problem, Problem) else None, where)
+        check_finite(tensors, problem.attention, where)
     if "bias" in stated:
-        problem = _biased(problem, cast("Tensors", tensors)["bias"], stated["bias"])
+        bias = cast("Tensors", tensors)["bias"]
+        problem = problem.with_bias(GivenBias(bias, sha256(bias.tobytes()).hexdigest()), stated["bias"])
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
         named = str(getattr(problem, "dtype", "float16"))  # partial sums in the format of the inputs
@@ -167,7 +169,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if node is None:
         tiling = schedule.declared(tiling, device, problem, precision)
     ignored: tuple[str, ...] = ()
-    if request.problem is None and isinstance(problem, Problem):
+    if request.problem is None and "model" in problem.features:
         ignored = workload.ignored(request.ignore, schedule.models)
     is_open = node is None and not isinstance(request.tiling, Tiling)
     inputs = tensors, projection, ignored, reading
@@ -256,32 +258,6 @@ def problem_of_tensors(
         **kept,
         dtype=str(q.dtype),
     )
-
-
-def _biased(problem: AnyProblem, bias: NDArray[Any], kind: str) -> Problem:
-    """Return the problem with the bias that is given; raise `SpecError` where it has none, as a layer of a node."""
-    if not isinstance(problem, Problem) or problem.bias != kind:
-        raise SpecError(f"bias: the tensors have one, {kind}, which attention on one device reads; leave the key out")
-    return problem.with_bias(GivenBias(bias, sha256(bias.tobytes()).hexdigest()))
-
-
-def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
-    if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
-        return problem
-    return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
-
-
-def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
-    if seed is not None and isinstance(problem, KernelProblem):
-        return problem.model_copy(update={"seed": seed})
-    if seed is None or not isinstance(problem, Problem):
-        return problem
-    if "seed" not in type(problem.data).model_fields:
-        raise SpecError(f"seed: inputs of kind {problem.data.kind} are not drawn; leave it out")
-    if seed < 0:
-        raise SpecError(f"seed: {seed} must be at least 0")
-    data = problem.data.model_copy(update={"seed": seed})
-    return problem.model_copy(update={"data": data})
 
 
 def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt: str) -> AnyProblem:

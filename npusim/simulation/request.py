@@ -641,7 +641,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where its value has none."""
-    from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem
+    from npusim.config.problem import Sizes
     from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)
@@ -649,8 +649,10 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         return [(name.split("/")[not value], "")]
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
-    if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
-        value = [f"{key}={format_value(item)}" for key, item in value.model_dump(exclude_defaults=True).items()]
+    if isinstance(value, Sizes):
+        if (sizes := value.named_sizes()) is None:
+            return None
+        value = [f"{key}={format_value(item)}" for key, item in sizes.items()]
         if not value:  # of a recorded call
             return []
     if isinstance(value, dict | MappingProxyType):

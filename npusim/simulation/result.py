@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.bands import validated
 from npusim.config.device_tables import ESTIMATED
-from npusim.config.layers import ModelProblem
-from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError
 from npusim.simulation.naming import digest_of, folder_of, inputs_of, sizes_of
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from npusim.config.bands import Validated
     from npusim.config.device import DeviceSpec
@@ -169,12 +167,8 @@ def result_of(
     title = request.title(plan.workload)
     if plan.machine.node is not None:
         name = f"{request.schedule}-{plan.device.name}-{title}"
-    elif isinstance(problem, Problem):
-        name = f"{plan.schedule.name}-{title}-{problem.seq_kv}"
-    elif isinstance(problem, KernelProblem):
-        name = "-".join(filter(None, (plan.schedule.name, sizes_of(plan))))
     else:
-        name = f"{plan.schedule.name}-{problem.flops() or 'bytes'}"
+        name = problem.run_name(plan.schedule.name, title, sizes_of(plan))
     result = RunData(
         name=name,
         schedule=request.schedule,
@@ -191,7 +185,7 @@ def result_of(
         spread=bits.spread,
         orders=bits.orders,
         finite=bits.finite,
-        notes=(*notes, *_cache_note(plan), *_filled_note(plan.problem), *bits.notes),
+        notes=(*notes, *_cache_note(plan), *problem.notes(), *bits.notes),
         ignored=plan.ignored,
         presets=presets,
         compared=bits.compared,
@@ -204,19 +198,9 @@ def result_of(
 
 def _cache_note(plan: Plan) -> tuple[str, ...]:
     """Return the note on a cache of latents whose K and V are read expanded."""
-    problem = plan.problem.attention if isinstance(plan.problem, ModelProblem) else plan.problem
-    note = plan.workload.expanded_cache(problem) if isinstance(problem, Problem) and plan.tensors is None else ""
+    problem = plan.problem.attention
+    note = "" if problem is None or plan.tensors is not None else plan.workload.expanded_cache(problem)
     return (note,) if note else ()
-
-
-def _filled_note(problem: AnyProblem) -> Iterator[str]:
-    """Yield the padded head sizes, which products, transfers and buffers use."""
-    if isinstance(problem, Problem) and any(problem.filled):
-        full = problem.head_dim, problem.value_head_dim
-        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
-        listed = ", ".join(f"{name} {size - count} is padded to {size}" for name, size, count in pairs if count)
-        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
-        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, transfers and buffers, included in the time"
 
 
 def with_evidence(result: RunData) -> RunData:

@@ -100,9 +100,10 @@ class Compared:
 
 def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
     """Return so many rows of the result of another program of the plan."""
-    (batch, head, row), problem = at, subject_of(plan, program)
+    (batch, head, row), subject = at, subject_of(plan, program)
     only: Any = {"batches": {batch}, "most": count}
-    return execute_rows(program, source_of(plan, problem), [row], {head}, **only)[1][at][:, : problem.output_cols]
+    rows = execute_rows(program, source_of(plan, subject), [row], {head}, **only)[1][at]
+    return rows[:, : subject.output.output_cols]
 
 
 #: What a precision's field says the rounding of.
@@ -185,10 +186,12 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
 
 def other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem."""
-    problem: Any = plan.problem
-    for other in () if plan.schedule.reference else SCHEDULES.values():  # a reference: others compute something else
-        fits = other.family == plan.device.family and other.problem is Problem is plan.schedule.problem
-        if other is not plan.schedule and fits and (other.reads_scales or not problem.is_scaled):
+    own = plan.schedule
+    if own.reference or plan.problem.attention is None:  # others compute something else
+        return
+    for other in SCHEDULES.values():
+        fits = other.family == plan.device.family and other.problem is Problem is own.problem
+        if other is not own and fits and (other.reads_scales or "scales" not in plan.problem.needs):
             yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
 
 

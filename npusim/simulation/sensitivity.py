@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.config.layers import ModelProblem
 from npusim.config.load import reader_of
 from npusim.config.node import load_machine
 from npusim.errors import SpecError
@@ -44,7 +43,7 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     this run used: each is changed by a fifth in both directions and the program timed again.  Whole numbers
     are rounded.
     """
-    if isinstance(result.problem, ModelProblem):
+    if "models" in result.problem.features:
         raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
     listed, templates = [], Templates(result.program)
     for key, fact in _doubtful(result):

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.outside import with_origin
-from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
@@ -102,7 +101,7 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
     words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(problem, "dtype", ""))
     if r.numerics and all(isinstance(word, str) for word in words):
         return compiled_meanwhile("npusim.simulation.warm", *map(str, words))
-    is_long = isinstance(problem, Problem) and problem.heads * problem.query_count > LONG_ROWS
+    is_long = problem.output_rows() > LONG_ROWS
     return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
 
 
@@ -128,7 +127,7 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         return ()
     own, other = kinds
     problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
-    if not isinstance(problem, Problem) or problem == plan.problem:
+    if problem == plan.problem:
         return ()
     try:
         built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
@@ -179,19 +178,17 @@ class Others:
 
 def _others(plan: Plan, program: TileProgram) -> Others:
     """Return the function for results that another process computes while this one computes the run's own."""
-    if not isinstance(plan.problem, Problem):
-        return Others({}, ())
     at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
     return Others(variants, tuple(_presets(plan, at, count)))
 
 
 def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others] | None = None) -> ComputedBits:
-    """Return the bits of an attention program, with their uncertainty and finite alternatives.
+    """Return the bits of a program, with their uncertainty and finite alternatives.
 
     ``others`` gives variants that are computed elsewhere.
     """
     r = plan.request
-    if not isinstance(plan.problem, Problem | KernelProblem):
+    if not plan.problem.has_bits:
         return ComputedBits()
     variants = None if others else assumed_variants(program, plan)
     bits = bits_of(
@@ -201,7 +198,7 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
-    padding = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    padding = (padding_note(p, bits),) if r.padding and (p := plan.problem.attention) else ()
     notes = (*padding, *inputs_notes(program, plan.tensors, bits))
     bits = replace(bits, against=plan.schedule.against)
     return ComputedBits(bits, spread, finite=finite, compared=compared, notes=notes)
@@ -214,7 +211,7 @@ def _beside(
 
     Their errors cover the same rows, a sample of the run's: `Compared`.
     """
-    if not (bits.rows and isinstance(plan.problem, Problem)):
+    if not bits.rows:
         return ()
     compared = Compared.of(bits)
     presets = list(others().presets if others else _presets(plan, compared.at, len(compared.rows)))

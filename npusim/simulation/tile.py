@@ -3,9 +3,11 @@ offers.
 
 The rule.  A schedule's declared tile is first: it is the tile of the published kernel.  The machine then offers
 settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and used where the call
-is at least `WORTH` faster.  Fields that were named keep their values.  Tiles of a long call are compared on a shorter
-one (`judged_problem`); the fastest of them, the declared one and, where numbers of the device were changed, the choice
-for the unchanged device are compared again on the call itself, or on a part of it (`final_problem`).
+is at least `WORTH` faster.  A kernel of plain tensors has no such list: its tile is walked along the values that its
+fields declare, field after field, as long as the call gets faster (`_in_steps`).  Fields that were named keep their
+values.  Tiles of a long attention are compared on a shorter one (`judged_problem`); the fastest of them, the declared
+one and, where numbers of the device were changed, the choice for the unchanged device are compared again on the call
+itself, or on a part of it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
 from npusim.config import outside
-from npusim.config.problem import Problem
-from npusim.config.tiling import BEST, SEARCHED, build_tiling, tile_fields, tiling_fields, word_of
+from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
+from npusim.schedules import is_launch
 from npusim.schedules.define import machine_class, machine_of
 from npusim.simulation.classes import class_key
 from npusim.simulation.ranking import Prediction, predicted, ranked, steady
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from npusim.config.device import DeviceSpec, L2State
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.schedules import Schedule
@@ -56,6 +59,8 @@ PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
 #: Pairs up to which tiles are compared again on the call as it is: where a mask makes blocks differ, and where all are
 #: alike, so that few of them are simulated.
 FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
+#: Tiles that are simulated for a call whose tile is chosen step by step.
+MOST_TRIED = 32
 #: Heads of keys below which a call is made shorter rather than one of fewer heads.
 HEADS = 8
 
@@ -137,8 +142,11 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
         on = replace(plan, device=device)
         reached: list[dict[str, object]] = [{}]
         groups: list[list[dict[str, object]]] = [[{}]]
+        if _may_choose(on) and is_chosen_in_steps(on.schedule):
+            yield program_of(plan, is_hinted=False)
+            return
         if _may_choose(on):
-            groups += _groups(device, cast("Problem", on.problem), on.tiling, on.tiling.model_fields_set, standing)
+            groups += _groups(device, on.problem, on.tiling, on.tiling.model_fields_set, standing)
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
                 for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
@@ -216,7 +224,7 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
 def choose_tile(plan: Plan) -> TileChoice:
     """Return the chosen fields, among those without a named value: one rule for all callers that build a plan.
 
-    None are chosen on a device without times, nor for problems other than attention.
+    None are chosen on a device without times, nor for a library's products, copies and rows: the library chooses them.
     """
     if not _may_choose(plan):
         return TileChoice()
@@ -239,11 +247,25 @@ def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
 
 
 def _may_choose(plan: Plan) -> bool:
-    return plan.is_open and isinstance(plan.problem, Problem) and plan.device.is_timed
+    features = plan.schedule.problem.features
+    return plan.is_open and bool(features) and not plan.schedule.is_stated and plan.device.is_timed
+
+
+def is_chosen_in_steps(schedule: Schedule) -> bool:
+    """Return whether a schedule's tile is chosen step by step: no machine lists tiles of a kernel of plain tensors."""
+    return "plain" in schedule.problem.features and not schedule.is_stated
+
+
+def _axes(
+    schedule: Schedule, device: DeviceSpec, tiling: Tiling, named: Collection[str]
+) -> dict[str, tuple[object, ...]]:
+    """Return the declared values of the tile's fields that nobody named, without those that a search leaves alone."""
+    left = {*schedule.left(device), *machine_of(device).decided(tiling), *named}
+    return {n: values for n, values in declared(type(tiling)).items() if n not in left}
 
 
 def _groups(
-    device: DeviceSpec, problem: Problem, tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
+    device: DeviceSpec, problem: AnyProblem, tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
 ) -> list[list[dict[str, object]]]:
     """Return the settings that the rule tries, group by group; see `_open`."""
     return [list(_open(group, tiling, named, standing)) for group in machine_of(device).settings(tiling, problem)]
@@ -251,7 +273,14 @@ def _groups(
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     """Return the tiling fields that the rule may choose where nobody names them."""
-    if not issubclass(schedule.problem, Problem) or not device.is_timed:
+    if is_chosen_in_steps(schedule) and device.is_timed:
+        return frozenset(_axes(schedule, device, build_tiling(schedule.tiling, {}), ()))
+    return listed_fields(schedule, device)
+
+
+def listed_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
+    """Return the tiling fields whose settings the machine lists: none but of attention."""
+    if "attention" not in schedule.problem.features or not device.is_timed:
         return frozenset()
     settings = machine_of(device).settings(build_tiling(schedule.tiling, {}), None)
     return frozenset(n for group in settings for s in group for n in s) & tile_fields(schedule.tiling)
@@ -272,7 +301,7 @@ def _of_content(_content: str) -> dict[str, Itself]:
 def _choice(
     schedule: Itself,
     device: Itself,
-    problem: Problem,
+    problem: AnyProblem,
     precision: Any,
     tiling: Tiling,
     named: frozenset[str],
@@ -287,11 +316,16 @@ def _choice(
 
     def made() -> list[object]:
         trial = _Trial(schedule.thing, device.thing, problem, judged_problem(problem), precision, tiling, l2)
-        fields, note = _tried_out(trial, groups, dict(usual or ()))
+        if axes:
+            fields, note = _in_steps(trial, axes, dict(usual or ()))
+        else:
+            fields, note = _tried_out(trial, groups, dict(usual or ()))
         return [dict(fields), note]
 
-    groups = _groups(device.thing, problem, tiling, named)
-    if not any(groups):
+    is_stepped = is_chosen_in_steps(schedule.thing)
+    axes = _axes(schedule.thing, device.thing, tiling, named) if is_stepped else {}
+    groups = [] if is_stepped else _groups(device.thing, problem, tiling, named)
+    if not (axes or any(groups)):
         return TileChoice()
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
 
@@ -305,7 +339,7 @@ def remembered(
     attention, a kernel, a machine, and all that Python loaded for them.
     """
     files = _outside_files(schedule, device, call)
-    if files and (not issubclass(schedule.problem, Problem) or outside.sources(files) is None):
+    if files and (is_launch(schedule.name) or outside.sources(files) is None):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, files, device.model_dump_json(), *map(repr, call)
@@ -342,7 +376,7 @@ def _has_numba() -> bool:
 
 def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usual: Mapping[str, object]) -> TileChoice:
     """Return the choice among settings, group after group, and the fields ``usual``, than which it is no slower."""
-    tiling, declared = trial.tiling, trial.tried({})
+    declared = trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
@@ -356,9 +390,15 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
             best = final.better(best, tried.fields, by=WORTH)
         best = final.better(best, usual) if usual else best
         tries += f"; {final.count_in_words(is_last=True)}" if final is not trial else ""
+    chosen = {n for group in groups for setting in group for n in setting} | best.fields.keys()
+    return _as_choice(trial, declared, best, chosen, tries)
+
+
+def _as_choice(trial: _Trial, declared: _Tried | None, best: _Tried, chosen: Collection[str], tries: str) -> TileChoice:
+    """Return the choice of the best tile, with the values of all ``chosen`` fields in its note."""
+    tiling = trial.tiling
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared one, {tries}")
-    chosen = {n for group in groups for setting in group for n in setting} | best.fields.keys()
     values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}  # all: named so, they are this tile again
     named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
     words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
@@ -366,6 +406,45 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
     return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
+
+
+def _in_steps(trial: _Trial, axes: Mapping[str, tuple[object, ...]], usual: Mapping[str, object]) -> TileChoice:
+    """Return the choice among tiles that differ from the declared one by steps along the axes of fields.
+
+    Along an axis the walk goes on, in both directions, while the call gets faster or stays as it is: a size beyond a
+    tensor's changes nothing.  Axes are walked until none gains `WORTH`, or `MOST_TRIED` tiles were simulated.
+    """
+    declared = trial.tried({})
+    best = declared or _Tried(inf, {})
+    before = None
+    while best is not before and trial.count() < MOST_TRIED:
+        before = best
+        for name, values in axes.items():
+            for walk in _walks(values, best.fields.get(name, getattr(trial.tiling, name))):
+                best = _walked(trial, best, name, walk)
+    best = trial.better(best, usual) if usual else best
+    return _as_choice(trial, declared, best, best.fields.keys(), trial.count_in_words())
+
+
+def _walks(values: Sequence[object], own: object) -> list[list[object]]:
+    """Return the values of an axis above one, rising, and those below it, falling; words each by itself."""
+    if any(isinstance(v, str) for v in values) or not isinstance(own, int):
+        return [[v] for v in values if v != own]
+    numbers = [v for v in values if isinstance(v, int)]
+    return [[v for v in numbers if v > own], [v for v in reversed(numbers) if v < own]]
+
+
+def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _Tried:
+    """Return the best tile along a walk, which ends where a tile is slower, does not fit or is refused."""
+    for value in walk:
+        if trial.count() >= MOST_TRIED:
+            break
+        tried = trial.tried({**best.fields, name: value})
+        is_better = tried is not None and tried.seconds < best.seconds * (1 - WORTH)
+        if tried is None or tried.seconds > best.seconds or (is_better and trial.refusal(tried.fields)):
+            break
+        best = tried if is_better else best
+    return best
 
 
 def _open(
@@ -388,18 +467,22 @@ class _Trial:
 
     schedule: Schedule
     device: DeviceSpec
-    called: Problem
-    problem: Problem
+    called: AnyProblem
+    problem: AnyProblem
     precision: Precision
     tiling: Tiling
     l2: L2State | None
     _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
 
+    def count(self) -> int:
+        """Return the number of simulated tiles."""
+        return sum(tried is not None for tried in self._known.values())
+
     def count_in_words(self, *, is_last: bool = False) -> str:
         """Return the number of simulated tiles, and the part of the call that was simulated."""
-        count, p = sum(tried is not None for tried in self._known.values()), self.problem
-        part = f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
-        return f"of {count} tried" + (part if p != self.called else " on the call" if is_last else "")
+        if (p := self.problem.attention) is not None and self.problem != self.called:
+            return f"of {self.count()} tried on {p.batch * p.heads} heads of {p.seq_kv} tokens"
+        return f"of {self.count()} tried" + (" on the call" if is_last else "")
 
     def fastest(self) -> list[_Tried]:
         """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.
@@ -444,12 +527,14 @@ class _Trial:
         return _Tried(timing.latency_s, _changed(tiling, self.tiling) if fields else {})
 
 
-def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Problem:
-    """Return the problem that judges tiles of ``problem``: shorter, then with fewer heads, until cheap.
+def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> AnyProblem:
+    """Return the problem that judges tiles of an attention: shorter, then with fewer heads, until cheap; others as
+    they are.
 
     It has at most ``most`` pairs.  Fewer heads are tried first while there are more than ``heads`` of keys (0: never).
     """
-    p = problem
+    if (p := problem.attention) is None:
+        return problem
     while p.heads * p.pairs() > most:
         less: dict[str, object] = {}
         if not p.lengths and p.batch > 1:
@@ -465,10 +550,11 @@ def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Probl
     return p
 
 
-def final_problem(problem: Problem) -> Problem:
+def final_problem(problem: AnyProblem) -> AnyProblem:
     """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
 
     Sequences stay as long as there are `HEADS` of keys: L2 does not hold them where it does not hold all.
     """
-    are_alike = not problem.lengths and problem.pairs() == problem.batch * problem.seq_q * problem.seq_kv
+    p = problem.attention
+    are_alike = p is not None and not p.lengths and p.pairs() == p.batch * p.seq_q * p.seq_kv
     return judged_problem(problem, FINAL_PAIRS_ALIKE if are_alike else FINAL_PAIRS, HEADS)

@@ -13,7 +13,6 @@ import numpy as np
 
 from npusim import formats
 from npusim.config.messages import choices
-from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.formats.cast import widen
 from npusim.formats.float_format import format_of_dtype
@@ -22,8 +21,8 @@ from npusim.units import ascii_digits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from npusim.numerics.evaluate import KernelOutput
     from npusim.numerics.executor import HeadSource
+    from npusim.simulation.evaluation import Subject
 
 #: Aspects that differ from the base by name: a point of the search.
 Point = Mapping[str, float]
@@ -104,6 +103,8 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
         )
     }
 )
+#: The aspect by which inputs grow as a whole, by kind of subject.
+AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
 #: Aspects by a name for several.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -140,12 +141,12 @@ def bounded(text: str) -> tuple[Aspect, ...]:
     return (aspect.within(*numbers) if is_range else replace(aspect, values=numbers, is_range=False),)
 
 
-def aspects_of(over: Sequence[str], *, is_attention: bool, has_tail: bool) -> tuple[Aspect, ...]:
+def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspect, ...]:
     """Return the aspects that are named, or all that inputs of a call have.
 
     Raises `SpecError` for one that they do not have, but in a group, and for one that is there twice.
     """
-    able = {"", "attention" if is_attention else "plain", *(("tail",) if has_tail else ())}
+    able = {"", kind, *(("tail",) if has_tail else ())}
     named = [(a, text) for text in over or ("all",) for a in bounded(text)]
     if gone := [a.name for a, text in named if a.needs not in able and text not in GROUPS]:
         raise SpecError(f"--over {', '.join(gone)}: inputs of this call have no such aspect")
@@ -160,14 +161,14 @@ def words(point: Point) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in point.items()) or "the base"
 
 
-def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, seed: int) -> HeadSource:
+def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> HeadSource:
     """Return the inputs at a point: ``base``, (rows, columns) each, changed and rounded once.
 
     A value beyond the inputs' format becomes its largest finite number: inputs are finite.
     """
-    change = _of_attention if isinstance(problem, Problem) else _of_tensors
+    change, problem = _of_tensors if subject.attention is None else _of_attention, subject.attention
     # One row that all rows of a kernel take stays one.
-    shared = [] if isinstance(problem, Problem) else [t.name for t in problem.inputs if t.shared_rows > 1]
+    shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
 
     @cache
     def source(name: str, batch: int, head: int) -> NDArray[Any]:

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 import numpy as np
 
 from npusim import formats
-from npusim.config.problem import NormalData, Problem
+from npusim.config.problem import NormalData
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.executors import executor
 from npusim.formats import get_format
 from npusim.formats.cast import widen
 from npusim.formats.float_format import format_of_dtype
 from npusim.numerics.evaluate import SAMPLE_ROWS, chosen_heads
-from npusim.numerics.inputs import array_source, drawn_source, recipe_source, with_padding, without_padding
-from npusim.simulation.evaluation import bits_of, plain_source, subject_of
+from npusim.simulation.evaluation import Subject, bits_of, subject_of
 from npusim.simulation.naming import folder_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
 from npusim.simulation.result import ComputedBits, result_of
 from npusim.simulation.robustness import other_schedules
 from npusim.simulation.tile import program_of
-from npusim.stress.inputs import Aspect, Point, aspects_of, stressed, words
+from npusim.stress.inputs import AMPLITUDE, Aspect, Point, aspects_of, stressed, words
 from npusim.stress.ledger import Entry, Ledger, coarsest_step
 from npusim.units import ceil_div
 from npusim.validate.diff import alternatives
@@ -36,8 +35,9 @@ from npusim.validate.diff import alternatives
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Choice, KernelOutput, References
+    from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import Diagnosis, NumericResult
     from npusim.simulation.plan import Plan
@@ -111,7 +111,7 @@ class StressedRun:
     def calm(self) -> PointError:
         """The error on calm inputs."""
         plan, program = self.base
-        if not isinstance(p := plan.problem, Problem):
+        if (p := plan.problem.attention) is None:
             return self.outcome(plan, program, {})
         sizes = {"seq_kv": min(p.seq_kv, CALM_KEYS), "seq_q": min(p.seq_q, CALM_KEYS), "batch": 1, "causal_offset": 0}
         given = {"data": NormalData(), **dict.fromkeys(("q_scale", "k_scale", "v_scale"), 1.0)}
@@ -126,7 +126,7 @@ class StressedRun:
         """Return the plan and program for a point: the request's, without its tail of keys."""
         plan, tail = self.base[0], int(point.get("tail", 0))
         if tail and tail not in self._tails:
-            p = cast("Problem", plan.problem)
+            p = cast("Problem", plan.problem.attention)
             keys, queries = p.seq_kv - tail, p.seq_q - tail * (p.seq_q == p.seq_kv)
             if min(keys, queries) < 1:
                 raise SpecError(f"tail: {tail} of {p.seq_kv} keys leaves none")
@@ -134,14 +134,13 @@ class StressedRun:
             self._tails[tail] = built(replace(plan, problem=p.model_copy(update=sizes)))
         return self._tails[tail] if tail else self.base
 
-    def source(self, plan: Plan, subject: Problem | KernelOutput, point: Point) -> HeadSource:
+    def source(self, plan: Plan, subject: Subject, point: Point) -> HeadSource:
         """Return the inputs of a plan at a point."""
-        if not isinstance(subject, Problem):
-            return plain_source(plan, subject, lambda base: stressed(base, subject, point, self.seed))
-        given = plan.tensors and without_padding(array_source(plan.tensors, subject.data), subject)
-        base = given or recipe_source(subject, self.seed)
-        source = drawn_source(subject, stressed(base, subject, point, self.seed))
-        return with_padding(source, subject) if point.get("padding") or self.request.padding else source
+
+        def change(base: HeadSource) -> HeadSource:
+            return stressed(base, subject, point, self.seed)
+
+        return subject.changed_source(plan, change, self.seed, is_padded=bool(point.get("padding")))
 
     def bits(
         self, plan: Plan, program: TileProgram, point: Point, exact: References | None = None, **how: Any
@@ -153,14 +152,15 @@ class StressedRun:
         subject, rows = subject_of(plan, program), self.request.rows
         results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # of these inputs
         plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
-        if rows == "sample" and isinstance(subject, Problem) and not subject.lengths:  # where a block has fewer, too
-            rows = range(max(0, subject.seq_q - SAMPLE_ROWS), subject.seq_q)
+        p = subject.attention
+        if rows == "sample" and p is not None and not p.lengths:  # where a block has fewer, too
+            rows = range(max(0, p.seq_q - SAMPLE_ROWS), p.seq_q)
         return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
-    def heads(self, subject: Problem | KernelOutput) -> Choice:
+    def heads(self, subject: Subject) -> Choice:
         """Return the computed heads: the named ones, or as few as have `SAMPLE_ROWS` rows."""
-        heads = self.request.heads
-        return range(min(subject.heads, ceil_div(SAMPLE_ROWS, subject.query_count))) if heads == "sample" else heads
+        heads, output = self.request.heads, subject.output
+        return range(min(output.heads, ceil_div(SAMPLE_ROWS, output.query_count))) if heads == "sample" else heads
 
     def outcome(self, plan: Plan, program: TileProgram, point: Point) -> PointError:
         """Return the error of a plan's program at a point."""
@@ -173,11 +173,8 @@ class StressedRun:
 
     def sizes(self, plan: Plan, program: TileProgram) -> dict[str, tuple[int, int]]:
         """Return batches and heads of the inputs that the computed heads read, by name."""
-        p, subject = plan.problem, subject_of(plan, program)
-        if isinstance(p, Problem):
-            of_keys = 1 + max(chosen_heads(p, self.heads(p))) // p.group_size
-            return {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
-        return {t.name: (t.batch, t.heads) for t in cast("KernelOutput", subject).inputs}
+        subject = subject_of(plan, program)
+        return subject.read_heads(chosen_heads(subject.output, self.heads(subject)))
 
     def room(self, point: Point) -> Literal["more", "last", "none"]:
         """Return whether amplitudes may grow beyond a point's, or end with it or before it.
@@ -286,9 +283,10 @@ def examine(
     if not budget_s > 0:
         raise SpecError(f"--budget {budget_s}: give seconds above 0")
     begun, trial = time.monotonic(), StressedRun(replace(request, progress=None))
-    p = trial.base[0].problem
-    has_tail = isinstance(p, Problem) and not (request.tensors or p.lengths or p.documents) and request.rows == "sample"
-    aspects = aspects_of(over, is_attention=isinstance(p, Problem), has_tail=has_tail)
+    subject, is_given = subject_of(*trial.base), request.tensors is not None
+    p = subject.attention
+    has_tail = p is not None and not (is_given or p.lengths or p.documents) and request.rows == "sample"
+    aspects = aspects_of(over, subject.kind, has_tail=has_tail)
     search = _Search(trial, aspects, is_finite, begun, budget_s, progress)
     with executor(jobs) as workers:
         search.run(workers)
@@ -390,11 +388,11 @@ class _Search:
         """Return the result: the worst input run once more with its ledger, the margin and the choices that hold."""
         trial, worst, ledger = self.trial, self.worst, Ledger(self.limit)
         plan, program = trial.at(worst.point)
-        p, subject, breaks = plan.problem, subject_of(plan, program), worst.badness > self.limit
-        diagnose = isinstance(p, Problem) and not (worst.point.get("padding") or trial.request.padding)
+        subject, breaks = subject_of(plan, program), worst.badness > self.limit
+        diagnose = subject.attention is not None and not (worst.point.get("padding") or trial.request.padding)
         found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
-        plain = {} if isinstance(p, Problem) else {t.name: t for t in cast("KernelOutput", subject).inputs}
+        plain = subject.plain
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
             """Return a matrix of plain tensors in its order of memory, with rows of one element written once."""
@@ -402,7 +400,7 @@ class _Search:
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
 
-        margin = self._margin("logit_std" if isinstance(p, Problem) else "scale")
+        margin = self._margin(AMPLITUDE[subject.kind])
         choices, precisions = self._choices(worst) if breaks else ({}, [])
         return Stress(
             name=folder_of(plan),
@@ -488,5 +486,5 @@ def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Calla
         if change.kind == "precision":
             kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
             yield str(change), partial(changed, plan, ",".join((*kept, str(change))))
-    for other in other_schedules(plan) if isinstance(plan.problem, Problem) else ():
+    for other in other_schedules(plan):
         yield other.schedule.name, partial(changed, other, "")

@@ -18,7 +18,6 @@ from npusim.algorithms.blocks import MASKED
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
 from npusim.algorithms.tiling_mask import MaskKind, mask_of
-from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.formats import get_format
@@ -32,6 +31,7 @@ from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
 if TYPE_CHECKING:
+    from npusim.config.problem import AnyProblem, Problem
     from npusim.ttir.reader import Reader
     from npusim.ttir.text import Line
 
@@ -544,7 +544,7 @@ class LaunchGrid:
         yield from ((indent + text, line.number) for text, line in walk.lines)
 
     def phases(
-        self, problem: Problem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
+        self, problem: AnyProblem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
     ) -> tuple[Phase, ...]:
         """Return the phase, behind one that makes a left factor of an operand if cores do not keep such factors.
 
@@ -552,19 +552,20 @@ class LaunchGrid:
         """
         prelude = None if keeps_factors else prelude_of(self.reader)
         r, written = self.reader, self.written(prelude)._replace(keeps_factors=keeps_factors)
-        if isinstance(problem, Problem):
+        attention = problem.attention
+        if attention is not None:
             self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
         is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
-        if is_masked and not isinstance(problem, Problem):
+        if is_masked and attention is None:
             bound["mask"], offsets = mask_of_plain(self, kind)
-        elif is_masked:
-            seen = self._seen(problem)
-            bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
-        elif isinstance(problem, Problem):
-            seen = KeyRanges(problem.seq_kv)
-        if isinstance(problem, Problem) and seen != problem.seen:
+        elif attention is not None:
+            seen = self._seen(attention) if is_masked else KeyRanges(attention.seq_kv)
+            if is_masked:
+                bound["mask"] = mask_of(attention, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
+                offsets = [attention.causal_offset] * len(r.ids)
+        if attention is not None and seen != attention.seen:
             r.notes.append(
                 f"{r.function.name}: the kernel's masks decide which keys a query sees, not the problem; errors are "
                 "against the problem (--causal, --window)"
@@ -575,7 +576,7 @@ class LaunchGrid:
             rows, columns = matrix.shape
             bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
             values[n] = partial(np.asarray, known)
-        cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
+        cells = self._cells(offsets or [None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
         if prelude:
@@ -586,7 +587,7 @@ class LaunchGrid:
             why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
             r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
-        flops = None if isinstance(problem, Problem) else _flops(phase)
+        flops = _flops(phase) if attention is None else None
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
-from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import word_of
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS
@@ -33,12 +32,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import BlockRows, KernelOutput
+    from npusim.numerics.evaluate import BlockRows
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed
     from npusim.schedules.registry import Precision
+    from npusim.simulation.evaluation import Subject
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
@@ -147,14 +148,14 @@ def comparison(
     """Return a kernel's output with the program of a request; arguments and errors as for `diff`."""
     plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
-    if not isinstance(base.problem, Problem | KernelProblem) or "o" not in base.program.tensors:
+    if not base.problem.has_bits or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
-    problem = subject_of(plan, base.program)
-    given = read_output(output, problem, base.program.tensors["o"].fmt)
+    subject = subject_of(plan, base.program)
+    given = read_output(output, subject, base.program.tensors["o"].fmt)
     rows, heads = given.asked(request.rows, request.heads)
     asked = replace(request, rows=rows, heads=heads, tiling=fields_of_run(plan, base.tiling))
     of_run = replace(plan, tiling=base.tiling)
-    return HeldOutput(of_run, base, plan.tiling, asked, problem, source_of(plan, problem), given, on_tried)
+    return HeldOutput(of_run, base, plan.tiling, asked, subject, source_of(plan, subject), given, on_tried)
 
 
 @dataclass
@@ -168,7 +169,7 @@ class HeldOutput:
     base: RunData
     declared: Tiling
     request: Request
-    problem: Problem | KernelOutput
+    subject: Subject
     source: HeadSource
     given: GivenOutput
     on_tried: Callable[[int, int], None] | None
@@ -177,7 +178,7 @@ class HeldOutput:
 
     def of(self, output: str | Path | NDArray[Any]) -> HeldOutput:
         """Return another output of the same request."""
-        return replace(self, given=read_output(output, self.problem, self.base.program.tensors["o"].fmt))
+        return replace(self, given=read_output(output, self.subject, self.base.program.tensors["o"].fmt))
 
     @property
     def tile(self) -> str:
@@ -207,9 +208,9 @@ class HeldOutput:
             return found
         place, own = Place(row, head, batch), self.plan.schedule
         is_plain = not (own.reference or own.sees or own.is_hooked)
-        if is_plain and isinstance(self.problem, Problem):
+        if is_plain and (problem := self.subject.attention) is not None:
             both = self.given.values[batch, head, row : start + len(rows)], rows[row - start :]
-            if other := nearest_problem(*both, self.problem, self.source, place, partial(self._predicted, place)):
+            if other := nearest_problem(*both, problem, self.source, place, partial(self._predicted, place)):
                 return replace(found, problem=other)
         explained, nearest = self._explain(place, total)
         return replace(found, explained=tuple(explained), nearest=nearest, tried=self.tried)
@@ -301,8 +302,8 @@ class HeldOutput:
 
     def rows(self, program: TileProgram) -> dict[BlockRows, NDArray[Any]]:
         """Return a program's result for the requested rows, by batch, head and first row."""
-        r, problem = self.request, self.problem
-        rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
+        r, output = self.request, self.subject.output
+        rows, heads = chosen("rows", r.rows, output.seq_q), chosen_heads(output, r.heads)
         return execute_rows(program, self.source, rows, heads)[1]
 
     def equal(self, written: Mapping[BlockRows, NDArray[Any]]) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.config.problem import Problem
 from npusim.errors import TensorError
 from npusim.formats import get_format
 from npusim.simulation.inputs import read_tensors
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.numerics.evaluate import BlockRows, Choice, KernelOutput
+    from npusim.numerics.evaluate import BlockRows, Choice
+    from npusim.simulation.evaluation import Subject
 
 #: Keys under which a file may have the output, and the key of the rows that it has.
 KEYS, COMPUTED = ("o", "out", "output"), "computed"
@@ -104,7 +104,7 @@ def _in_words(chosen: Mapping[BlockRows, NDArray[np.bool_]]) -> str:
     return f"rows {text} of batch {batch} head {head}{more}"
 
 
-def read_output(output: str | Path | NDArray[Any], problem: Problem | KernelOutput, fmt: str) -> GivenOutput:
+def read_output(output: str | Path | NDArray[Any], subject: Subject, fmt: str) -> GivenOutput:
     """Return a kernel's output; see `npusim.validate.diff.diff`.
 
     ``fmt``: the run's format.  Raises `TensorError` for a file that cannot be read or has no output, and for another
@@ -119,8 +119,9 @@ def read_output(output: str | Path | NDArray[Any], problem: Problem | KernelOutp
         arrays = read_tensors(Path(values))
         stated = arrays.pop(COMPUTED, None)
         values = _picked(arrays, where)
-    shape = (problem.batch, problem.heads, problem.seq_q, problem.output_cols)
-    is_free = not isinstance(problem, Problem)  # a kernel of plain tensors may have its result in another shape
+    sizes = subject.output
+    shape = (sizes.batch, sizes.heads, sizes.seq_q, sizes.output_cols)
+    is_free = subject.attention is None  # a kernel of plain tensors may have its result in another shape
     if values.size == prod(shape) and (is_free or values.shape == shape[1:]):
         values = values.reshape(shape)
     if values.shape != shape:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.node import load_machine
 from npusim.config.packaged import list_packaged
-from npusim.config.problem import Problem, launch_problem
+from npusim.config.problem import launch_problem
 from npusim.config.tiling import word_of
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import executor
@@ -314,10 +314,10 @@ class Predictor:
             first = timing.account.phases[0].cycles / timing.clock_hz
             launch = result.device.clocked(result.program.flops).timed_launch()
             return (first + launch.kernel_overhead_s.value) * MICROSECONDS
-        if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
-            return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
-        if quantity == "tflops" and isinstance(result.problem, Problem):
-            return result.problem.dense_flops() / self.latency_us(case) / MICROSECONDS
+        if quantity == "tokens_per_s" and (rows := result.problem.query_rows()):
+            return rows / result.latency_us * MICROSECONDS
+        if quantity == "tflops" and (flops := result.problem.dense_flops()):
+            return flops / self.latency_us(case) / MICROSECONDS
         if isinstance(timing, NodeTiming) and quantity in NODE_PARTS:
             return float(getattr(timing, NODE_PARTS[quantity])) * MICROSECONDS
         if isinstance(timing, NodeTiming) and quantity in RAN_PARTS:
@@ -370,8 +370,7 @@ class Predictor:
     def tile(self, case: MeasurementCase) -> str:
         """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
         plan, run = self.plan(case), self.result(case)
-        is_attention = isinstance(run.problem, Problem) and plan.machine.node is None
-        if (case.tiling and not plan.is_open) or not is_attention:
+        if (case.tiling and not plan.is_open) or "attention" not in run.problem.features or plan.machine.node:
             return ""
         kind, declared = type(run.tiling), dict(plan.tiling)
         taken = {n: v for n, v in run.tiling if n.startswith("block") or v != declared[n]}
