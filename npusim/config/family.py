@@ -58,6 +58,8 @@ class CoreFamily:
     fields
         The machine's tiling fields by kind of kernel, classes or ``module:Name``; empty: the kernel's own fields
         suffice.  Schedules of kinds that are missing do not run on the family.
+    usual
+        The published kernel whose choices hold for an attention where neither the tiling nor the preset names one.
     presets
         Values of presets' fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
     settings
@@ -76,6 +78,7 @@ class CoreFamily:
     processor: Processor = "npu"
     decisions: type[Any] | None = None
     fields: Mapping[Kind, str | type[Tiling]] = field(default_factory=lambda: {"attention": Blocks, "stages": ""})
+    usual: str = ""
     presets: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Settings] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)

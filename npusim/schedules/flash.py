@@ -19,7 +19,6 @@ from npusim.algorithms.flash import Fa4Precision, FlashPrecision, NamedFormats, 
 from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, build_tiling, lightest
 from npusim.machines.published import find_kernel
-from npusim.machines.published.cann import CANN
 from npusim.machines.published.kernel import GpuKernel, PublishedKernel
 from npusim.schedules.define import attention, machine_of
 from npusim.schedules.presets import PRECISIONS
@@ -41,7 +40,7 @@ TWO_LEVEL = MappingProxyType(
             description="tiles that Q K^T and softmax run ahead of P V",
             json_schema_extra=lightest("least"),
         ),
-        "kernel": Field(default=CANN.name, description="published kernel"),
+        "kernel": Field(default="cann", description="published kernel"),
         "barriers": Field(
             default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
         ),

@@ -48,6 +48,7 @@ ASCEND = CoreFamily(
         "operators": "npusim.machines.ascend.plan:OperatorFields",
         "plain": "",
     },
+    usual="cann",
     settings={"attention": SETTINGS, "latent": (*SETTINGS, LATENT_TILES)},
     cores=("aic", "aiv"),
     sole=("aic",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import dealt, in_bands
@@ -29,13 +30,12 @@ from npusim.machines.ascend.plan import (
     slice_elements,
 )
 from npusim.machines.ascend.pricing import AscendPricing
+from npusim.machines.ascend.unaligned_rows import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.base import AttentionPace, Machine
 from npusim.machines.decisions import AscendDecisions, VectorCode
 from npusim.machines.frame import Frame
-from npusim.machines.published import cann, find_kernel
-from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
+from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel
-from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.ir.buffers import Ring
     from npusim.ir.program import TileProgram
-
-
-def preset_kernel(precision: Any) -> AscendKernel:
-    """Return the published kernel of a preset, the vendor's where the preset names none."""
-    return find_kernel(AscendKernel, getattr(precision, "kernel", None)) or CANN
 
 
 def attention_fields(tiling: Any) -> KernelFields:
@@ -73,6 +68,15 @@ class AscendMachine(Machine):
         super().__init__(device)
         self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
+
+    @cached_property
+    def usual(self) -> AscendKernel:
+        """The family's usual kernel."""
+        return kernels(AscendKernel)[self.family.usual]
+
+    def preset_kernel(self, precision: Any) -> AscendKernel:
+        """Return the published kernel of a preset, the family's usual one where the preset names none."""
+        return find_kernel(AscendKernel, getattr(precision, "kernel", None)) or self.usual
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
@@ -98,7 +102,7 @@ class AscendMachine(Machine):
             return tiling, ()
         if has_registers(self.device):
             return self._on_registers(tiling)
-        kernel = kernel or preset_kernel(precision)
+        kernel = kernel or self.preset_kernel(precision)
         name = tiling.kernel or kernel.name
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
@@ -108,7 +112,7 @@ class AscendMachine(Machine):
         if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
             return ([{"deal": kernel.deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
-            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *settings
+            return ({n: self.usual.register_tile[n] for n in ("block_q", "block_kv")},), *settings
         return settings
 
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
@@ -128,20 +132,20 @@ class AscendMachine(Machine):
         is_open = "kernel" in known and known["kernel"].default is None
         if has_registers(self.device):
             fields = {
-                "vector_rows": REGISTER_TILE["vector_rows"],
-                "pipeline": CANN.fields["pipeline"],
+                "vector_rows": self.usual.register_tile["vector_rows"],
+                "pipeline": self.usual.fields["pipeline"],
                 "barriers": None,
             }
-            fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
+            fields |= {**self.usual.fields, **self.usual.register_tile} if is_open else {}
         elif is_open and attention_fields(tiling).kernel is None:
-            preset = preset_kernel(precision)
+            preset = self.preset_kernel(precision)
             is_decode = problem.seq_q < self.group.fractal
             is_cut = {"splits", "split_keys"} & tiling.model_fields_set or problem.values_in_keys
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
-                fields = dict(cann.decode_fields(problem, self.places))  # of its order nothing is known
+                fields = dict(self.usual.decode(problem, self.places))  # of its order nothing is known
             elif preset.is_by_name and not is_decode:
-                keys = dict(tiling if "block_kv" in tiling.model_fields_set else MEMORY_TILE)["block_kv"]
-                fields = dict(cann.memory_fields(problem, keys))
+                keys = dict(tiling if "block_kv" in tiling.model_fields_set else self.usual.memory_tile)["block_kv"]
+                fields = dict(self.usual.prefill(problem, keys))
         elif (kernel := attention_fields(tiling).published) is not None:
             fields = KernelFields.stating(kernel.decides)
         if attention_fields(tiling).order != "rolling":
@@ -161,25 +165,27 @@ class AscendMachine(Machine):
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
         for name in ("kernel", "barriers", "together"):
-            if name in tiling.model_fields_set and getattr(tiling, name) not in (None, CANN.name):
+            if name in tiling.model_fields_set and getattr(tiling, name) not in (None, self.usual.name):
                 raise TilingError(
                     f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
                     "without barriers within a function; it is a field of devices such as ascend_910b2"
                 )
-        made = tiling.model_copy(update={"barriers": None, "kernel": CANN.name})
-        return made, (f"kernel={CANN.name}: CANN's kernel, because its vector functions need no barriers",)
+        made = tiling.model_copy(update={"barriers": None, "kernel": self.usual.name})
+        return made, (f"kernel={self.usual.name}: CANN's kernel, because its vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions, where the unit has registers."""
         if not has_registers(self.device):
-            chosen = [f"{name}={value}" for name in REGISTER_CODE if (value := getattr(tiling, name)) is not None]
+            chosen = [
+                f"{name}={value}" for name in self.usual.register_code if (value := getattr(tiling, name)) is not None
+            ]
             if chosen:
                 raise TilingError(
                     f"{chosen[0]}: the vector unit of {self.device.name} works from UB to UB, without registers; "
                     "it is a field of devices whose file says `style: registers`, such as ascend_950"
                 )
             return tiling
-        chains = REGISTER_CODE["chains"]
+        chains = self.usual.register_code["chains"]
         if tiling.chains not in (None, 1, chains):
             raise TilingError(f"chains: {tiling.chains} is not one of 1, {chains}")
         return tiling
@@ -214,7 +220,7 @@ class AscendMachine(Machine):
             is_work_list=t.deal == "work_list",
             decided=decided,
         )
-        is_open = decided.code is not None and decided.code.layout == MASKED_LAYOUT and t.layout is None
+        is_open = decided.code is not None and decided.code.layout == self.usual.masked_layout and t.layout is None
         return fields, "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else ""
 
     def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
@@ -286,10 +292,10 @@ class AscendMachine(Machine):
         return True
 
     def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
-        """Return the form of rows for a unit with registers: `REGISTER_CODE` by default."""
+        """Return the form of rows for a unit with registers: that of the usual kernel by default."""
         if not has_registers(self.device):
             return None
-        usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}
+        usual = {**self.usual.register_code, **({"layout": self.usual.masked_layout} if phase.masks else {})}
         return VectorCode(*(getattr(t, name) or value for name, value in usual.items()))
 
     def build(

@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import Problem
 
+NAME = "cann"
 #: Causal blocks are balanced by how many tiles they visit; CATLASS deals them in turn.
-CANN = AscendKernel(
-    name="cann",
-    whose="CANN's, with a barrier between all vector instructions",
-    computes=("flash", "split_kv", "two_level"),
-    decides=AscendDecisions(is_vendors=True),
-    deal="balanced",
-    fields={"pipeline": "core", "deal": "balanced"},
-)
+FIELDS: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": "balanced"})
 #: From UB to UB: CANN 8.0's rows and keys of a tile in full precision (ascend.md 2.1 and 2.4).
 MEMORY_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 512})
 #: Elements of a slice of its softmax, by the least head dim (prompt_flash_attention_tiling.cpp, AdjustCVTilingCVDiff).
@@ -51,7 +45,7 @@ def memory_fields(problem: Problem, keys: int) -> Mapping[str, object]:
     keys = min(keys, round_up(problem.seq_kv, 16))
     rows = next(elements for least, elements in SLICE_ELEMENTS if problem.head_dim >= least) // keys
     rows = max(rows // 8 * 8, min(rows, 8), 1)
-    return {**CANN.fields, **MEMORY_TILE, "block_kv": keys, "vector_rows": rows, "kernel": CANN.name}
+    return {**FIELDS, **MEMORY_TILE, "block_kv": keys, "vector_rows": rows, "kernel": NAME}
 
 
 def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
@@ -62,4 +56,20 @@ def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
     """
     most = (8192, 4096, 2048)[min(problem.group_size // 5, 2)]
     parts = split_rules.cann(split_rules.call_of(problem, 1, 1, cores))
-    return {"kernel": CANN.name, "splits": "cann", "block_kv": min(most, round_up(max(map(max, parts)), 16))}
+    return {"kernel": NAME, "splits": "cann", "block_kv": min(most, round_up(max(map(max, parts)), 16))}
+
+
+CANN = AscendKernel(
+    name=NAME,
+    whose="CANN's, with a barrier between all vector instructions",
+    computes=("flash", "split_kv", "two_level"),
+    decides=AscendDecisions(is_vendors=True),
+    deal="balanced",
+    fields=FIELDS,
+    memory_tile=MEMORY_TILE,
+    prefill=memory_fields,
+    decode=decode_fields,
+    register_tile=REGISTER_TILE,
+    register_code=REGISTER_CODE,
+    masked_layout=MASKED_LAYOUT,
+)

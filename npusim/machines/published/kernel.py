@@ -247,6 +247,12 @@ class AscendKernel(PublishedKernel):
         Whether the kernel runs only if a tiling names it; else the vendor's kernel runs.
     fields
         Tiling fields that the kernel decides if a tiling names no kernel.
+    memory_tile, prefill, decode
+        From UB to UB: rows and keys of a tile, and the fields of a prefill with at most so many keys a tile, and of a
+        decode on so many cores.
+    register_tile, register_code, masked_layout
+        On registers: tile and order, the form of rows in vector functions, and the layout of rows of a call with a
+        mask.
     """
 
     decides: AscendDecisions
@@ -254,6 +260,12 @@ class AscendKernel(PublishedKernel):
     deal: BlockOrder = "round_robin"
     is_by_name: bool = False
     fields: Mapping[str, object] = field(default_factory=dict)
+    memory_tile: Mapping[str, int] = field(default_factory=dict)
+    prefill: Callable[[Problem, int], Mapping[str, object]] = lambda _problem, _keys: {}
+    decode: Callable[[Problem, int], Mapping[str, object]] = lambda _problem, _cores: {}
+    register_tile: Mapping[str, Any] = field(default_factory=dict)
+    register_code: Mapping[str, Any] = field(default_factory=dict)
+    masked_layout: str = ""
 
     def of_phase(self, name: str) -> AscendDecisions:
         """Return the kernel's decisions for the phase of a name."""

@@ -105,6 +105,7 @@ NVIDIA = CoreFamily(
         "operators": "npusim.machines.sm.groups:GpuOperatorFields",
         "plain": "",
     },
+    usual="fa2",
     # Powers of two come from a polynomial, as FlashAttention-4 computes them; P V is chained on the tensor core, and
     # the row sum goes left to right, as the golden kernel of an H200 does it (golden/README.md).
     presets={"exp_variant": "exp2.exp2p", "sum_order": "sequential", "accumulate": "chained"},

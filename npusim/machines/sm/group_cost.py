@@ -21,7 +21,6 @@ from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     ALU,
@@ -41,6 +40,7 @@ from npusim.machines.sm.core import (
     special,
     warp_issue,
 )
+from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

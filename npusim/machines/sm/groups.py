@@ -16,6 +16,7 @@ from npusim.algorithms.flow import views
 from npusim.algorithms.phase import Stacked
 from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
+from npusim.config.family import registered
 from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
@@ -24,9 +25,9 @@ from npusim.ir.tile import GlobalTensor
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.decisions import Charge, Generation, GpuDecisions
 from npusim.machines.frame import attention_products
-from npusim.machines.published import cublas
-from npusim.machines.published.fa2 import code_charges
-from npusim.machines.published.kernel import KernelUse
+from npusim.machines.published import find_kernel
+from npusim.machines.published.kernel import GpuKernel, KernelUse
+from npusim.machines.sm import library_products
 from npusim.machines.sm.core import (
     BEYOND,
     LIBRARY,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Instruction, Phase, WorkTile
     from npusim.config.device import DeviceSpec
-    from npusim.machines.published.kernel import GpuKernel
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
@@ -188,13 +188,19 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, decided, shared)
     tiling, room = _resident(phase, fields, device, registers, f"{tile.rows}x{tile.keys}", decided)
     use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
-    paid = code_charges(use) if published is None and not tile.stages else published.paid(use) if published else ()
+    paid = published.paid(use) if published else () if tile.stages else usual_charges(use)
     widths = {phase.loop_axis: tile.keys}
     if slices:  # tiles of the output are as wide as those of scores
         widths[phase.names[products[1].dst].axes[1]] = round_up(tile.value_dim, tile.keys)
     tiling = _paying(replace(tiling, widths=widths), *paid)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def usual_charges(use: KernelUse) -> tuple[Charge, ...]:
+    """Return the charges of the family's usual kernel, which a kernel without a name pays too; none without one."""
+    usual = find_kernel(GpuKernel, registered(use.device.family).usual)
+    return () if usual is None else tuple(usual.charges(use))
 
 
 def decisions_of(kernel: GpuKernel | None) -> GpuDecisions:
@@ -539,17 +545,17 @@ def library_fields(
     rows, cols, depth = sizes
     size, issue = get_format(fmt).size_bytes, warp_issue(device)
     is_staged = issue.copies.value == "staged"
-    of_library = cublas.STAGED if is_staged else cublas.COPIED
+    of_library = library_products.STAGED if is_staged else library_products.COPIED
     k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
     edges = issue.block_memory_bytes.value // (stages * k * size)
     # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
     area = issue.registers_count.value // 4 if is_staged else None
     given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
-    m, n, splits = cublas.library_tile(rows, cols, depth, cores, given, heads, edges, area)
+    m, n, splits = library_products.library_tile(rows, cols, depth, cores, given, heads, edges, area)
     is_one_wave = heads * ceil_div(rows, m) * ceil_div(cols, n) * splits <= cores
     if is_one_wave and not is_staged and tiling.stages is None:
-        stages = max(stages, min(cublas.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
-    swizzle, _ = cublas.tile_order(rows, cols, (m, n), tiling.swizzle)
+        stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
+    swizzle, _ = library_products.tile_order(rows, cols, (m, n), tiling.swizzle)
     values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
     return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
 
@@ -557,7 +563,7 @@ def library_fields(
 def library_order(c: GlobalTensor, fields: GpuGemmFields) -> tuple[int, bool]:
     """Return the tiles of C side by side in a band, and whether they are columns of tiles."""
     assert fields.block_m and fields.block_n, "fields of a library's product have values"
-    return cublas.tile_order(c.rows, c.cols, (fields.block_m, fields.block_n), fields.swizzle)
+    return library_products.tile_order(c.rows, c.cols, (fields.block_m, fields.block_n), fields.swizzle)
 
 
 def library_tiling(
@@ -584,10 +590,10 @@ def library_tiling(
     (rows, columns), groups = (n, m) if is_transposed else (m, n), max(1, min(m, n) // GROUP_ROWS)
     rows = ceil_div(rows, groups)  # however few a ragged tile has
     goes_on = issue.library is not None and not is_one_wave
-    charges = [cublas.TILE if goes_on else START]
-    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % cublas.ALIGNED_BYTES for t in (a, b, c))
+    charges = [library_products.TILE if goes_on else START]
+    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % library_products.ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
-        charges += cublas.UNALIGNED
+        charges += library_products.UNALIGNED
     warps, there = groups * GROUP_WARPS, issue.registers_count.value
     registers = m * n // (warps * WARP_LANES) + UNNAMED_REGISTERS
     of_block = registers * warps * WARP_LANES

@@ -26,7 +26,6 @@ from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
-from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     FMA,
@@ -44,6 +43,7 @@ from npusim.machines.sm.core import (
 )
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
+from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
