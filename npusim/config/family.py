@@ -159,10 +159,19 @@ def registered(name: str) -> CoreFamily:
 
     Raises `SpecError`: no such family, a module that fails to import, a fault of the manifest.
     """
+    return _registered(name, _place(name))
+
+
+def module_of(name: str) -> str:
+    """Return the module that has the manifest of a core family, or the machine that stands for one."""
+    return _place(name).partition(":")[0]
+
+
+def _place(name: str) -> str:
     place = _NODE if name == NODE_FAMILY else FAMILIES.get(name) or installed(MACHINES).get(name)
     if place is None:
         raise SpecError(f"no machine for {name} cores; an installed package brings one as an entry point {MACHINES}")
-    return _registered(name, place)
+    return place
 
 
 def running(kind: Kind) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
 from npusim.config import outside
+from npusim.config.family import module_of
 from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.ir.check import check
@@ -358,11 +359,11 @@ def remembered(
 
 
 def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, ...]) -> list[str]:
-    """Return the outside files of a call: its schedule, its kernel, its machine."""
+    """Return the outside files of a call: its schedule, its kernel, its machine and the manifest of that."""
     kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
     modules = [outside.load(k, "a kernel")[0] for k in kernels if isinstance(k, str) and outside.is_outside(k)]
-    machine = machine_class(device.family).__module__
-    modules += [] if machine.startswith("npusim.") else [sys.modules[machine]]
+    machine = {machine_class(device.family).__module__, module_of(device.family)}
+    modules += [sys.modules[name] for name in machine if not name.startswith("npusim.")]
     files = [schedule.origin.rpartition(":")[0]] if schedule.origin else []
     return sorted({*files, *(str(module.__file__) for module in modules)})
 

@@ -13,13 +13,13 @@ import pytest
 import npusim
 from npusim.algorithms.flash import FlashPrecision
 from npusim.config.family import FAMILIES, CoreFamily, Kind, registered, running
-from npusim.config.tiling import Tiling
+from npusim.config.tiling import Blocks, Field, Tiling
 from npusim.errors import SpecError
 from npusim.machines.base import Machine
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import PublishedKernel
 from npusim.schedules import SCHEDULES, find_schedule
-from npusim.schedules.define import machine_class
+from npusim.schedules.define import machine_class, schedule
 from npusim.schedules.registry import as_family
 
 
@@ -119,3 +119,31 @@ def test_a_schedule_called_as_another_familys_kernel_does_not_compute_as_that(tm
         call: dict[str, Any] = {"seq": 128, "rows": "all", "seed": 1, "trace_groups": ()}
         outputs.append(npusim.run(f"{file}:{name}", hw="ascend_910b2", **call).output)
     assert np.array_equal(*(output.view(np.uint16) for output in outputs))
+
+
+class Deep(Blocks):
+    """A kernel's fields, of which one is the machine's too."""
+
+    depth: int = Field(default=1, ge=0, description="tiles ahead")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"usual": {"dept": 1}}, "schedule mine: usual: no machine has 'dept'. Did you mean `depth`?"),
+        ({"tiling": Deep}, "schedule mine: field 'depth' is one of ascend's machine; state its default by usual="),
+    ],
+)
+def test_fields_of_a_kernel_and_its_machine_are_told_apart(given: dict[str, Any], message: str) -> None:
+    wrong = schedule("mine", lambda *_: [], precisions=[FlashPrecision("p")], kind="stages", **given)
+    with pytest.raises(SpecError) as error:
+        _ = wrong[0].tiling
+    assert message in str(error.value)
+
+
+def test_a_default_of_a_machines_field_holds_where_there_is_one() -> None:
+    made = schedule("mine", lambda *_: [], precisions=[FlashPrecision("p")], kind="stages", usual={"depth": 1})
+    of = {one.family: one.tiling.model_fields for one in made}
+    assert of["ascend"]["depth"].default == 1
+    assert "depth" not in of["nvidia"]
+    assert find_schedule("pasa", "ascend").tiling.model_fields["depth"].default == 2

@@ -19,6 +19,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules import find_schedule
+from npusim.simulation.tile import _outside_files
 
 HERE = Path(__file__).parent
 HW = str(HERE / "unified_core.yaml")
@@ -202,6 +203,12 @@ def test_a_manifest_has_fields_presets_settings_and_keys_of_its_own(tmp_path: Pa
         run("pasa", hw)
     with pytest.raises(SpecError, match=r"memory.gm.capacity_bytes.*machines that store rings there"):
         run("flash", hw, overrides={"memory.gm.capacity_bytes": "1e9"})
+
+
+def test_a_chosen_tile_holds_until_the_manifest_changes(tmp_path: Path) -> None:
+    device = load_device(of_family("rich", tmp_path))
+    files = _outside_files(find_schedule("flash", "rich"), device, ())
+    assert {Path(file).name for file in files} == {"rich_cores.py", "unified_core.py"}
 
 
 def test_a_device_file_has_the_cores_of_its_manifest(tmp_path: Path) -> None:
