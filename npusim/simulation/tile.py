@@ -29,12 +29,12 @@ from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fi
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
-from npusim.schedules import is_launch
 from npusim.schedules.define import machine_class, machine_of
 from npusim.simulation.classes import class_key
 from npusim.simulation.ranking import Prediction, predicted, ranked, steady
 from npusim.timing import method_named
 from npusim.timing.stream import Streams
+from npusim.ttir import is_launch
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
