@@ -435,15 +435,17 @@ def _walks(values: Sequence[object], own: object) -> list[list[object]]:
 
 
 def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _Tried:
-    """Return the best tile along a walk, which ends where a tile is slower, does not fit or is refused."""
+    """Return the best tile along a walk, which ends where two tiles in a row are slower, do not fit or are refused."""
+    slower = 0
     for value in walk:
-        if trial.count() >= MOST_TRIED:
+        if trial.count() >= MOST_TRIED or slower > 1:
             break
         tried = trial.tried({**best.fields, name: value})
         is_better = tried is not None and tried.seconds < best.seconds * (1 - WORTH)
         if tried is None or tried.seconds > best.seconds or (is_better and trial.refusal(tried.fields)):
-            break
-        best = tried if is_better else best
+            slower += 1
+        elif is_better:
+            best, slower = tried, 0
     return best
 
 
