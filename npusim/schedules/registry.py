@@ -102,7 +102,8 @@ class Schedule:
     ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
     0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
     grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
-    ``is_stated``: the fields of the tile that nobody names have the values of the recorded call, and none is chosen.
+    ``is_stated``: fields of the tile that nobody names have the values of the launch, or of the recorded call (Triton's
+    own defaults, where it names none), and no run chooses others: ``explore`` and ``tune`` do.
     """
 
     name: str

@@ -211,6 +211,7 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         summary=f"Triton's {called}",
         **_reference(launches),
         exact=partial(_exact, launch) if launch.is_plain and len(launches) == 1 else None,
+        is_stated=True,
     )
 
 

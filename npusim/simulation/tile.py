@@ -30,12 +30,12 @@ from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fi
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, uncollected
-from npusim.schedules import is_launch
 from npusim.schedules.define import machine_class, machine_of
 from npusim.simulation.classes import class_key
 from npusim.simulation.ranking import Prediction, predicted, ranked, steady
 from npusim.timing import method_named
 from npusim.timing.stream import Streams
+from npusim.ttir import is_launch
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -436,15 +436,17 @@ def _walks(values: Sequence[object], own: object) -> list[list[object]]:
 
 
 def _walked(trial: _Trial, best: _Tried, name: str, walk: Iterable[object]) -> _Tried:
-    """Return the best tile along a walk, which ends where a tile is slower, does not fit or is refused."""
+    """Return the best tile along a walk, which ends where two tiles in a row are slower, do not fit or are refused."""
+    slower = 0
     for value in walk:
-        if trial.count() >= MOST_TRIED:
+        if trial.count() >= MOST_TRIED or slower > 1:
             break
         tried = trial.tried({**best.fields, name: value})
         is_better = tried is not None and tried.seconds < best.seconds * (1 - WORTH)
         if tried is None or tried.seconds > best.seconds or (is_better and trial.refusal(tried.fields)):
-            break
-        best = tried if is_better else best
+            slower += 1
+        elif is_better:
+            best, slower = tried, 0
     return best
 
 
