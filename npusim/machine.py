@@ -10,23 +10,39 @@ from __future__ import annotations
 
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
+from npusim.config.engine import WarpMatrixEngine
 from npusim.config.family import CoreFamily
+from npusim.config.load import list_devices, load_device
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import Source, Step, TileOp
 from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProgram
 from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
+from npusim.layout.fragment import WARP_LANES
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine, memories, program_phase
 from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
+from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published.kernel import (
+    AscendKernel,
+    KernelTile,
+    Layouts,
+    PublishedKernel,
+    needs_tma,
+    specialised_charges,
+    warps_of,
+)
 from npusim.machines.transfers import Transfers
+from npusim.node.program import NodeKernel, RowBlock, cut_rows, node_program
 
 __all__ = [
+    "WARP_LANES",
     "WHOLE",
     "AddressSpace",
     "Allocator",
+    "AscendKernel",
     "CoreFamily",
     "Cost",
     "DeviceSpec",
@@ -34,23 +50,38 @@ __all__ = [
     "Footprint",
     "Frame",
     "Item",
+    "KernelTile",
+    "Layouts",
     "Machine",
+    "NodeKernel",
     "Operand",
     "Pricing",
     "ProgramLoop",
     "ProgramPhase",
+    "PublishedKernel",
     "Queue",
     "Ring",
     "RingTile",
+    "RowBlock",
     "Source",
     "Step",
     "Tile",
     "TileOp",
     "TileProgram",
     "Transfers",
+    "WarpMatrixEngine",
     "bind",
     "body",
+    "cut_rows",
+    "find_kernel",
     "get_format",
+    "kernels",
+    "list_devices",
+    "load_device",
     "memories",
+    "needs_tma",
+    "node_program",
     "program_phase",
+    "specialised_charges",
+    "warps_of",
 ]

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing.precompile import compiled_meanwhile
 
 if TYPE_CHECKING:

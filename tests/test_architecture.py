@@ -33,7 +33,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "machines"),
     ("node", "ttir"),
     ("schedules",),
-    ("kernel", "machine", "simulation"),
+    ("kernel", "machine"),
+    ("library",),
+    ("simulation",),
     ("report", "explore", "tune", "invariance", "validate", "stress", "probe", "baseline", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
@@ -69,6 +71,8 @@ WITHIN = frozenset(
 ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("schedules", "numerics"): frozenset(),
     ("schedules", "timing"): frozenset(),
+    ("library", "numerics"): frozenset(),
+    ("library", "timing"): frozenset(),
     ("algorithms", "numerics"): frozenset(),
     ("algorithms", "timing"): frozenset(),
     ("machines", "numerics"): frozenset(),
@@ -366,7 +370,8 @@ def named_parts(tree: ast.Module) -> set[str]:
 
 
 def test_only_machines_name_a_devices_queues_pipes_and_buffers() -> None:
-    found = {name_of(p) for p in SOURCES if part_of(p) != "machines" and named_parts(parsed(p))}
+    room = "machines/", "library/published/"  # decisions of kernels on a family's parts
+    found = {name_of(p) for p in SOURCES if not name_of(p).startswith(room) and named_parts(parsed(p))}
     assert found == set(NAMES_PARTS), {name: named_parts(parsed(PACKAGE / name)) for name in found - set(NAMES_PARTS)}
 
 
@@ -554,7 +559,7 @@ def test_numbers_in_timing_machines_and_schedules_cite_where_they_come_from() ->
     wrong = {
         f"{name_of(path)}: {number}"
         for path in SOURCES
-        if part_of(path) in ("timing", "algorithms", "machines", "schedules")
+        if part_of(path) in ("timing", "algorithms", "machines", "schedules", "library")
         for _, number in unsourced_numbers(path.read_text(encoding="utf-8"))
     }
     assert_only_known("number", wrong)
@@ -618,8 +623,9 @@ NAMES_FAMILIES = {
     "config/family.py": 1,  # the entry points
     "kernel.py": 1,  # public classes of its fields
     "machine.py": 1,
-    "schedules/__init__.py": 4,  # kernels of one family
-    "schedules/flash.py": 4,
+    "library/fa4.py": 1,  # kernels of one family
+    "library/two_level.py": 2,
+    "library/volta_flash.py": 1,
     "schedules/triton.py": 3,  # the code that Triton compiles for a GPU; a preset called "ascend"
     "ttir/compiler.py": 3,  # a folder of Triton's called "nvidia"
     "ttir/record.py": 2,
@@ -661,6 +667,20 @@ def test_the_search_for_families_finds_them(source: str, count: int) -> None:
     assert len(lines_with_families(ast.parse(source), {"ascend", "nvidia"})) == count
 
 
+def test_a_file_of_the_library_imports_the_public_surface_and_numpy_alone() -> None:
+    """As a user's file does: the package's own look-up and the standard library are all that there is besides."""
+    allowed = {"numpy", "__future__", *sys.stdlib_module_names}
+    files = [p for p in SOURCES if part_of(p) == "library" and p.stem != "__init__"]
+    wrong = {
+        f"{name_of(p)}:{line}: {module}"
+        for p in files
+        for line, module in imported(p)
+        if module not in ("npusim.kernel", "npusim.machine") and module.split(".")[0] not in allowed
+    }
+    assert len(files) >= 30
+    assert not wrong, "\n".join(sorted(wrong))
+
+
 def test_a_kernel_declares_its_own_fields_alone() -> None:
     """Fields of machines are joined to a kernel's when it runs: no class of a schedule derives from a machine's."""
     of_machines = {
@@ -674,7 +694,7 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
     wrong = {
         f"{name_of(p)}: {node.name}"
         for p in SOURCES
-        if part_of(p) == "schedules"
+        if part_of(p) in ("schedules", "library")
         for node in nodes_of(parsed(p))
         if isinstance(node, ast.ClassDef) and of_machines & {ast.unparse(base) for base in node.bases}
     }

@@ -14,7 +14,7 @@ from npusim.cli import console
 from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.simulation import simulate
 from npusim.simulation.plan import estimate
 from npusim.units import format_duration

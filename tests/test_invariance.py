@@ -16,9 +16,9 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.invariance import ASPECTS
+from npusim.library import find_schedule
 from npusim.numerics.inputs import recipe_source
 from npusim.numerics.paths import Place, compute
-from npusim.schedules import find_schedule
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.tile import choose_tile
@@ -35,7 +35,7 @@ FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}
 #: A kernel that merges one sequence's splits in line and those of several in pairs.
 PLANTED = """
 from dataclasses import replace
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 ASCEND = find_schedule("split_kv", "ascend")
 
@@ -177,7 +177,7 @@ RAGGED = Problem(heads=3, kv_heads=1, seq_q=1, lengths=(64, 1600, 200), head_dim
 #: A kernel that splits by how many sequences there are, not by their own lengths.
 PLANTED_COUNT = """
 from dataclasses import replace
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 ASCEND = find_schedule("split_kv", "ascend")
 
@@ -363,7 +363,7 @@ def test_a_gradient_is_that_of_its_sequence_and_who_adds_it_has_a_price(gradient
 #: A kernel of plain tensors of a user's own whose decay hangs on how many sequences there are.
 PLANTED_SUM = """
 from dataclasses import replace
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 ASCEND = find_schedule("retention", "ascend")
 

@@ -22,7 +22,7 @@ from npusim.errors import SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
 from npusim.explore.space import SearchRequest
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.simulation.plan import Plan, plan_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request, RunOptions, command
 from npusim.simulation.simulate import run_request

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import npusim
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.tile import choose_tile, program_of

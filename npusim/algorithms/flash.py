@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from npusim.algorithms.blocks import attention_cells, attention_tensors
+from npusim.algorithms.blocks import AttentionTensors, attention_cells, attention_tensors
 from npusim.algorithms.cache import cached_operands, reading_cache
-from npusim.algorithms.language import Value, compare, exp, fma, full, maximum, tiles, where
+from npusim.algorithms.language import Value, exp, fma, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import mask_of
@@ -24,25 +24,33 @@ from npusim.errors import TilingError
 from npusim.formats import BLOCK_FORMATS, get_format, stored_format
 
 if TYPE_CHECKING:
-    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem, Unseen
 
-
 #: Where P V adds up: from 0 for each tile, or onto the running output.
 Accumulate = Literal["fresh", "chained"]
+
+
 #: Where the row sum takes in a learned score that belongs to no key: softmax begins with it (m = s, l = 1: vLLM's
 #: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
+
+
 #: Where the factor of scores goes: onto scores, or onto Q before the product.
 ScaleIn = Literal["scores", "queries"]
+
+
 E4M3 = "float8_e4m3fn"
-#: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
-FA4_GROWTH = 8.0
+
+
 #: 2^8, by which FlashAttention-3 and -4 and hpc-ops multiply a P of 8 bits (P-Cast, Table 3).
 P_SCALE = 256.0
+
+
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (reports/pcast_numerics, thresholds).
 E4M3_MAX = 448.0
+
+
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
 
@@ -145,24 +153,6 @@ class FlashPrecision(NamedFormats):
         "product",
         "output",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Fa4Precision(FlashPrecision):
-    """FlashAttention's formats, and FlashAttention-4's fractions for time, 0 to 1; bits follow from the exact cases.
-
-    rescaled
-        Fraction of tiles in which O is rescaled: a run states the fraction of its sample in which a maximum changed.
-    polynomial
-        Fraction of the weights' powers of two that the polynomial computes, the rest special functions.
-    growth
-        Powers of two by which a row's maximum grows before the reference follows; 0: always; -1: FlashAttention-4's
-        rule, `FA4_GROWTH` for inputs of 16 bits and 0 for those of 8.
-    """
-
-    rescaled: float = 1.0
-    polynomial: float = 1.0
-    growth: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,73 +338,6 @@ def flash(
     """FlashAttention-2."""
     o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink, unit=unit, unseen=unseen)
     return (o.to(p.running) / divisor(with_sink(l, m, sink, p, p.p_scale, unit), unseen)).to(p.output)
-
-
-@kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key")
-def fa4(
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value,
-    p: Fa4Precision,
-    scale: float,
-    score: Hook = unchanged,
-    before: float = 1.0,
-    unseen: Unseen | None = None,
-) -> Value:
-    """FlashAttention-4: a maximum is followed where it grows by more than ``growth``, so that P reaches 2^growth.
-
-    Of inputs of 8 bits it is followed always unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
-    Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does.
-    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).  Where
-    something is done to them they are scaled ``before``, and log2 e alone is left (compute_softmax_scale_log2).
-    """
-    check_scale(p.p_scale)
-    more = math.log(p.p_scale) * exponent_factor(p.exp_variant)
-    growth = p.growth if p.growth >= 0 else 0.0 if stored_format(q.fmt).bits <= 8 else FA4_GROWTH
-    if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
-        raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
-    start = -float(get_format(p.softmax).max_finite) if unseen else -math.inf
-    m, l = full("row", start, p.softmax), full("row", 0.0, p.running)
-    o = full("row value", 0.0, p.product)
-    for kj, vj in tiles(k, v):
-        s = (q @ kj.T).to(p.scores).to(p.softmax)
-        s = where(mask, score(s if before == 1 else s * before), hidden(unseen, p.softmax))
-        m_tile = maximum(m, s.max())
-        m_new = m_tile if growth == 0 else where(compare((m - m_tile) * -scale, growth, "ogt"), m_tile, m)
-        alpha = exp((m - m_new) * scale)
-        against = fma(m_new, -scale, more) if more else m_new * -scale
-        e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)
-        m = m_new
-        l = l * alpha + e.sum()
-        o = (o * alpha).in_share(p.rescaled) + narrowed(e, p) @ vj
-    return (o / divisor(l, unseen)).to(p.output)
-
-
-@kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key", sink="row")
-def fp8(
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value,
-    p: Fp8Precision,
-    scale: float,
-    p_scale: float,
-    factor: float,
-    unscale: float,
-    score: Hook = unchanged,
-    sink: Value | None = None,
-    unseen: Unseen | None = None,
-) -> Value:
-    """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
-
-    def narrow(e: Value) -> Value:
-        scaled = e * p_scale if p_scale != 1 else e
-        return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
-
-    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, factor, sink=sink, unseen=unseen)
-    result = o / divisor(with_sink(l, m, sink, p, factor), unseen)
-    return (result * unscale if unscale != 1 else result).to(p.output)
 
 
 def attention_phase(

@@ -16,10 +16,10 @@ from npusim import __version__
 from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, UnitCycles, accepted_text
 from npusim.config.problem import launch_problem
 from npusim.errors import NpusimError
+from npusim.library import takes_sizes
 from npusim.report.compare import reason
 from npusim.report.output import write_whole
 from npusim.report.sheet import Sheet, Unit, breakdown, sheet_of
-from npusim.schedules import takes_sizes
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 

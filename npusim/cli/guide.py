@@ -81,7 +81,7 @@ def schedule(
 
 
 def _check_name(name: str, text: str) -> None:
-    from npusim.schedules import SCHEDULES
+    from npusim.library import SCHEDULES
 
     if not name.isidentifier() or keyword.iskeyword(name):
         raise SpecError(

@@ -73,7 +73,7 @@ def share(text: str, option: str) -> float:
 
 
 def _schedules() -> list[str]:
-    from npusim.schedules import SCHEDULES
+    from npusim.library import SCHEDULES
     from npusim.schedules.plugins import offered
 
     return sorted({*(name for name, _ in SCHEDULES), *offered()})
@@ -278,7 +278,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     """Return the schedule's name; without one raise `SpecError` that lists all there are."""
     if name is not None:
         return name
-    from npusim.schedules import SCHEDULES
+    from npusim.library import SCHEDULES
     from npusim.schedules.plugins import offered
 
     families: dict[str, list[str]] = {}

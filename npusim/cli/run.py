@@ -13,7 +13,7 @@ from npusim.simulation.request import NEEDS, Request, refuse, short_name
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.schedules import Schedule
+    from npusim.library import Schedule
     from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 

@@ -38,7 +38,7 @@ from npusim.units import ascii_digits, parse_count
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.schedules import Schedule
+    from npusim.library import Schedule
     from npusim.simulation.request import Request
 
 

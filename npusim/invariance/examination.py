@@ -30,11 +30,11 @@ from npusim.invariance.company import (
 )
 from npusim.ir.op import Step
 from npusim.ir.tile import GlobalTile
+from npusim.library.split_kv import SplitFields
 from npusim.numerics.executor import steps_of
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
 from npusim.schedules.define import machine_of
-from npusim.schedules.split_kv import SplitFields
 from npusim.simulation.classes import class_key
 from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of

@@ -15,9 +15,9 @@ from npusim import __version__
 from npusim.config.record import read_record, record_document
 from npusim.config.tiling import word_of
 from npusim.errors import SpecError
+from npusim.library import find_schedule
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
-from npusim.schedules import find_schedule
 from npusim.schedules.define import machine_of
 from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, RunData, Spread

@@ -20,9 +20,9 @@ from npusim.algorithms.cache import dequantised_inputs
 from npusim.algorithms.flash import attention_phase
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase
+from npusim.algorithms.preparation import prepared
 from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
 from npusim.algorithms.tiling_mask import mask_of
-from npusim.algorithms.unfused import prepared
 from npusim.config import outside
 from npusim.config.family import FAMILIES, MACHINES, NODE_FAMILY, registered, resolved, running
 from npusim.config.messages import choices

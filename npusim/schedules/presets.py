@@ -40,7 +40,7 @@ def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
     return *blocks, replace(base, name="sage_fp8", operands=E4M3, operand=E4M3, smooth="k", p_scale=E4M3_MAX)
 
 
-PRECISIONS = MappingProxyType(
+ATTENTION_PRECISIONS = MappingProxyType(
     {
         "npu": (
             FA2_FP32,

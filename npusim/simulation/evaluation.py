@@ -16,6 +16,7 @@ from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
+from npusim.library import find_schedule
 from npusim.numerics.evaluate import evaluate, execute_rows, variant_rows
 from npusim.numerics.inputs import (
     array_source,
@@ -29,7 +30,6 @@ from npusim.numerics.inputs import (
     without_padding,
 )
 from npusim.numerics.reference import attention
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -15,6 +15,7 @@ from npusim.config.problem import LayerProblem, SharedProblem
 from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, ProgramError
 from npusim.ir.check import check
+from npusim.library import SCHEDULES
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
 from npusim.node.memory import longest, memory_plan
@@ -25,9 +26,8 @@ from npusim.node.simulate import simulate
 from npusim.node.times import simulated_work, stated_work
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
-from npusim.schedules import SCHEDULES
 from npusim.schedules.define import machine_of
-from npusim.schedules.layer import layers_on_host, periods
+from npusim.schedules.layer_tasks import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
 from npusim.simulation.evaluation import AttentionSubject, source_of
 from npusim.simulation.naming import inputs_of
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from npusim.node.result import NodeTiming
     from npusim.numerics.evaluate import Choice
     from npusim.numerics.result import NumericResult
-    from npusim.schedules.allreduce import PartialSums
-    from npusim.schedules.layer import LayerTiling
+    from npusim.schedules.layer_tasks import LayerTiling
+    from npusim.schedules.node_define import PartialSums
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Groups
     from npusim.simulation.result import RunData

@@ -17,8 +17,8 @@ from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
+from npusim.library import find_schedule, is_of_models
 from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
-from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
 from npusim.simulation.request import CALL, LAST, refuse
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
+    from npusim.library import Schedule
     from npusim.machines.base import Machine
     from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
-    from npusim.schedules import Schedule
-    from npusim.schedules.allreduce import PartialSums
+    from npusim.schedules.node_define import PartialSums
     from npusim.schedules.registry import Precision
     from npusim.simulation.evaluation import Subject
     from npusim.simulation.inputs import Tensors

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem, CacheFormat, Dtype, Problem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
+    from npusim.library import Schedule
     from npusim.numerics.evaluate import Choice
-    from npusim.schedules import Schedule
 
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -385,7 +385,7 @@ class Request:
         return is_launch(self.schedule)
 
     def _names_sizes(self) -> bool:
-        from npusim.schedules import names_sizes
+        from npusim.library import names_sizes
 
         return names_sizes(self.schedule)
 
@@ -446,7 +446,7 @@ class Request:
 
     def find_schedule(self) -> Schedule:
         """Return the schedule on the cores of the device; raise `SpecError` where there is none."""
-        from npusim.schedules import find_schedule
+        from npusim.library import find_schedule
 
         return find_schedule(self.schedule, self.machine().family)
 
@@ -456,7 +456,7 @@ class Request:
 
     def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""
-        from npusim.schedules import default_hw
+        from npusim.library import default_hw
 
         return default_hw(self.schedule, DEFAULT_HW) if self.hw is None else self.hw
 

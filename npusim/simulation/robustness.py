@@ -14,9 +14,9 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
+from npusim.library import SCHEDULES
 from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
-from npusim.schedules import SCHEDULES
 from npusim.schedules.registry import NAMED
 from npusim.simulation.evaluation import bits_of, source_of, subject_of
 from npusim.simulation.result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence

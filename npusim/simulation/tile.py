@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
-    from npusim.schedules import Schedule
+    from npusim.library import Schedule
     from npusim.schedules.registry import Precision
     from npusim.simulation.plan import Plan
 

@@ -14,9 +14,9 @@ import numpy as np
 from npusim.config.tiling import word_of
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS
+from npusim.library import find_schedule
 from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
-from npusim.schedules import find_schedule
 from npusim.schedules.registry import NAMED
 from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of

@@ -20,8 +20,8 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
+from npusim.library import find_schedule
 from npusim.numerics.executor import execute
-from npusim.schedules import find_schedule
 from npusim.simulation.inputs import read_tensors
 from npusim.validate.vectors import VectorReport, check_vectors
 

@@ -21,9 +21,9 @@ from npusim.explore.executors import executor
 from npusim.explore.tasks import Lost
 from npusim.frames import frame
 from npusim.ir.walk import Templates
+from npusim.library import takes_sizes
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
-from npusim.schedules import takes_sizes
 from npusim.schedules.define import machine_of
 from npusim.simulation.plan import plan_of, target_of
 from npusim.simulation.request import LAUNCH, Request

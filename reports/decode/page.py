@@ -9,8 +9,8 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
+from npusim.library import find_schedule
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.simulation.simulate import simulate_program
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, percent, save_page, table

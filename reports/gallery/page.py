@@ -7,14 +7,16 @@ import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import npusim
-from npusim.algorithms.flash import attend, flash, fp8
+from npusim.algorithms.flash import attend, flash
 from npusim.algorithms.gemm import product_by_tiles
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.pasa import pasa
+from npusim.algorithms.preparation import scaled
 from npusim.algorithms.split import merge_last, split
-from npusim.algorithms.unfused import masked, scaled, softmax_whole
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import NpusimError
+from npusim.library.fp8_attention import fp8
+from npusim.library.pasa import pasa
+from npusim.library.standard import masked, softmax_whole
 from npusim.report.charts import tracks
 from npusim.report.figures import figures_document
 from npusim.report.timeline import timeline_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.load import load_device
 from npusim.config.tiling import build_tiling
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 if TYPE_CHECKING:
     from npusim.config.tiling import Tiling

@@ -9,10 +9,10 @@ import numpy as np
 
 from npusim.config.load import load_device
 from npusim.config.tiling import build_tiling
+from npusim.library import find_schedule
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

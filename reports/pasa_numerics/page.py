@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.pasa import optimal_beta
 from npusim.config.problem import Problem
 from npusim.formats import get_format
+from npusim.library.pasa import optimal_beta
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table
 from reports.pasa_numerics import study

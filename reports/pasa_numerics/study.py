@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_workload
 from npusim.config.problem import AmplifiedData, HybridData, Problem, UniformData
+from npusim.library.pasa import ShiftingMatrix, optimal_beta
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.simulation.inputs import load_tensors
 from reports.parts.document import number, scattered

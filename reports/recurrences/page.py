@@ -13,7 +13,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing.auto import simulate
 from reports.parts.document import Section, gather, percent, save_page, table
 from reports.recurrences import backward

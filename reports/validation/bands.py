@@ -24,8 +24,8 @@ from npusim.config.device_tables import ESTIMATED
 from npusim.config.family import NODE_FAMILY
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.packaged import packaged_folder, read_table
+from npusim.library import SCHEDULES
 from npusim.report.output import write_whole
-from npusim.schedules import SCHEDULES
 from npusim.validate.times import Predictor
 from reports.validation import study
 

@@ -14,11 +14,11 @@ from npusim.layout.chain import chain
 from npusim.layout.fragment import arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import VOLTA_BANKS, fragment_addresses, padded, swizzled, wavefronts
+from npusim.library import find_schedule
+from npusim.library.volta_flash import VoltaPrecision
 from npusim.machines.sm.core import SmFields
 from npusim.machines.sm.lane_cost import product_cycles
 from npusim.machines.sm.lanes import ChainTile, fitted
-from npusim.schedules import find_schedule
-from npusim.schedules.flash import VoltaPrecision
 from npusim.simulation.simulate import simulate_program
 from reports.parts.values import program_of, values
 

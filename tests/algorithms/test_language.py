@@ -17,7 +17,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
 from npusim.ir.op import SOURCES, Opcode
 from npusim.kernel import FlashPrecision, GlobalTensor, TilingMask, attention, kernel
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

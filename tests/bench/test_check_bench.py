@@ -13,7 +13,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.check import check
 from npusim.ir.walk import Templates
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -14,7 +14,7 @@ import pytest
 from bench.test_timing_bench import bare_loops
 
 from npusim.config.problem import Problem
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:

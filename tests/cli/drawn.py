@@ -34,7 +34,7 @@ from npusim.config.node import list_nodes
 from npusim.config.packaged import packaged_folder
 from npusim.config.tiling import tiling_fields
 from npusim.formats import ARITHMETICS
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 from tests.cli.odd_files import write_odd_files
 from tests.cli.test_wrong_commands import WRONG
 

@@ -15,10 +15,10 @@ from npusim.algorithms.flash import FlashPrecision
 from npusim.config.family import FAMILIES, CoreFamily, Kind, registered, running
 from npusim.config.tiling import Blocks, Field, Tiling
 from npusim.errors import SpecError
+from npusim.library import SCHEDULES, find_schedule
 from npusim.machines.base import Machine
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import PublishedKernel
-from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.define import machine_class, schedule
 from npusim.schedules.registry import as_family
 

@@ -6,7 +6,7 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling, build_tiling, tiling_fields
 from npusim.errors import TilingError
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 
 class FlashTiling(Tiling):

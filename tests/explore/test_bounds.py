@@ -14,7 +14,7 @@ from npusim.explore import explore
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.space import SearchRequest, declared
 from npusim.ir.families import families_of
-from npusim.schedules import SCHEDULES, find_schedule
+from npusim.library import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.variants import Variants
 from npusim.timing import METHODS, des
@@ -24,7 +24,7 @@ from npusim.timing.stream import Streams
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.schedules import Schedule
+    from npusim.library import Schedule
 
 DEVICE = load_device("ascend_910b2")
 FIELDS = {

@@ -16,7 +16,7 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
 from npusim.explore.space import SearchRequest
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 

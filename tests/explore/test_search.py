@@ -16,10 +16,10 @@ from npusim.explore import exploration, explore, points
 from npusim.explore.search import Options, Progress
 from npusim.explore.space import MOST_POINTS, SearchRequest
 from npusim.explore.store import PointOutcome, read_store
+from npusim.library import find_schedule
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.search import front_of
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.simulation import simulate
 from npusim.simulation.request import Request
 

@@ -25,17 +25,17 @@ from npusim.errors import FormatError
 from npusim.formats.cast import NAN_RULES, OVERFLOWS
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sub
 from npusim.formats.reductions import ORDERS
+from npusim.library import SCHEDULES
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.reduction import execute
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source
-from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.formats import FloatFormat
-    from npusim.schedules import Schedule
+    from npusim.library import Schedule
 
 FILE = Path(__file__).with_name("digests.json")
 #: Formats of block elements; digests of casts between the others do not draw from them.

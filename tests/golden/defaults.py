@@ -19,7 +19,7 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.tiling import tiling_fields
 from npusim.errors import TilingError
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 
 TABLE = Path(__file__).with_name("defaults.csv")
 #: A default takes at most so much longer than the best.

@@ -27,10 +27,10 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile, RingTile, Tile
+from npusim.library import SCHEDULES
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source, with_followers
 from npusim.run import run
-from npusim.schedules import SCHEDULES
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from npusim.baseline import check_baselines
 from npusim.config.cases import DecisionFile, load_case
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import KernelProblem
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 FOLDER = Path(__file__).resolve().parents[1] / "baselines"
 #: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations.

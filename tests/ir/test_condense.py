@@ -10,8 +10,8 @@ from npusim.config.problem import Problem
 from npusim.errors import RaceError
 from npusim.ir.check import check
 from npusim.ir.structure import Builder, LoopPart, Operation, Piece, condensed
+from npusim.library import find_schedule
 from npusim.machines.ascend.group import AscendGroup
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram

@@ -19,7 +19,7 @@ from npusim.ir.opaque import indices
 from npusim.ir.program import Loop
 from npusim.ir.structure import Builder, condensed
 from npusim.ir.walk import LoopTemplate, OpTemplate, Templates
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.ir.program import Loop, TileProgram
 from npusim.ir.tile import GlobalTile, RingTile, Tile
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

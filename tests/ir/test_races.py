@@ -20,7 +20,7 @@ from npusim.ir.program import Item, Loop, TileProgram
 from npusim.ir.structure import Bytes
 from npusim.ir.tile import GlobalTensor, Tile
 from npusim.ir.walk import Endpoint, list_endpoints
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,13 +15,13 @@ from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
+from npusim.library import find_schedule
 from npusim.node.memory import longest, memory_plan
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
-from npusim.schedules import find_schedule
-from npusim.schedules.allreduce import communication
-from npusim.schedules.layer import LayerTiling, layer_tasks
+from npusim.schedules.layer_tasks import LayerTiling, layer_tasks
+from npusim.schedules.node_define import communication
 from npusim.schedules.registry import SMALLER
 from npusim.simulation.node import time_on_node
 from reports.nodes.models import paper_layers

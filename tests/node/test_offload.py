@@ -13,9 +13,9 @@ from npusim.config.node import load_node
 from npusim.config.problem import Problem, SharedProblem
 from npusim.errors import SpecError, TilingError
 from npusim.formats import exp, get_format
+from npusim.library import find_schedule
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source
-from npusim.schedules import find_schedule
 from npusim.validate.times import validate_times
 from tests.formats.reference import fma_reference
 

@@ -18,7 +18,7 @@ from npusim.node.machine import progress_rate
 from npusim.node.program import Child, Communication, KernelWork, NodeKernel, RowBlock, Waves, cut_rows, node_program
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
-from npusim.schedules.allreduce import row_pieces
+from npusim.schedules.node_define import row_pieces
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem, ResonanceData, SinkData, UniformData
 from npusim.config.tiling import build_tiling
+from npusim.library import find_schedule
 from npusim.numerics.diagnosis import measure
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.run import run
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.numerics.executor import HeadSource

@@ -18,7 +18,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.simulation.tile import _outside_files
 
 HERE = Path(__file__).parent
@@ -224,7 +224,7 @@ def test_a_family_of_the_package_is_one_value_and_one_line(tmp_path: Path) -> No
 import npusim.config.family as family
 family.FAMILIES = {line}
 import npusim
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 print(sorted(name for name, of in SCHEDULES if of == "unified"))
 print(npusim.run("flash", hw={HW!r}, seq=128, numerics=False, trace_groups=()).cycles > 0)
 """

@@ -9,7 +9,7 @@ import pytest
 from npusim import explore, run
 from npusim.config.tiling import tile_fields, tiling_fields
 from npusim.explore.space import SearchRequest
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.simulation.request import Request
 
 HERE = Path(__file__).parent

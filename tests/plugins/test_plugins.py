@@ -25,10 +25,10 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.walk import Walker, walk
+from npusim.library import find_schedule, plugins
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.schedules import find_schedule, plugins
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "gelu_product", "linear_attention")

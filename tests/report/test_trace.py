@@ -13,11 +13,11 @@ import pytest
 from npusim.config.load import load_workload
 from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
+from npusim.library import SCHEDULES
 from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import trace_json
 from npusim.run import run
-from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData

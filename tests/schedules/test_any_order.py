@@ -11,9 +11,9 @@ from npusim.config.load import apply_overrides
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.walk import ResolvedOp, Walker, walk
+from npusim.library import SCHEDULES
 from npusim.numerics.executor import Execution, Lane, Lockstep, TensorStore, execute
 from npusim.numerics.inputs import recipe_source
-from npusim.schedules import SCHEDULES
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:

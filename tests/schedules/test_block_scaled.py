@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from npusim import formats
-from npusim.algorithms.pasa import Shift
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.ir.op import Attributes, Opcode, Step
 from npusim.ir.tile import Tile
+from npusim.library import find_schedule
+from npusim.library.pasa import Shift
 from npusim.machines.ascend import registers
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.decisions import VectorCode
 from npusim.numerics.executor import execute
-from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 from npusim.validate.diff import diff

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import npusim.schedules
+import npusim
 from npusim.cli.app import app
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
@@ -19,10 +19,10 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
 from npusim.ir.check import check
+from npusim.library import SCHEDULES
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import SCHEDULES
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_plan
@@ -269,7 +269,7 @@ def test_bad_input_on_the_command_line_exits_with_2_and_says_what(arguments: tup
 
 def test_operations_and_rings_are_made_by_machines_only() -> None:
     """No mapping elsewhere: `ir.check` cuts loops that exist, `timing.stream` repeats them."""
-    root = Path(npusim.schedules.__file__).parents[1]
+    root = Path(npusim.__file__).parent
     makers = {
         str(p.relative_to(root))
         for p in root.rglob("*.py")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import npusim
-from npusim import run
+from npusim import library, run
 from npusim.config.node import load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
+from npusim.library import SCHEDULES, find_schedule, packaged
 from npusim.machines.ascend.plan import FlashTiling
-from npusim.schedules import _PACKAGED, SCHEDULES, find_schedule, registry
+from npusim.schedules import registry
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 
@@ -131,18 +132,21 @@ def test_float32_tensors_run_when_they_are_rounded() -> None:
         run("flash", tensors=wide, dtype="float16")
 
 
-def test_the_table_of_packaged_schedules_is_what_their_files_hold() -> None:
-    held = {
-        (s.name, s.family)
-        for file in {file for file, *_ in _PACKAGED.values()}
-        for s in importlib.import_module(f"npusim.schedules.{file}").SCHEDULES
-    }
-    assert held == set(SCHEDULES)
+def test_each_schedule_is_found_in_the_file_of_its_name_or_in_the_one_that_declares_it() -> None:
+    names = {name for name, _ in SCHEDULES}
+    files = {path.stem for path in Path(library.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files <= names, "a file that declares no schedule of its name"
+    assert {"unified", "offload_classic", "offload_cooperative"} == names - files
+    for name in sorted(names):
+        of_name = packaged(name)
+        assert {(name, family) for family in of_name} == {key for key in SCHEDULES if key[0] == name}
+        assert all(schedule is SCHEDULES[name, family] for family, schedule in of_name.items())
 
 
 def test_a_run_imports_neither_other_schedules_nor_what_compiles() -> None:
     npusim.run("flash", seq=256, numerics=False, trace_groups=())  # its machine code is kept from now on
     code = "import sys, npusim; npusim.run('flash', seq=256, numerics=False, trace_groups=()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900)
-    others = {f"npusim.schedules.{file}" for file, *_ in _PACKAGED.values()} - {"npusim.schedules.flash"}
+    files = {path.stem for path in Path(library.__file__).parent.glob("*.py")} - {"__init__", "flash"}
+    others = {f"npusim.library.{file}" for file in files}
     assert not {"numba", "networkx", "npusim.node.simulate", *others}.intersection(done.stdout.split())

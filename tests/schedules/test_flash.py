@@ -20,9 +20,9 @@ from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingErr
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
+from npusim.library import find_schedule
 from npusim.numerics.executor import execute
 from npusim.run import run
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
+from npusim.library import find_schedule
 from npusim.numerics.executor import execute
 from npusim.run import run
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
 from npusim.ir.tile import GlobalTensor
-from npusim.schedules import find_schedule
-from npusim.schedules.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
+from npusim.library import find_schedule
+from npusim.library.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
 from npusim.simulation.request import Request
 from npusim.validate.diff import diff
 

@@ -12,10 +12,10 @@ from statistics import median
 import pytest
 
 import npusim
-from npusim.algorithms.pasa import ShiftingMatrix, shift_keys
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.ir.tile import GlobalTensor
+from npusim.library.pasa import ShiftingMatrix, shift_keys
 from npusim.machines.sm.groups import one_shot_tiling
 from npusim.report.record import record_of
 from npusim.report.tables import run_table

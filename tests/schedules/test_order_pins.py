@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npusim.algorithms.pasa import ShiftingMatrix
+from npusim.library.pasa import ShiftingMatrix
 from npusim.run import run
 
 if TYPE_CHECKING:

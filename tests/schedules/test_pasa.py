@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npusim import formats
-from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -19,8 +18,9 @@ from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
+from npusim.library import find_schedule
+from npusim.library.pasa import ShiftingMatrix, optimal_beta
 from npusim.run import run
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData

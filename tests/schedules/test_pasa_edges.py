@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.pasa import pasa_attention
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.op import Opcode
+from npusim.library import find_schedule
+from npusim.library import pasa as schedules_pasa
+from npusim.library.pasa import pasa_attention
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import find_schedule
-from npusim.schedules import pasa as schedules_pasa
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase

@@ -19,11 +19,11 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tiling_fields
 from npusim.errors import NpusimError, TilingError
 from npusim.explore.space import SearchRequest, parse_field
+from npusim.library import SCHEDULES, find_schedule
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
 from npusim.report.inputs import tiling_text
 from npusim.report.record import record_of
-from npusim.schedules import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PACKAGE = Path(npusim.__file__).parent
-ROOM, ROOM_MODULE = PACKAGE / "machines" / "published", "npusim.machines.published"
+ROOM, ROOM_MODULE = PACKAGE / "library" / "published", "npusim.library.published"
 #: A kernel of tiles as FlashAttention-2 has them for heads of 64, which looks 30 things up before each of its blocks.
 MINE = """
 from npusim.kernel import Charge, GpuKernel, layout
@@ -365,10 +365,10 @@ NAMED: dict[str, frozenset[str]] = {
     "report/inputs.py": frozenset({"triton"}),
     "ttir/compiler.py": frozenset({"triton"}),
     "algorithms/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
-    "schedules/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
-    "schedules/__init__.py": frozenset({"fa4"}),  # a schedule of that name
-    "schedules/flash.py": frozenset({"fa4", "cann"}),  # the same, and the default of two_level
-    "schedules/fp8.py": frozenset({"fa3"}),  # a preset of precisions of that name
+    "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
+    "library/fa4.py": frozenset({"fa4"}),  # a schedule of that name
+    "library/two_level.py": frozenset({"cann"}),  # the kernel of FastAttention's baseline
+    "library/fp8_attention.py": frozenset({"fa3"}),  # a preset of precisions of that name
     "machines/ascend/__init__.py": frozenset({"cann"}),  # the family's usual kernel
     "machines/sm/__init__.py": frozenset({"fa2"}),  # the same
     "schedules/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
@@ -377,7 +377,7 @@ NAMED: dict[str, frozenset[str]] = {
 
 def test_the_names_of_published_kernels_stay_in_their_room() -> None:
     known = kernels(PublishedKernel).keys()
-    files = {p.stem for p in ROOM.glob("*.py")} - {"__init__", "kernel"}
+    files = {p.stem for p in ROOM.glob("*.py")} - {"__init__"}
     assert files >= known
     named, imported = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -13,7 +13,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError, TilingError
-from npusim.schedules import find_schedule, gated_delta, ssd
+from npusim.library import find_schedule, gated_delta, ssd
 from npusim.schedules.define import machine_of
 from npusim.schedules.registry import for_inputs
 

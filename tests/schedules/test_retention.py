@@ -9,7 +9,7 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError
-from npusim.schedules import find_schedule, retention
+from npusim.library import find_schedule, gla, retention
 
 #: Each with a chunk whose last is ragged, several heads, and a width of values that is another than that of keys.
 PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}
@@ -48,7 +48,7 @@ def test_integers_are_exact_where_gates_halve(hw: str, monkeypatch: pytest.Monke
     """A gate of 1/2 at few tokens: e^b and e^-b are powers of two once they are float16, and every sum is exact."""
     draw = np.random.default_rng(1)
     halved = -np.log(2) * (draw.random((1, PROBLEM["heads"], PROBLEM["tokens"], 32)) < 0.03)
-    monkeypatch.setattr(retention, "log_gates", lambda *_: halved)
+    monkeypatch.setattr(gla, "log_gates", lambda *_: halved)
     assert _run("gla", hw, tensors=_integers(draw)).numerics.error.max_abs_error == 0
 
 
@@ -70,7 +70,7 @@ def test_other_sizes_are_refused() -> None:
 
 def test_decays_are_the_papers() -> None:
     assert np.allclose(np.exp(retention.log_decay(3)), [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128])
-    gates = retention.log_gates(0, 1, 2, 4096, 8)
+    gates = gla.log_gates(0, 1, 2, 4096, 8)
     assert gates.max() < 0
     assert abs(16 * gates.mean() + 0.806) < 0.02  # the mean of log sigmoid(x), x normal
 

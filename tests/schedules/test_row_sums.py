@@ -14,11 +14,11 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
+from npusim.library import SCHEDULES
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
-from npusim.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

@@ -12,7 +12,7 @@ from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError, TilingError
-from npusim.schedules import SCHEDULES, names_sizes, takes_sizes
+from npusim.library import SCHEDULES, names_sizes, takes_sizes
 from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
 

@@ -16,11 +16,11 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.ir.check import check
+from npusim.library import find_schedule
 from npusim.machines.sm.turns import WarpTurns
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 from npusim.validate import validate
 from npusim.validate.times import TimesReport

@@ -24,13 +24,13 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.exact import function_value, round_fraction
 from npusim.ir.check import check
+from npusim.library import find_schedule
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
-from npusim.schedules import find_schedule
+from npusim.schedules.cutting import _whole, best_splits
 from npusim.schedules.define import machine_of
 from npusim.schedules.registry import for_inputs
-from npusim.schedules.split_kv import _whole, best_splits
 from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ir.toy import flatten
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.tile import GlobalTile
-from npusim.schedules import SCHEDULES
+from npusim.library import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,10 @@ import pytest
 import npusim
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, TilingError
-from npusim.kernel import FlashPrecision, attention
+from npusim.kernel import FlashPrecision, attention, flash
 from npusim.numerics.inputs import recipe_source
 from npusim.numerics.reference import summarise_errors
 from npusim.run import run
-from npusim.schedules.flash import flash
 from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request

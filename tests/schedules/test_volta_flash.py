@@ -17,10 +17,10 @@ from npusim.explore import explore
 from npusim.ir.check import check
 from npusim.ir.op import TileOp
 from npusim.ir.program import Loop
+from npusim.library import find_schedule
 from npusim.machines.sm.core import occupancy
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

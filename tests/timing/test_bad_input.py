@@ -10,8 +10,8 @@ from ir.toy import Toy, crossed
 
 from npusim.config.problem import Problem
 from npusim.errors import ContradictionError, DeadlockError, ProgramError, SpecError
+from npusim.library import find_schedule
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
 from timing.programs import device_with

@@ -12,8 +12,8 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError
+from npusim.library import find_schedule
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.timing import auto, mean_field
 from npusim.timing.engine import Run
 from npusim.timing.engine_code import Classes, Code, equal_groups

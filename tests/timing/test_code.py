@@ -12,7 +12,7 @@ import pytest
 import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
-from npusim.machines.published.fa2 import instructions
+from npusim.library.published.fa2 import instructions
 from npusim.machines.sm.core import warp_issue
 
 SILICON = Path(__file__).parents[2] / "reports" / "silicon"

@@ -18,10 +18,10 @@ from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
 from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
 from npusim.ir.program import Cost, Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
+from npusim.library import find_schedule
 from npusim.machines.ascend.group import VectorWork
 from npusim.machines.ascend.pricing import VECTOR_COSTS, AscendPricing, vector_cycles
 from npusim.numerics.semantics import SEMANTICS
-from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

@@ -25,10 +25,10 @@ from npusim.layout.chain import chain
 from npusim.layout.fragment import arrangement
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import VOLTA_BANKS
+from npusim.library import find_schedule
 from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
 from npusim.machines.sm.lanes import chained
 from npusim.machines.sm.pricing import SmPricing
-from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 from npusim.timing.gpu_pipes import ONE, sharing_of, speeds
 

@@ -19,6 +19,7 @@ from npusim.explore import explore
 from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import residency
 from npusim.ir.tile import GlobalTensor, Tile
+from npusim.library import find_schedule
 from npusim.machines.ascend import pricing
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import FlashTiling, gemm_tiling
@@ -26,7 +27,6 @@ from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
 from npusim.machines.decisions import AscendDecisions
 from npusim.numerics.executor import execute
 from npusim.run import run
-from npusim.schedules import find_schedule
 from npusim.timing import METHODS
 from npusim.validate import validate
 

@@ -19,9 +19,9 @@ from npusim.errors import NpusimError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
+from npusim.library import find_schedule
 from npusim.machines.ascend.pricing import vector_cycles
 from npusim.machines.decisions import AscendDecisions
-from npusim.schedules import find_schedule
 from npusim.schedules.define import unread_keys
 from npusim.simulation.simulate import simulate_program
 

@@ -15,7 +15,7 @@ from npusim.config.tiling import build_tiling
 from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTensor, Tile
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing import METHODS, auto, des, mean_field
 from npusim.timing.engine import Run
 from npusim.timing.engine_code import Code, equal_groups

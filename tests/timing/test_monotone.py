@@ -13,7 +13,7 @@ from ir.toy import RANDOMS, RandomProgram, Toy, fill, front
 
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.ir.program import Loop
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing import METHODS, des
 from npusim.timing.summary import check_sanity
 from timing.programs import device_with, random_device

@@ -11,7 +11,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import DeadlockError
-from npusim.schedules import find_schedule
+from npusim.library import find_schedule
 from npusim.timing import METHODS, des
 from timing.programs import device_with, timeline
 

@@ -32,11 +32,11 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.packaged import packaged_folder
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
+from npusim.library import find_schedule
 from npusim.report.latency_rows import latency_rows
 from npusim.report.record import record_of
 from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
-from npusim.schedules import find_schedule
 from npusim.validate.times import Residual
 from reports.validation import bands, study
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta, pasa_attention
 from npusim.config.problem import Problem, UniformData
-from npusim.schedules import pasa as schedule
+from npusim.library import pasa as schedule
+from npusim.library.pasa import ShiftingMatrix, optimal_beta, pasa_attention
 from reports.parts.values import values
 from reports.pasa_numerics import page as pasa
 from reports.pasa_numerics import study as pasa_study

@@ -1,4 +1,4 @@
-"""Published kernels, a file each: the decisions of each are one value, and no other module knows its name."""
+"""The published kernels: found by looking into `npusim.library.published`, or in a file of the user."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from npusim.machines.published.kernel import Computes
 
 KernelType = TypeVar("KernelType", bound=PublishedKernel)
+#: The package with a file for each kernel.
+ROOM = "npusim.library.published"
 #: A kernel that decides nothing.
 _BARE = GpuKernel(name="", whose="")
 
 
 @cache
 def _packaged() -> dict[str, PublishedKernel]:
-    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    room = importlib.import_module(ROOM)
+    modules = [importlib.import_module(f"{ROOM}.{module.name}") for module in pkgutil.iter_modules(room.__path__)]
     values = [value for module in modules for value in vars(module).values() if isinstance(value, PublishedKernel)]
     return {kernel.name: kernel for kernel in values}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from npusim.algorithms.phase import Phase
 from npusim.algorithms.split_rules import call_of
 from npusim.config.engine import WarpIssue
+from npusim.config.load import list_devices, load_device
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -233,6 +234,29 @@ def warps_of(device: DeviceSpec) -> WarpIssue | None:
     """Return a device file's entry on warps, if any."""
     engine = device.cores["sm"].engines.get("WARPS") if "sm" in device.cores else None
     return engine if isinstance(engine, WarpIssue) else None
+
+
+def _specialises(device: DeviceSpec) -> bool:
+    issue = warps_of(device)
+    has_warps = issue is not None and issue.sharing.specialised is not None
+    return has_warps and getattr(device.engine("sm", "TENSOR"), "wgmma", None) is not None
+
+
+def needs_tma(device: DeviceSpec) -> str:
+    """Return why warps do not specialise on a device: no copies of whole tiles (TMA) or products of warp groups."""
+    if _specialises(device):
+        return ""
+    names = ", ".join(name for name in list_devices() if _specialises(load_device(name)))
+    return (
+        "needs asynchronous copies of whole tiles (TMA) and products of warp groups (wgmma), "
+        f"which {device.name} has not; devices that have: {names}"
+    )
+
+
+def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
+    """Return an iteration's cost, and a block's cost at its end for each element of O that a thread holds."""
+    at = "WARPS.sharing.specialised"
+    return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,132 @@
+"""The library: kernels as files, each written with the public surface alone, and found by looking.
+
+``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all;
+``default_hw`` names the device that a schedule is for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from npusim.config import outside
+from npusim.config.family import MACHINES
+from npusim.config.messages import choices
+from npusim.config.packaged import installed
+from npusim.config.tiling import of_schedule
+from npusim.errors import SpecError
+from npusim.schedules import plugins
+from npusim.schedules.registry import Schedule
+from npusim.ttir import is_launch, is_recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "names_sizes", "takes_sizes"]
+
+
+class _Packaged(Mapping[tuple[str, str], Schedule]):
+    """The packaged schedules by name and core family."""
+
+    def __getitem__(self, key: tuple[str, str]) -> Schedule:
+        return packaged(key[0])[key[1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((s.name, s.family) for file in _files() for s in _declared(file))
+
+    def __len__(self) -> int:
+        return sum(len(_declared(file)) for file in _files())
+
+
+@cache
+def _files() -> tuple[str, ...]:
+    """Return the names of the folder's files."""
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg))
+
+
+@cache
+def _declared(file: str) -> tuple[Schedule, ...]:
+    """Return the schedules that a file declares: those of its tuples of schedules."""
+    values = vars(importlib.import_module(f"{__name__}.{file}")).values()
+    return tuple(s for value in values if isinstance(value, tuple) for s in value if isinstance(s, Schedule))
+
+
+@cache
+def packaged(name: str) -> Mapping[str, Schedule]:
+    """Return the packaged schedules of a name by core family, none for another name.
+
+    The file of that name is imported; all files are where none has it.  The fields of a packaged schedule take the
+    published kernels that compute it alone; a user's may be written as any published kernel.
+    """
+    files = () if not name.isidentifier() else (name,) if name in _files() else _files()
+    found = {s.family: s for file in files for s in _declared(file) if s.name == name}
+    return {family: s.changed(tiling=partial(of_schedule, s.tiling, name)) for family, s in found.items()}
+
+
+SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
+
+
+def schedules_called(name: str) -> dict[str, Schedule]:
+    """Return the schedules of a name, by core family: ours, an installed package's, or a file's own.
+
+    A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
+    package offers no schedule, or uses one of our names for one of our families.
+    """
+    ours = packaged(name)
+    plugins.refuse_twice(name)
+    if is_recorded(name):
+        return {s.family: s for s in importlib.import_module("npusim.schedules.recorded").load(name)}
+    if is_launch(name):
+        return {s.family: s for s in importlib.import_module("npusim.schedules.triton").load(name)}
+    source = name if outside.is_outside(name) else plugins.offered().get(name, "")
+    theirs = {s.family: s for s in plugins.load(source)} if source else {}
+    taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
+    if taken:
+        where = f"{taken.origin}: " if taken.origin else ""
+        raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; give your schedule another name")
+    if ours.keys() & theirs.keys():
+        raise SpecError(f"{source}: {name!r} is a schedule of npusim's own; give the entry point another name")
+    return {**ours, **theirs}
+
+
+def is_of_models(name: str) -> bool:
+    """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
+    return any("models" in s.problem.features for s in schedules_called(name).values())
+
+
+def takes_sizes(name: str) -> bool:
+    """Return whether a schedule has sizes with names of its own: a launch of a Triton kernel, or plain tensors."""
+    return is_launch(name) or any("plain" in s.problem.features for s in schedules_called(name).values())
+
+
+def names_sizes(name: str) -> bool:
+    """Return whether a packaged schedule declares the names and the default values of its sizes."""
+    return any(s.sizes for s in packaged(name).values())
+
+
+def default_hw(name: str, usual: str) -> str:
+    """Return the packaged device that a schedule is for: ``usual``, if not one of its own."""
+    devices = [s.hw for s in schedules_called(name).values()]
+    return devices[0] if all(devices) and devices else usual
+
+
+def find_schedule(name: str, family: str) -> Schedule:
+    """Return the schedule called ``name`` for a core family.
+
+    Raises :class:`SpecError` naming the near names, or the families that have it.
+    """
+    families = schedules_called(name)
+    if family in families:
+        return families[family]
+    if family in installed(MACHINES):
+        found = next((s for s in families.values() if s.elsewhere), None)
+        if found is not None and found.elsewhere and (there := found.elsewhere(family)):
+            return found.changed(**there)
+    if families:
+        nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
+        raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")
+    known = sorted({*(n for n, _ in SCHEDULES), *plugins.offered()})
+    raise SpecError(f"unknown schedule {name!r}{choices(name, known)}")

@@ -1,0 +1,505 @@
+"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
+
+Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
+``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are
+inputs, as in the paper; where they are not given they follow from Q, K and V.  Errors are against the gradient of
+softmax in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.kernel import (
+    AS_FAMILY,
+    FRACTAL,
+    Accumulate,
+    Field,
+    GlobalTensor,
+    KernelProblem,
+    MaskKind,
+    NamedFormats,
+    Phase,
+    Phases,
+    Problem,
+    Repeated,
+    SpecError,
+    Stacked,
+    Tiling,
+    Turned,
+    attention_cells,
+    below_one_another,
+    ceil_div,
+    exp,
+    exponent_factor,
+    filled,
+    format_bytes,
+    full,
+    grid,
+    kernel,
+    lightest,
+    mask_of,
+    on,
+    part_of,
+    query_cells,
+    schedule,
+    tanh,
+    tiles,
+    where,
+    with_columns,
+)
+
+F32 = "float32"
+
+
+#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
+#: additions, or into a sum of each launched block, which works off several blocks of keys in turn; as many are launched
+#: as fill the cores once (FlashAttention-2 without ``deterministic`` and with it: flash_api.cpp, mha_bwd).
+Method = Literal["apart", "added", "deterministic"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPrecision(NamedFormats):
+    """Formats between products; ``input`` stands for the format of Q, K, V and dO.
+
+    scores
+        Both products of a tile, P, dS and the sums dQ, dK and dV.
+    factor
+        P and dS as products read them.
+    output
+        The gradients.
+    exp_variant, sum_order, accumulate, arithmetic
+        Named choices, as in `FlashPrecision`; ``accumulate``: that of the three gradients.
+    """
+
+    name: str
+    scores: str = F32
+    factor: str = "input"
+    output: str = "input"
+    exp_variant: str = "exp.correct"
+    sum_order: str = ""
+    accumulate: Accumulate = "fresh"
+    arithmetic: str = ""
+    intermediates = ("scores", "factor", "output")
+
+
+@kernel(results="delta", do="row value", forward="row value")
+def row_sums(do: Any, forward: Any, p: BackwardPrecision) -> Any:
+    """Return delta, the sum over a row of dO O."""
+    return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32)
+
+
+@kernel(results="delta clear", do="row value", forward="row value")
+def row_sums_and_zeros(do: Any, forward: Any, p: BackwardPrecision) -> Any:
+    """Return delta, and the zeros to which parts of dQ are added."""
+    return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32), filled("row key_dim", 0.0, F32)
+
+
+@kernel(results="clear", parts="row key_dim")
+def zeros(parts: Any = None) -> Any:
+    """Return the zeros to which parts are added; reads nothing."""
+    return filled("row key_dim", 0.0, F32)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scale and soft-cap (0: none) of scores, and the factor of exponents."""
+
+    scale: float
+    cap: float
+    base: float
+
+    def capped(self, s: Any) -> Any:
+        """Return scores in units of the soft-cap, or unchanged without one."""
+        return tanh(s * (self.scale / self.cap)) if self.cap else s
+
+    def weights(self, s: Any, lse: Any, mask: Any) -> Any:
+        """Return P of `capped` scores: their exponential, without the row's sum; hidden ones are 0."""
+        factor = (self.cap or self.scale) * self.base
+        return exp(where(mask, s * factor - (lse if self.base == 1 else lse * self.base), -inf))
+
+    def slopes(self, weight: Any, difference: Any, s: Any) -> Any:
+        """Return dS of P, dP - delta and `capped` scores, by scores that are scaled and not capped."""
+        return weight * difference * (1.0 - s * s) if self.cap else weight * difference
+
+
+def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
+    """Return a gradient and the next tile's part of it: in the matrix unit, or stored and added."""
+    return total + (product if p.accumulate == "chained" else product.to(p.scores))
+
+
+@kernel(
+    results="dq",
+    q="row key_dim",
+    k="key key_dim",
+    v="key value",
+    do="row value",
+    lse="row",
+    delta="row",
+    mask="row key",
+)
+def queries(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision) -> Any:
+    """Return dQ of a block of queries, from tiles of keys."""
+    total = full("row key_dim", 0.0, p.scores)
+    for kj, vj in tiles(k, v):
+        s, dp = of.capped((q @ kj.T).to(p.scores)), (do @ vj.T).to(p.scores)
+        ds = of.slopes(of.weights(s, lse, mask), dp - delta, s).to(p.factor)
+        total = added(total, ds @ kj, p)
+    return (total * of.scale).to(p.output)
+
+
+def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, of: Scores, p: BackwardPrecision) -> Any:
+    """Return the sums dK and dV with a tile's parts, and dS of the tile, keys by queries."""
+    (qi, oi, li, di), (dk, dv) = tile, sums
+    s, dp = of.capped((k @ qi.T).to(p.scores)), (v @ oi.T).to(p.scores)
+    e = of.weights(s, li, mask)
+    weight = e.to(p.factor)
+    dv = added(dv, weight @ oi, p)
+    ds = of.slopes(e, dp - di, s).to(p.factor)
+    return added(dk, ds @ qi, p), dv, ds
+
+
+_OF_KEYS: Mapping[str, Any] = MappingProxyType(
+    {
+        "k": "key key_dim",
+        "v": "key value",
+        "q": "row key_dim",
+        "do": "row value",
+        "lse": "1 row",
+        "delta": "1 row",
+        "mask": "key row",
+    }
+)
+
+
+@kernel(results="dk dv", **_OF_KEYS)
+def keys_values(
+    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
+) -> Any:
+    """Return dK and dV of a block of keys, from tiles of queries."""
+    dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
+    for tile in tiles(q, do, lse, delta):
+        dk, dv = _of_tile(k, v, tile, mask, (dk, dv), of, p)[:2]
+    return (dk * of.scale).to(p.output), dv.to(p.output)
+
+
+@kernel(results="part dk dv", **_OF_KEYS)
+def all_parts(
+    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
+) -> Any:
+    """Return dK and dV of a block of keys, and for each tile of queries the block's part of dQ without its factor."""
+    dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
+    for tile in tiles(q, do, lse, delta):
+        dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), of, p)
+        yield (ds.T @ k).to(F32)
+    return (dk * of.scale).to(p.output), dv.to(p.output)
+
+
+@kernel(results="dq", parts="row key_dim")
+def scaled(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+    """Return dQ of the sum of its parts."""
+    return (parts * scale).to(p.output)
+
+
+@kernel(results="total", parts="row column")
+def summed(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+    """Return a gradient as the sum of stored parts, in order: of series of blocks, or of query heads."""
+    total = full("row column", 0.0, F32)
+    for part in tiles(parts, axis="place"):
+        total = total + part.to(F32)
+    return (total if scale == 1 else total * scale).to(p.output)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTensors:
+    """Q, K, V, dO, the forward's O and LSE, delta, and the gradients."""
+
+    q: GlobalTensor
+    k: GlobalTensor
+    v: GlobalTensor
+    do: GlobalTensor
+    forward: GlobalTensor
+    lse: GlobalTensor
+    delta: GlobalTensor
+    dq: GlobalTensor
+    dk: GlobalTensor
+    dv: GlobalTensor
+
+
+def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTensors:
+    """Return the tensors of a call; the gradient whose errors a run reports is called o."""
+    group, sizes = problem.group_size, (problem.head_dim, problem.dtype, "input")
+    q = GlobalTensor("q", problem.batch, problem.kv_heads, group * problem.seq_q, *sizes, packed=group)  # type: ignore[arg-type]
+    k = replace(q, name="k", rows=problem.seq_kv, packed=1)
+    v, do = (replace(x, name=n, cols=problem.value_head_dim) for n, x in (("v", k), ("do", q)))
+    lse = replace(q, name="lse", rows=1, cols=q.rows, fmt=F32, packed=1)  # read as a column and as a row
+    like = {"dq": q, "dk": k, "dv": v}
+    gradients = {n: replace(x, name="o" if n == judged else n, fmt=output, role="output") for n, x in like.items()}
+    forward, delta = replace(do, name="forward"), replace(lse, name="delta", role="workspace")
+    return BackwardTensors(q, k, v, do, forward, lse, delta, **gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTile:
+    """Queries and keys of a tile for blocks of queries, then for blocks of keys; rows of blocks of delta."""
+
+    block_q: int
+    block_kv: int
+    tile_q: int
+    tile_kv: int
+    rows: int
+
+
+def backward(
+    problem: Problem,
+    tile: BackwardTile,
+    p: BackwardPrecision,
+    t: BackwardTensors,
+    kind: MaskKind | None,
+    method: Method,
+    places: int,
+) -> list[Phase]:
+    """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory.
+
+    ``places``: blocks that a device runs at a time, which decide the number of sums of ``deterministic``.
+    """
+    widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
+    of = Scores(problem.scale, problem.softcap or 0.0, exponent_factor(p.exp_variant))
+    more: dict[str, Any] = {"p": p, "of": of, "q": t.q, "k": t.k, "v": t.v, "do": t.do}
+    mask = mask_of(problem, (tile.tile_q, tile.tile_kv), kind)
+    of_keys: dict[str, Any] = {
+        "sizes": {**widths, "row": tile.tile_q, "key": tile.tile_kv},
+        "mask": None if mask is None else Turned(mask, problem.seq_q),
+        "lse": t.lse,
+        "delta": t.delta,
+        **more,
+    }
+    if method != "apart":
+        is_series = method == "deterministic"
+        sums = ceil_div(places, problem.batch * problem.heads) if is_series else 1
+        return list(_in_memory(problem, tile, p, t, of_keys, sums, is_series=is_series))
+    mask = mask_of(problem, (tile.block_q, tile.block_kv), kind)
+    of_queries = queries.phase(
+        "dq",
+        below_one_another(attention_cells(problem, tile.block_q, tile.block_kv), problem.group_size, problem.seq_q),
+        {**widths, "row": tile.block_q, "key": tile.block_kv},
+        [t.dq],
+        mask=mask if mask is None or problem.group_size == 1 else Repeated(mask, problem.seq_q),
+        lse=t.lse,
+        delta=t.delta,
+        **more,
+    )
+    cells = query_cells(problem, tile.tile_kv, tile.tile_q)
+    last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p, "results": [t.delta]}
+    delta = row_sums.phase("delta", grid(t.do, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
+    return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]
+
+
+def _in_memory(
+    problem: Problem,
+    tile: BackwardTile,
+    p: BackwardPrecision,
+    t: BackwardTensors,
+    of_keys: Mapping[str, Any],
+    sums: int,
+    *,
+    is_series: bool,
+) -> Iterator[Phase]:
+    """Yield the kernels of delta, of all three gradients, and of the sums of several blocks' parts.
+
+    Parts are added to zeros, which the kernel of delta writes for one sum, a separate kernel for several. A block of
+    keys has one query head; dK and dV of each head are stored, and a kernel adds those of a group.
+    """
+    turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
+    parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
+    stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
+    rows, sizes = grid(t.do, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
+    places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
+    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}
+    if is_series:
+        note = f"deterministic: {sums} sums of dQ, {size}; each in the order of keys, then one after the other"
+        yield zeros.phase("clear", tuple(places), sizes, [stack])
+        yield row_sums.phase("delta", rows, sizes, [t.delta], **of_rows)
+    else:
+        note = f"added: one sum of dQ, {size}, in the order of keys; atomic additions have none, and bits of dQ vary"
+        yield row_sums_and_zeros.phase("delta", tuple(places), sizes, [t.delta, stack], **of_rows)
+    results: list[GlobalTensor | Stacked] = [stack, t.dk, t.dv]
+    if group > 1:
+        of_heads = (replace(x, name=f"{n}_heads", role="workspace") for n, x in (("dk", t.dk), ("dv", t.dv)))
+        results[1:] = (Stacked("member", group, replace(x, batch=x.batch * group)) for x in of_heads)
+    cells = query_cells(problem, tile.tile_kv, tile.tile_q, part=stack.axis, sums=sums, is_series=is_series)
+    yield replace(all_parts.phase("dkdvdq", cells, results=results, **of_keys), notes=(note,))
+    total = replace(parts, name="sum", batch=problem.batch * sums, added=0, of=parts)
+    yield _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.rows, p)
+    for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
+        if isinstance(of_members, Stacked):
+            yield _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
+
+
+def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows: int, p: BackwardPrecision) -> Phase:
+    cells, sizes = grid(result, ("row", rows)), {"row": rows, "key_dim": result.cols, "column": result.cols}
+    more: dict[str, Any] = {"sizes": sizes, "results": [result], "scale": scale, "p": p}
+    if parts.count == 1:
+        return scaled.phase(name, cells, parts=parts.tensor, **more)
+    return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)
+
+
+#: Sizes that a problem leaves out: a layer of 2048 channels, and tokens whose bits take a few seconds.
+SIZES: Mapping[str, float] = MappingProxyType(
+    {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
+    | {"kv_heads": 0, "window": 0, "softcap": 0.0}
+)
+
+
+#: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
+SLICE = 4096
+
+
+#: Elements of dO, and of O, of a block that sums their products.
+DELTA_ELEMENTS = 8192
+
+
+class BackwardFields(Tiling):
+    """Tiles of both kernels; which gradient a run's bits and errors are of.
+
+    On a GPU the tile that is fastest of 11 in Triton on an H100 (reports/recurrences).
+    """
+
+    block_q: int = Field(
+        default=128, ge=16, multiple_of=16, description="query rows of a block of dQ", json_schema_extra=on("gpu", 64)
+    )
+    block_kv: int = Field(
+        default=128, ge=16, multiple_of=16, description="keys of a tile of dQ", json_schema_extra=on("gpu", 64)
+    )
+    tile_q: int = Field(
+        default=128,
+        ge=16,
+        multiple_of=16,
+        description="query rows of a tile of dK and dV",
+        json_schema_extra=on("gpu", 64),
+    )
+    tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    method: Method = Field(
+        default="apart",
+        description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory",
+        json_schema_extra=part_of("source"),
+    )
+    gradient: Literal["dq", "dk", "dv"] = Field(
+        default="dq",
+        description="gradient with the bits and errors that a run shows; all are computed",
+        json_schema_extra=part_of("model"),
+    )
+
+
+#: Tiles ahead: L0C of an NPU holds dK and dV of a block of keys together with scores.
+DEPTH = Field(
+    default=1,
+    ge=0,
+    le=14,
+    description="tiles that scores and their rows run ahead of the products that read these",
+    json_schema_extra=lightest("least"),
+)
+
+
+def problem_of(problem: KernelProblem) -> Problem:
+    """Return the attention whose gradients are asked for; raise `SpecError` for other sizes."""
+    sizes = {**SIZES, **problem.sizes}
+    for name in ("key", "value"):
+        if sizes[name] % FRACTAL:
+            raise SpecError(
+                f"problem: flash_backward {name}={sizes[name]} is no multiple of {FRACTAL}; tensors are not padded"
+            )
+    known: dict[str, Any] = {name: sizes[name] for name in ("batch", "heads")}
+    known |= {name: size for name in ("kv_heads", "window", "softcap") if (size := sizes[name])}
+    known |= {"seq_q": sizes["tokens"], "head_dim": sizes["key"], "value_head_dim": sizes["value"]}
+    return Problem(**known, causal=bool(sizes["causal"]), dtype=problem.dtype)
+
+
+def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Any) -> Phases:
+    """Return the kernels."""
+    call = problem_of(problem)
+    rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
+    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
+    tensors = backward_tensors(call, p.output, tiling.gradient)
+    kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
+    whole = ("clear", "delta") if tiling.method != "added" else ()  # what also writes 0 has a tile more in UB
+    return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
+
+
+def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return a query head's scores in float64, capped, hidden ones -Inf."""
+    scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
+    scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
+    seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)
+    return np.where(seen, scores, -np.inf)
+
+
+def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return LSE of the query heads of a KV head, (1, queries of one head after the other), in float64."""
+    call = problem_of(problem)
+    heads = range(head * call.group_size, (head + 1) * call.group_size)
+    return np.concatenate([np.logaddexp.reduce(_scores(call, inputs, batch, h), 1) for h in heads])[None]
+
+
+def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return O of a query head, (queries, columns of values), in float64."""
+    call = problem_of(problem)
+    scores = _scores(call, inputs, batch, head)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    made: NDArray[np.float64] = weights @ inputs("v", batch, head // call.group_size) / weights.sum(1, keepdims=True)
+    return made
+
+
+def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
+    """Return dQ of a query head and its parts of dK and dV, in float64: of softmax of its scores times V, with dO."""
+    q, do = (inputs(n, batch, head) for n in ("q", "do"))
+    k, v = (inputs(n, batch, head // call.group_size) for n in "kv")
+    scores = _scores(call, inputs, batch, head)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    slopes = weights * (do @ v.T - (do * (weights @ v)).sum(1, keepdims=True))
+    if call.softcap:
+        slopes *= 1 - np.where(weights > 0, scores / call.softcap, 0) ** 2
+    return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
+
+
+def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> NDArray[np.float64]:
+    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
+    call = problem_of(problem)
+    heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
+    each = np.array(heads)
+    whole: NDArray[np.float64] = each.reshape(output.batch, output.heads, -1, *each.shape[2:]).sum(2)
+    return whole
+
+
+def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:
+    """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
+
+    Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.
+    """
+    is_prefix = tiling.gradient == "dq" and bool({**SIZES, **problem.sizes}["causal"])
+    return "batch", "heads", *(("tokens",) if is_prefix else ())
+
+
+SCHEDULES = schedule(
+    "flash_backward",
+    flash_backward,
+    problem=KernelProblem,
+    sizes=SIZES,
+    precisions=[BackwardPrecision("fp32", exp_variant=AS_FAMILY, accumulate="chained")],
+    tiling=BackwardFields,
+    kind="stages",
+    usual={"depth": DEPTH},
+    reference=gradient,
+    follows={"lse": log_sums, "forward": forward},
+    grows=grows,
+    summary="FlashAttention's backward pass: dQ, dK and dV",
+)

@@ -1,0 +1,59 @@
+"""A product and the AllReduce of its result."""
+
+from __future__ import annotations
+
+from npusim.kernel import (
+    Field,
+    GemmProblem,
+    NodeDevice,
+    OverlapTiling,
+    PartialSums,
+    TileProgram,
+    communication,
+    element_bytes,
+    linear,
+    node_schedule,
+)
+from npusim.machine import NodeKernel, RowBlock, cut_rows, node_program
+
+
+class GemmAllReduceTiling(OverlapTiling):
+    """Row blocks of a product and who drives the collective."""
+
+    collective: str = Field(
+        default="auto",
+        description="who moves the bytes: a driver of the node's file; auto: mc2, CANN's fused kernel, where the file "
+        "has it, else its first",
+    )
+
+    # pto-isa's kernel hands over tile by tile (ascend.md section 1.8); few blocks come near it.
+    blocks: int = Field(default=4, ge=1, description="blocks of rows; 1: nothing overlaps")
+
+
+def _gemm_allreduce(
+    problem: GemmProblem, tiling: GemmAllReduceTiling, device: NodeDevice, precision: PartialSums
+) -> TileProgram:
+    """Return ``C = sum over ranks of A B``; ``problem`` is each rank's product.
+
+    Raises `TilingError` for more blocks than rows.
+    """
+    ranks = device.node.device_count.value
+    if tiling.collective == "auto" and "mc2" in device.node.drivers:
+        tiling = tiling.model_copy(update={"collective": "mc2"})
+    comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
+    blocks = [
+        RowBlock(row, rows, (NodeKernel("linear", (linear(rows, problem, precision),)),))
+        for row, rows in cut_rows(problem.m, tiling.blocks, tiling.first_share)
+    ]
+    return node_program("gemm_allreduce", ranks, blocks, comm, problem.flops())
+
+
+SCHEDULES = (
+    node_schedule(
+        "gemm_allreduce",
+        "a product, its AllReduce during the next rows",
+        _gemm_allreduce,
+        tiling=GemmAllReduceTiling,
+        problem=GemmProblem,
+    ),
+)

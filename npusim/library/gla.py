@@ -1,0 +1,96 @@
+"""Gated linear attention (Yang et al. 2024), chunk by chunk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.kernel import (
+    F32,
+    GATES_SLICE,
+    Chunks,
+    GlobalTensor,
+    KernelProblem,
+    Phases,
+    StatePrecision,
+    as_stored,
+    chunk_tensors,
+    chunked,
+    exp,
+    grid,
+    in_slices,
+    kernel,
+    log_gates,
+    recurrence_schedule,
+    reference_with_gates,
+    sizes_of,
+)
+
+
+@kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
+def gated(q: Any, k: Any, b: Any, rest: Any, p: StatePrecision) -> Any:
+    """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates on both sides of the scores."""
+    wide = k.to(F32)
+    return (q.to(F32) * exp(b)).to(p.factor), (wide * exp(-b)).to(p.factor), (wide * exp(rest)).to(p.factor)
+
+
+def _sums(gates: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
+    """Return sums of log gates from the first token of each chunk on."""
+    return np.concatenate([gates[:, :, at : at + chunk].cumsum(2) for at in range(0, gates.shape[2], chunk)], 2)
+
+
+def _lasts(sums: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
+    """Return each chunk's last sums, (batch * chunks, heads, channels, 1)."""
+    ends = [min(at + chunk, sums.shape[2]) - 1 for at in range(0, sums.shape[2], chunk)]
+    batch, heads, _, key = sums.shape
+    return sums[:, :, ends].swapaxes(1, 2).reshape(batch * len(ends), heads, key, 1)
+
+
+def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
+    """Return the kernel that brings gates into Q and K, and both that follow; sums of a chunk's log gates are given."""
+    sizes, chunk = sizes_of(problem), tiling.chunk
+    (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
+    tensors = chunk_tensors(sizes, chunk, problem.dtype, p.output)
+    like = tensors["q"]
+    made = {n: replace(like, name=n, fmt=p.factor, role="workspace") for n in ("qe", "ke", "kd")}
+    b, rest = (replace(like, name=n, fmt=F32) for n in ("b", "rest"))
+    sums = cache(lambda: _sums(log_gates(problem.seed, batch, heads, tokens, key), chunk))
+    spread = cache(lambda: _lasts(sums(), chunk).reshape(batch, -1, heads, key).swapaxes(1, 2))
+    rows = min(tokens, max(1, GATES_SLICE // key) * machine.row_cores)
+    before = gated.phase(
+        "gates",
+        grid(like, ("row", rows)),
+        {"row": rows, "key": key},
+        list(made.values()),
+        q=like,
+        k=tensors["k"],
+        b=b,
+        rest=rest,
+        p=p,
+        values={"b": as_stored(sums), "rest": as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums())},
+    )
+    tensors |= {"q": made["qe"], "k": made["ke"], "k_h": made["kd"]}
+    tensors["decay"] = GlobalTensor("decay", 1, 1, chunk, chunk, F32, "constant")
+    values = {
+        "decay": as_stored(lambda: ((at[:, None] >= at) * 1.0)[None, None]),
+        "keep": as_stored(lambda: np.exp(_lasts(sums(), chunk))),
+    }
+    of_chunks = chunked(Chunks.of(sizes, tiling), p, tensors, values)
+    return [replace(before, slice_elements=GATES_SLICE), *in_slices(of_chunks)]
+
+
+def _drawn_gates(problem: KernelProblem) -> NDArray[np.float64]:
+    batch, heads, tokens, key, _ = sizes_of(problem)
+    return log_gates(problem.seed, batch, heads, tokens, key)
+
+
+SCHEDULES = recurrence_schedule(
+    "gla",
+    gla,
+    partial(reference_with_gates, _drawn_gates),
+    "gated linear attention, a gate of each token and channel, chunk by chunk",
+)

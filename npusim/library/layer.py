@@ -1,0 +1,18 @@
+"""A layer, or a model, on a node."""
+
+from __future__ import annotations
+
+from npusim.kernel import LayerTiling, ModelProblem, left_on_nodes, node_schedule, offload_schedule, periods
+
+SCHEDULES = (
+    offload_schedule("classic", "K and V on the host: uploaded, attention on the devices"),
+    offload_schedule("cooperative", "K and V on the host: attention on its cores, Q down and O up"),
+    node_schedule(
+        "layer",
+        "a whole model, layer by layer: prefill, or a decoding step",
+        lambda *asked: max(periods(*asked), key=lambda p: p.count).program,
+        tiling=LayerTiling,
+        problem=ModelProblem,
+        left=left_on_nodes,
+    ),
+)

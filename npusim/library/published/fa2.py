@@ -1,0 +1,143 @@
+"""FlashAttention-2.
+
+Source: Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp and src/flash_fwd_launch_template.h.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Problem, ceil_div, layout, split_rules
+from npusim.machine import KernelTile, Layouts, warps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+#: Rows, keys and warps of a block by head dim (flash_fwd_launch_template.h).
+TILES: Layouts = MappingProxyType(
+    {
+        **dict.fromkeys((32, 64), layout(128, 128, warps=4)),
+        **dict.fromkeys((96, 128), layout(128, 64, warps=4)),
+        **dict.fromkeys((192, 256), layout(128, 64, warps=8)),
+    }
+)
+#: Bytes of an element for which they are tried.
+SIZES = 1, 2, 4
+#: Tiles on sm_86 and sm_89: plain, and causal (as above).
+SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys((96, 128), layout(64, 64, warps=4)))
+#: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
+TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), layout(64, 64, warps=4)
+#: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
+SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
+#: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
+MERGE_ROWS = 4
+#: Instructions of a kernel's loop by head dim and tile, and those around it: plain, with ragged rows or keys, causal,
+#: and both; 0: there is none (cuobjdump -sass of flash_fwd_kernel, below of flash_fwd_splitkv_kernel, for float16 and
+#: sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are for ragged ones).
+INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = MappingProxyType(
+    {
+        (32, 128, 128): (1377, 2010, 2691, 2438, 4771),
+        (64, 128, 128): (1625, 2357, 3273, 2870, 5784),
+        (96, 128, 64): (978, 1690, 2269, 3149, 4611),
+        (96, 64, 64): (530, 0, 0, 1285, 2109),
+        (128, 128, 64): (1171, 2170, 2991, 4182, 6854),
+        (128, 64, 64): (600, 0, 0, 1444, 2459),
+        (128, 128, 32): (661, 1428, 2154, 0, 0),
+        (192, 128, 64): (726, 1833, 1833, 3610, 3610),
+        (256, 128, 64): (862, 2071, 2071, 4372, 4372),
+        (256, 64, 64): (873, 2172, 2172, 3703, 3703),
+        (32, 64, 256): (1523, 2176, 2651, 2518, 4579),
+        (64, 64, 256): (1793, 2465, 3246, 2812, 5460),
+        (96, 64, 128): (1104, 1766, 2060, 1942, 3381),
+        (128, 64, 128): (1244, 1958, 2357, 2136, 3820),
+        (192, 64, 64): (886, 1897, 1897, 2915, 2915),
+    }
+)
+
+
+def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
+    if device.architecture in ("sm_86", "sm_89"):
+        # A window makes a causal mask a local one, and one query sees all keys (flash_api.cpp, is_causal).
+        is_one = problem.seq_q == 1 and not problem.alibi
+        return SMALL[problem.causal and problem.seen.is_plain and not is_one]
+    is_large = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
+    return {max(TILES): TWO_BLOCKS_TILE} if is_large else {}
+
+
+def _needs(device: DeviceSpec) -> str:
+    issue = warps_of(device)
+    is_there = issue is not None and issue.copies.value == "asynchronous"
+    return "" if is_there else f"needs asynchronous copies (sm_80 and later), which {device.name} has not"
+
+
+def _cut_tile(problem: Problem) -> KernelTile:
+    return KernelTile(SPLIT_ROWS, _cut_keys(problem.head_dim), SPLIT_WARPS)
+
+
+def _cut_keys(head_dim: int) -> int:
+    return next((size for dim, size in SPLIT_KEYS if head_dim <= dim), 0)
+
+
+def _packs(problem: Problem, _rows: int) -> bool:
+    return problem.group_size > 1 and problem.seq_q == 1 and problem.window is None and not problem.alibi
+
+
+def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
+    """Return the instructions of the loop for a tile, and around it; 0 if not known."""
+    dim = min((d for d in TILES if d >= head_dim), default=0)
+    loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
+    return loop, around[2 * causal + is_ragged]
+
+
+def code_charges(use: KernelUse) -> tuple[Charge, ...]:
+    """Return a block's cost for the instructions around its loop that it waits for.
+
+    It is 0 where the cache next to the warps holds all, and where waves of equal blocks run through the code together.
+    Blocks of several lengths are out of step: the code of one evicts a long loop of another.
+    """
+    issue, phase = warps_of(use.device), use.phase
+    if issue is None or issue.library is None or (code := issue.library.code) is None:
+        return ()
+    dim, is_ragged = max(use.head_dim, use.value_dim), use.is_ragged
+    loop, around = instructions(dim, use.rows, use.keys, causal=bool(phase.masks), is_ragged=is_ragged)
+    if loop + around <= code.cached_count.value:
+        return ()
+    near = Charge("WARPS.library.code.fetch_cycles", around, "block")
+    counts = [sum(ceil_div(r.cols, use.keys) for r in b.runs) for b in phase.cells]
+    # Blocks of one wave start together, and parts of cut keys pass over some of the code.
+    is_cut = (use.rows, use.keys) == (SPLIT_ROWS, _cut_keys(dim))
+    if use.residents == 1 or len(counts) <= use.residents * use.device.group_count.value or is_cut:
+        return (near,)
+    if len(set(counts)) == 1:
+        return ()
+    if loop + around > code.far_count.value:
+        return (Charge("WARPS.library.code.far_cycles", around, "block"),)
+    if loop <= code.loop_count.value:
+        return (near,)
+    # Tiles that are masked one by one come before the loop (flash_fwd_kernel.h, n_masking_steps).
+    masked = ceil_div(use.rows, use.keys) + is_ragged if phase.masks else 1
+    looped = loop * max(0.0, sum(counts) / len(counts) - masked)
+    return near, Charge("WARPS.library.code.crowded_cycles", around * around / (around + looped), "block")
+
+
+FA2 = GpuKernel(
+    name="fa2",
+    whose="FlashAttention-2's",
+    computes=("flash", "split_kv"),
+    decides=GpuDecisions(is_whole=True, from_last=True),  # flash_fwd_kernel.h begins with n_block_max - 1
+    tiles=MappingProxyType(dict.fromkeys(SIZES, TILES)),
+    variants=_variants,
+    fields=lambda _device: {"stages": None},
+    leaves=frozenset({"launch"}),
+    needs=_needs,
+    split_rule=split_rules.fa2,
+    cut_tile=_cut_tile,
+    merge_rows=MERGE_ROWS,
+    packs=_packs,
+    charges=code_charges,
+    merge_charges=(Charge("WARPS.library.combine_cycles", 1, "output"),),
+    is_fused=True,
+    output_of_8_bits="bfloat16",
+)

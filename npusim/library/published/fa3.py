@@ -1,0 +1,97 @@
+"""FlashAttention-3: groups take turns at products, and Q K^T of a tile is issued before P V of the one before.
+
+Source: Dao-AILab/flash-attention 0251105, hopper/tile_size.h, heuristics.h, tile_scheduler.hpp,
+mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from npusim.kernel import (
+    DeviceSpec,
+    GpuDecisions,
+    GpuKernel,
+    Phase,
+    Problem,
+    WorkTile,
+    get_format,
+    layout,
+    round_up,
+    split_rules,
+)
+from npusim.machine import Layouts, needs_tma, specialised_charges
+
+#: Rows, and keys plain, causal, and with any other mask (hopper/tile_size.h); below, those where V has few columns.
+TILES_OF_16_BITS: Layouts = MappingProxyType(
+    {
+        64: layout(192, 192, 128),
+        96: layout(192, 144, 144, 128),
+        128: layout(128, 176, 128),
+        192: layout(128, 112, 112, 96),
+        256: layout(128, 80, 80, 64),
+    }
+)
+#: As above.
+NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
+#: As above.
+TILES_OF_8_BITS: Layouts = MappingProxyType(
+    {64: layout(192, 160), 96: layout(192, 128), 128: layout(128, 224), 192: layout(128, 160), 256: layout(128, 128)}
+)
+#: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
+TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
+#: Rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
+MERGE_ROWS = 8
+#: Bytes of the heads whose K and V share L2: of these the longest blocks start first (hopper/tile_scheduler.hpp).
+L2_BYTES = 32 << 20
+
+
+def _narrow(problem: Problem, _device: DeviceSpec) -> Layouts:
+    is_narrow = problem.value_head_dim <= 128 and get_format(problem.dtype).size_bytes == 2  # hopper/tile_size.h
+    return NARROW if is_narrow else {}
+
+
+def _packs(problem: Problem, rows: int) -> bool:
+    # hopper/heuristics.h, should_pack_gqa: where rows are filled less than 0.9 times as well without.
+    alone, packed = (n / round_up(n, rows) for n in (problem.seq_q, problem.seq_q * problem.group_size))
+    # As above.
+    return problem.group_size > 1 and bool(alone < 0.9 * packed)
+
+
+def _longest_first(phase: Phase) -> Phase:
+    """Return a phase whose causal blocks start with the longest."""
+    if not phase.masks:
+        return phase
+    return replace(phase, cells=tuple(sorted(phase.cells, key=lambda b: (_section(phase, b), -b.tile_count))))
+
+
+def _section(phase: Phase, block: WorkTile) -> int:
+    """Return the section of a block: heads whose K and V are in L2 together."""
+    tensors: list[Any] = [phase.tensors[n] for n in "kv"]
+    head = sum(t.cols * t.rows * get_format(t.fmt).size_bytes for t in tensors)
+    q: Any = phase.tensors["q"]
+    number = block.batch * q.heads + block.head
+    return int(number // max(1, L2_BYTES // max(1, head)))
+
+
+FA3 = GpuKernel(
+    name="fa3",
+    whose="FlashAttention-3's",
+    computes=("flash", "split_kv"),
+    # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
+    decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True),
+    tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
+    variants=_narrow,
+    leaves=frozenset({"block_q", "block_kv"}),
+    needs=needs_tma,
+    split_rule=split_rules.fa3,
+    merge_rows=MERGE_ROWS,
+    packs=_packs,
+    order=_longest_first,
+    turn_dims=TURN_DIMS,
+    charges=specialised_charges,
+    is_fused=True,
+    output_of_8_bits="bfloat16",
+)

@@ -1,0 +1,16 @@
+"""PTO's FlashAttention, whose tiles cost more to hand over than others' (``flags.tile_extra_cycles``).
+
+Source: pto-isa, kernels/manual/a2a3/flash_atten; pto_macro_fa_softmax.hpp.
+"""
+
+from __future__ import annotations
+
+from npusim.kernel import AscendDecisions, AscendKernel
+
+PTO = AscendKernel(
+    name="pto",
+    whose="PTO's, with barriers where they are needed",
+    computes=("flash", "split_kv"),
+    decides=AscendDecisions(barriers="needed", extra=True),
+    is_by_name=True,
+)

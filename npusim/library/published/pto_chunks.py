@@ -1,0 +1,25 @@
+"""PTO's kernels of the gated delta rule, chunk by chunk.
+
+Source: huawei-csl/megagdn-pto, kernels/pto (scaled_dot_kkt, wy_fast, chunk_h, chunk_o: flags, slots and barriers);
+pto-isa, include/pto/npu/a2a3 (TROWEXPAND, TCOLEXPAND).
+"""
+
+from __future__ import annotations
+
+from npusim.kernel import AscendDecisions, AscendKernel
+
+#: Of its phases but those below.
+CHUNKS = AscendDecisions(barriers="needed", expands=True, one_slot=True)
+
+PTO_CHUNKS = AscendKernel(
+    name="pto_chunks",
+    whose="PTO's, for chunks of the gated delta rule",
+    computes=("gated_delta",),
+    of="recurrence",
+    decides=CHUNKS,
+    by_phase={
+        "kkt": CHUNKS._replace(handed=2),
+        "wy": CHUNKS._replace(until_left=True),
+        "outputs": CHUNKS._replace(order="serial"),
+    },
+)

@@ -1,0 +1,12 @@
+"""TileLang's FlashAttention, which hands over every second tile (60 to 72 % of CANN's speed, bench_mark.md)."""
+
+from __future__ import annotations
+
+from npusim.kernel import AscendDecisions, AscendKernel
+
+TILELANG = AscendKernel(
+    name="tilelang",
+    whose="TileLang's, which hands over every second tile",
+    computes=("flash", "split_kv"),
+    decides=AscendDecisions(together=2),
+)

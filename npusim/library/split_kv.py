@@ -1,0 +1,61 @@
+"""Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
+
+`flash` with its phase cut along the keys; one split is flash itself.  How many splits there are follows from a
+device's file (`best_splits`), or from the rule of a published kernel (`split_rules`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from npusim.kernel import (
+    ATTENTION_PRECISIONS,
+    Cutting,
+    Field,
+    Merge,
+    Phases,
+    Problem,
+    SplitPrecision,
+    Tiling,
+    cut_phases,
+    schedule,
+)
+
+#: ``auto``, and the rules of published kernels.
+Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
+
+
+class SplitFields(Tiling):
+    """The split of keys, and the merge of the parts' results."""
+
+    splits: Annotated[int, Field(ge=1)] | Rule = Field(
+        default="auto",
+        description="blocks that share a query's keys; auto: so that a call takes least time; or a kernel's own rule",
+    )
+    split_keys: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="keys of a split, from the first on, whatever the length"
+    )
+    merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
+    pack: Literal["auto", "on", "off"] = Field(
+        default="auto", description="query heads of a KV head as rows of one block; auto: where it pays"
+    )
+
+
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
+    """Return FlashAttention-2 cut along the keys, and the merge of splits."""
+    cutting = Cutting(*(getattr(tiling, name) for name in Cutting._fields))
+    return cut_phases(problem, cutting, p, machine, machine.mask_kind(tiling))
+
+
+SCHEDULES = schedule(
+    "split_kv",
+    phases,
+    tiling=SplitFields,
+    kind="splits",
+    precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in ATTENTION_PRECISIONS.items()},
+    takes_lengths=True,
+    takes_unseen=True,
+    is_of_decoding=True,
+    summary="flash-decoding: keys split among blocks, partial outputs merged",
+)

@@ -1,0 +1,147 @@
+"""Mamba-2's chunk scan (Dao and Gu 2024, state-space duality), with the steps of their listing 1 as kernels.
+
+S_t = e^(dt_t A) S_(t-1) + B_t^T dt_t x_t and y_t = C_t S_t + D x_t; A and D are numbers by head, a group of heads has
+one B and C.  Kernels: sums of dt A, each chunk's addend to the state, the states before the chunks, results.  In names
+of tensors C is q, B is k and x is v. Sizes: ``--problem``, missing ones `SIZES`.  Errors are against the recurrence,
+token after token in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.kernel import (
+    F32,
+    STATE_SLICE,
+    Chunks,
+    Ends,
+    GatedFields,
+    GlobalTensor,
+    KernelProblem,
+    Phases,
+    SpecError,
+    StatePrecision,
+    below_diagonal,
+    decay_sums,
+    exp,
+    first_state,
+    full,
+    gated_outputs,
+    initial,
+    kernel,
+    normal_entries,
+    recurrence_schedule,
+    sizes_of,
+    stepped,
+    tiles,
+)
+
+
+@kernel(results="s", k="token key", v="token value", g="token", end="1")
+def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
+    """Return the addend of a chunk to the state, each token decayed to the chunk's end."""
+    s = full("key value", 0.0, p.state)
+    for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
+        s = s + p.left(kj.T @ (vj.to(F32) * exp(ej - gj)).to(p.factor), p.state)
+    return s
+
+
+@kernel(results="h last", s="key value", end="1", first="key value")
+def passed(s: Any, end: Any, first: Any, p: StatePrecision) -> Any:
+    """Return the state before each chunk, and after the last, from the addends of chunks."""
+    state = initial(first)
+    for sj, ej in tiles(s, end, axis="token"):
+        yield state.to(p.factor)
+        state = state * exp(ej) + sj
+    return state
+
+
+#: Drawn steps lie about here.  source: state-spaces/mamba, ``Mamba2``: dt_max=0.1
+STEP = 0.1
+
+
+#: Sizes that a problem leaves out: Mamba-2's heads of 64 channels, a state of 128, B and C of one group.
+SIZES: Mapping[str, int] = MappingProxyType(
+    {"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 64, "groups": 1}
+)
+
+
+def steps(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+    """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
+    _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
+    drawn: NDArray[np.float64] = STEP * np.logaddexp(0, normal_entries(problem.seed, "dt", batch, head, 1, tokens))
+    return drawn
+
+
+def rate(_problem: KernelProblem, _inputs: Any, _batch: int, head: int) -> NDArray[np.float64]:
+    """Return a head's A, (1, 1): -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2, whatever other heads there are.
+
+    source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
+    """
+    return np.array([[-1 - 15 * (head * (math.sqrt(5) - 1) / 2 % 1)]])
+
+
+def skip(_problem: KernelProblem, _inputs: Any, _batch: int, _head: int) -> NDArray[np.float64]:
+    """Return a head's D, (1, 1): 1.  source: as `rate`."""
+    return np.ones((1, 1))
+
+
+def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
+    """Return the kernels, ``block_value`` columns of the state a block."""
+    (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
+    of = Chunks.of(sizes, tiling)
+    if of.heads % groups:
+        raise SpecError(f"problem: ssd: {of.heads} heads are no whole number of {groups} groups")
+    q, k = (GlobalTensor(n, of.batch, groups, of.tokens, of.key, fmt, "input") for n in "qk")  # C and B
+    v = of.tensor("v", of.tokens, of.value, fmt, "input")
+    g, gd = (of.tensor(n, 1, of.tokens, F32) for n in ("g", "gd"))
+    dt, end = of.tensor("dt", 1, of.tokens, F32, "input"), Ends("token", g)
+    by, by_head = (GlobalTensor(n, 1, of.heads, 1, 1, F32, "input") for n in ("by", "skip"))
+    first, last = of.tensor("first", of.key, of.value, F32, "input"), of.tensor("last", of.key, of.value, F32, "output")
+    s, h = of.stack("s", of.key, of.value, F32), of.stack("h", of.key, of.value, p.factor)
+    o = of.tensor("o", of.tokens, of.value, p.output, "output")
+    below = GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
+    spans, mask = of.spans(), below_diagonal(of.chunk, is_seen=True)
+
+    def phase(kernel: Any, called: str, cells: Any, results: Any, **bound: Any) -> Any:
+        values = {n: mask for n in bound if n == "below"}
+        return kernel.phase(called, cells, spans, results, values=values, p=p, arithmetic=p.arithmetic, **bound)
+
+    added = {"k": k, "v": v, "g": gd, "end": end}
+    read = {"q": q, "k": k, "v": v, "h": h, "below": below, "g": g, "gt": gd, "x": v, "skip": by_head}
+    phases = [
+        decay_sums(stepped, of, tiling.block_sums, [g, gd], dt=dt, by=by),
+        phase(chunk_states, "chunk states", of.blocks(is_walked=True), [s], **added),
+        phase(passed, "states", of.panels(), [h, last], s=s, end=end, first=first),
+        phase(gated_outputs, "outputs", of.blocks(), [o], **read),
+    ]
+    return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
+
+
+def recurrence_of(_problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
+    """Return y, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
+    q, k, v, state = map(read, ("q", "k", "v", "first"))
+    dt, a, d, rows = read("dt")[0], read("by").item(), read("skip").item(), []
+    for at in range(len(q)):
+        state = np.exp(dt[at] * a) * state + dt[at] * np.outer(k[at], v[at])
+        rows.append(q[at] @ state + d * v[at])
+    return np.array(rows)
+
+
+SCHEDULES = recurrence_schedule(
+    "ssd",
+    ssd,
+    recurrence_of,
+    "Mamba-2's chunk scan, state-space duality",
+    SIZES,
+    GatedFields,
+    {"dt": steps, "by": rate, "skip": skip, "first": partial(first_state, SIZES)},
+)

@@ -1,0 +1,58 @@
+"""FastAttention's tilings on Ascend, which are flash: two levels, and one block for both units.
+
+Two-level tiling: Q in blocks of B_r rows, K and V in tiles of B_c keys for the matrix unit; the vector
+cores take each B_r x B_c tile of scores in slices of B_b rows, both levels double buffered.  Unified tiling has one
+block b for both units, so that cores hand over after every b x b tile.  (Section 4.1 and appendix B; without the
+inverse printed in equation 12.)
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from npusim.kernel import ATTENTION_PRECISIONS, Field, Tiling, attention, build_tiling, flash, lightest
+
+#: B_r x B_c for the matrix unit, B_b rows for the vector cores: one tile of scores ahead, two slots between the cores,
+#: is the paper's double buffering.
+TWO_LEVEL = MappingProxyType(
+    {
+        "depth": Field(
+            default=1,
+            ge=0,
+            le=14,
+            description="tiles that Q K^T and softmax run ahead of P V",
+            json_schema_extra=lightest("least"),
+        ),
+        "kernel": Field(default="cann", description="published kernel"),
+        "barriers": Field(
+            default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
+        ),
+    }
+)
+
+
+class UnifiedTiling(Tiling):
+    """One block size for both units."""
+
+    block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
+
+    def whole(self) -> Tiling:
+        """Return it as two levels: a vector core takes its share of a block in one piece."""
+        return build_tiling(FAST[0].tiling, {"block_q": self.block, "block_kv": self.block, "vector_rows": self.block})
+
+
+FAST = attention(
+    "two_level",
+    flash,
+    precisions=ATTENTION_PRECISIONS,
+    usual=TWO_LEVEL,
+    families=["ascend"],
+    summary="FastAttention: large blocks for matrix units, slices for vector units",
+) + attention(
+    "unified",
+    flash,
+    precisions=ATTENTION_PRECISIONS,
+    tiling=UnifiedTiling,
+    families=["ascend"],
+    summary="FastAttention's single-level tiling: one block for both units",
+)
