@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from logging import CRITICAL
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from npusim.errors import NpusimError
@@ -25,7 +26,7 @@ _PACKAGES = ("numpy", "ml_dtypes", "numba")
 CONNECT_S = 10
 #: While a local cluster runs.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s: on a
 #: loaded machine a restart takes longer, and a cluster without workers never ends its tasks.
-_LOCAL = {"distributed.deploy.lost-worker-timeout": "1000 days"}
+_LOCAL: Mapping[str, str] = MappingProxyType({"distributed.deploy.lost-worker-timeout": "1000 days"})
 
 
 class ClusterExecutor(Executor):
