@@ -65,6 +65,16 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     config.add_cleanup(compiling.close)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append the name of a skipped test to the file that ``SKIPPED_TESTS`` names: CI runs these once more with what
+    they need.
+    """
+    file = os.environ.get("SKIPPED_TESTS")
+    if file and report.skipped and not hasattr(report, "wasxfail") and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(file).open("a", encoding="utf-8") as names:
+            names.write(f"{report.nodeid}\n")
+
+
 # While tests are collected garbage is hardly looked for: there are ever more modules and tests, and they stay.
 gc.set_threshold(5_000_000)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from logging import CRITICAL
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from npusim.errors import NpusimError
@@ -22,6 +24,9 @@ from npusim.explore.tasks import TRIES, Argument, Done, Executor, Lost
 _PACKAGES = ("numpy", "ml_dtypes", "numba")
 #: Seconds to wait for a scheduler that a user names.
 CONNECT_S = 10
+#: While a local cluster runs.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s: on a
+#: loaded machine a restart takes longer, and a cluster without workers never ends its tasks.
+_LOCAL: Mapping[str, str] = MappingProxyType({"distributed.deploy.lost-worker-timeout": "1000 days"})
 
 
 class ClusterExecutor(Executor):
@@ -38,25 +43,30 @@ class ClusterExecutor(Executor):
             import distributed
         except ImportError:
             raise NpusimError("--cluster needs Dask: python -m pip install 'npusim[cluster]'") from None
-        self._local: Any = None
-        if address == "local":
-            settings = {"distributed.scheduler.allowed-failures": TRIES - 1}
-            how = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "silence_logs": CRITICAL}
+        local: Any = None
+        with ExitStack() as opened:
+            if address == "local":
+                opened.enter_context(dask.config.set(_LOCAL))
+                settings = {"distributed.scheduler.allowed-failures": TRIES - 1}
+                how = {"threads_per_worker": 1, "processes": True, "dashboard_address": None, "silence_logs": CRITICAL}
+                try:
+                    with dask.config.set(settings):
+                        local = distributed.LocalCluster(n_workers=jobs, **how)  # type: ignore[no-untyped-call]
+                except (RuntimeError, OSError) as error:  # a timeout is an OSError
+                    raise NpusimError(
+                        f"--cluster local: a worker process ended while it started ({error}): out of memory, or your "
+                        'own script calls this without `if __name__ == "__main__":`'
+                    ) from None
+                opened.callback(local.close)
             try:
-                with dask.config.set(settings):
-                    self._local = distributed.LocalCluster(n_workers=jobs, **how)  # type: ignore[no-untyped-call]
-            except (RuntimeError, OSError) as error:  # a timeout is an OSError
+                self._client: Any = distributed.Client(local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
+            except (OSError, ValueError) as error:
                 raise NpusimError(
-                    f"--cluster local: a worker process ended while it started ({error}): out of memory, or your own "
-                    'script calls this without `if __name__ == "__main__":`'
+                    f"--cluster {address}: no scheduler of Dask answers there ({error}); start one with "
+                    "dask scheduler, or name local"
                 ) from None
-        try:
-            self._client: Any = distributed.Client(self._local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError) as error:
-            raise NpusimError(
-                f"--cluster {address}: no scheduler of Dask answers there ({error}); start one with dask scheduler, "
-                "or name local"
-            ) from None
+            opened.callback(self._client.close)
+            self._opened = opened.pop_all()
 
     def run(
         self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
@@ -93,9 +103,7 @@ class ClusterExecutor(Executor):
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""
-        self._client.close()
-        if self._local is not None:
-            self._local.close()
+        self._opened.close()
 
 
 def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:

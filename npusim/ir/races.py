@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
-from operator import and_, or_
+from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from npusim.errors import RaceError
-from npusim.ir.automaton import BLOCK
+from npusim.ir.automaton import BLOCK, NEXT
 from npusim.ir.content import record
 from npusim.ir.regions import may_meet
 from npusim.ir.structure import Bytes, RingAccess, pieces_of
@@ -53,6 +53,12 @@ class Witness(NamedTuple):
     laps: int
     blocks: int
 
+    def beyond(self, hop: int) -> Witness:
+        """Return the witness after the step from one node to the next: a lap of a loop, a block, or neither."""
+        if hop == NEXT:
+            return self
+        return self._replace(laps=0 if hop == BLOCK else self.laps + 1, blocks=self.blocks + (hop == BLOCK))
+
 
 class Resolved(NamedTuple):
     """An operation as facts see it: waits as (endpoint, position), accesses as (place, conflicts)."""
@@ -62,6 +68,54 @@ class Resolved(NamedTuple):
     waits: tuple[tuple[int, int], ...]
     accesses: tuple[tuple[int, tuple[int, ...]], ...]
     sets: tuple[int, ...]
+
+
+class Learning(dict[int, int]):
+    """Maps each set of eight agents that know a fact before a piece to the agents that know it after the piece.
+
+    ``each``: for each of the eight agents, as bits of one number.
+    """
+
+    def __init__(self, each: Sequence[int]) -> None:
+        self.each = each
+
+    def __missing__(self, some: int) -> int:
+        known = self[some] = reduce(or_, [self.each[agent] for agent in _bits(some)])
+        return known
+
+
+class Passage(NamedTuple):
+    """The effect of a piece on facts: the conflicts that they meet, and the agents that know of them afterwards.
+
+    Knowledge spreads between agents in the same way for all facts: for the agents that know a fact before the piece,
+    eight at a time, ``learn`` has the agents that know it after the piece.  ``sees``: for each operation, the agents
+    before the piece whose knowledge it has.  ``meets``: for each place, the agents that the conflicting operations see;
+    each of these operations must know of an access to the place before the piece.  ``replaced``: places that the piece
+    itself accesses, with the last operation on each; ``own``: these places, the agents that know of the access, and the
+    operations.  ``races``: two operations of the piece are not ordered.  ``renamed``: the number of each place after
+    the piece.  ``known``: results of `after`.
+    """
+
+    operations: list[Resolved]
+    sees: list[int]
+    meets: dict[int, list[int]]
+    replaced: dict[int, int]
+    learn: list[Learning]
+    own: list[tuple[int, int, int]]
+    races: bool
+    renamed: list[int]
+    known: dict[int, int]
+
+    def after(self, agents: int) -> int:
+        """Return the agents that know after the piece what ``agents`` know before it."""
+        known = self.known.get(agents)
+        if known is None:
+            known = 0
+            for learning, some in zip(self.learn, agents.to_bytes(len(self.learn), "little"), strict=True):
+                if some:
+                    known |= learning[some]
+            self.known[agents] = known
+        return known
 
 
 def check_races(automaton: Automaton) -> None:
@@ -79,23 +133,42 @@ class _Facts:
         self.places = automaton.alike if isinstance(automaton.alike, PlaceTable) else PlaceTable(automaton)
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
-        #: Who waits for each endpoint's flags.
-        self._waiting = [[e for e in self.endpoints if peer.index in e.peers] for peer in self.endpoints]
+        waiting = [[e for e in self.endpoints if peer.index in e.peers] for peer in self.endpoints]
         #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be waited for.
-        counts = (e.depth if self._waiting[e.index] else 0 for e in self.endpoints)
+        counts = (e.depth if waiting[e.index] else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
+        #: For each endpoint whose flags are awaited: its first flag, the end of its flags, its number, who waits.
+        ends = zip(self.endpoints, waiting, pairwise(self.flags), strict=True)
+        self._awaited = [(*flags, e.index, those) for e, those, flags in ends if those]
+        self._sides = [[s.index for s in self.endpoints if s.ring_number == e.ring_number] for e in self.endpoints]
         self._visited: set[int] = set()
-        self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
+        #: For each node, its passage, and the agents that matter after it.
+        self._nodes: dict[int, tuple[Passage, int]] = {}
+        self._passages: dict[Hashable, Passage] = {}
+        self._used: dict[int, list[int]] = {}
+        #: For each place, the queues that may conflict with an access to it, as bits.
+        self._dangers = [reduce(or_, (1 << q for q in queues), 0) for queues in self.places.dangers]
 
     # ---------------------------------------------------------------- nodes
 
-    def resolved_node(self, number: int) -> tuple[list[Resolved], list[int], int]:
-        """Return a node's operations, the name of each place after it, and the agents that matter then."""
-        resolved = self._resolved.get(number)
-        if resolved is None:
+    def _passed(self, number: int) -> tuple[Passage, int]:
+        """Return the passage of a node, and the agents that matter after it.
+
+        A piece depends only on the rings that it uses: nodes of one piece with equal states of these rings share one.
+        """
+        if number not in self._nodes:
             node = self.automaton.nodes[number]
-            resolved = self._resolved[number] = (self._resolve(node), self.places.renamed(node), self._agents(node))
-        return resolved
+            used = self._used.get(id(node.piece))
+            if used is None:
+                ends = {e for op in node.piece.operations for e, *_ in op.uses}
+                ends |= {slot.endpoint for op in node.piece.operations for slot in op.slots}
+                used = self._used[id(node.piece)] = sorted({side for e in ends for side in self._sides[e]})
+            regions = tuple([tuple([(a.key, a.is_write) for a in of_op]) for of_op in node.regions])
+            key = id(node.piece), tuple([node.state[e] for e in used]), regions
+            if key not in self._passages:
+                self._passages[key] = self._passage(node)
+            self._nodes[number] = self._passages[key], self._agents(node)
+        return self._nodes[number]
 
     def _resolve(self, node: Node) -> list[Resolved]:
         start, cursors = node.cursors, list(node.cursors)
@@ -112,7 +185,7 @@ class _Facts:
                         waits.append((peer, at))
             regions = node.regions[position] if node.regions else ()
             accesses = tuple(self.places.accesses(op, cursors, start, regions))
-            sets = tuple(e for e, _, last in op.uses if last)
+            sets = tuple([e for e, _, last in op.uses if last])
             for endpoint in sets:
                 cursors[endpoint] += 1
             resolved.append(Resolved(op, op.queue, tuple(waits), accesses, sets))
@@ -122,11 +195,44 @@ class _Facts:
         """Return the queues, and the flags that someone may still wait for after the node."""
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
         agents = (1 << self.queues) - 1
-        for peer, (first, end) in enumerate(pairwise(self.flags)):
-            awaited = [required_count(e, cursors[e.index]) for e in self._waiting[peer]]
-            oldest = max(0, min(awaited, default=0) - 1 - cursors[peer] + end - first)
+        for first, end, peer, waiting in self._awaited:
+            awaited = min([required_count(e, cursors[e.index]) for e in waiting])
+            oldest = max(0, awaited - 1 - cursors[peer] + end - first)
             agents |= max(0, (1 << end) - (1 << first + oldest))
         return agents
+
+    def _passage(self, node: Node) -> Passage:
+        """Return the passage of a node; bits stand for the agents before the node, then for its operations."""
+        operations, agents = self._resolve(node), self.flags[-1]
+        known = [1 << queue for queue in range(self.queues)]
+        flags = [[1 << agent for agent in range(first, end)] for first, end in pairwise(self.flags)]
+        before = (1 << agents) - 1
+        sees, meets, replaced, races = list[int](), defaultdict[int, list[int]](list), dict[int, int](), False
+        for position, (_, queue, waits, accesses, sets) in enumerate(operations):
+            seen = known[queue]
+            for peer, at in waits:
+                seen |= flags[peer][at]
+            sees.append(seen)
+            for _, conflicts in accesses:
+                for other in conflicts:
+                    if other not in replaced:
+                        meets[other].append(seen & before)
+                    elif not seen >> agents + replaced[other] & 1:
+                        races = True
+            for place, _ in accesses:
+                replaced[place] = position
+            known[queue] = seen = seen | 1 << agents + position
+            for endpoint in sets:
+                flags[endpoint].append(seen)
+        for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
+            known += latest[len(latest) - (end - first) :]
+        learn, renamed = _transposed(known, agents + len(operations)), self.places.renamed(node)
+        # A fact goes on as long as some queue may run into it.
+        own = [
+            (renamed[n], learn[agents + at], at) for n, at in replaced.items() if self._dangers[n] & ~learn[agents + at]
+        ]
+        learnings = [Learning(learn[first : first + 8]) for first in range(0, agents, 8)]
+        return Passage(operations, sees, dict(meets), replaced, learnings, own, races, renamed, {})
 
     # ---------------------------------------------------------------- facts
 
@@ -146,116 +252,66 @@ class _Facts:
             left = self._step(number, facts)
             for successor, hop in nodes[number].successors.items():
                 known, fresh = seen[successor], new[successor]
-                for (place, agents), witness in left.items():
+                for fact, witness in left.items():
+                    place, agents = fact
                     if hop == BLOCK and place >= self.places.regions.base:
                         continue  # regions of two blocks never meet (ir.regions)
                     # Where fewer know of an access, more can go wrong: it stands for those that more know of.
-                    if any(not fewer & ~agents for fewer in known[place]):
-                        continue
-                    known[place].append(agents)
-                    fresh[place, agents] = Witness(
-                        witness.node,
-                        witness.operation,
-                        0 if hop == BLOCK else witness.laps + bool(hop),
-                        witness.blocks + (hop == BLOCK),
-                    )
+                    for fewer in (listed := known[place]):
+                        if not fewer & ~agents:
+                            break
+                    else:
+                        listed.append(agents)
+                        fresh[fact] = witness.beyond(hop)
                 if fresh:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
-        """Send ``facts`` through a node; return the facts that remain, with the node's own."""
-        operations = self.resolved_node(number)[0]
-        groups: dict[int, int] = {}
-        touched: dict[int, int] = {}
-        for place, agents in facts:
-            bit = groups.setdefault(agents, 1 << len(groups))
-            touched[place] = touched.get(place, 0) | bit
-        known, flags = self._columns(groups)
-        known_facts = len(groups)
-        for position, (_, queue, waits, accesses, sets) in enumerate(operations):
-            sees = known[queue]
-            for peer, at in waits:
-                sees |= flags[peer][at]
-            mine = 1 << (known_facts + position)
-            for place, conflicts in accesses:
-                for other in conflicts:
-                    if other in touched and touched[other] & ~sees:
-                        unordered = touched[other] & ~sees
-                        raise self._race(number, position, (place, other), unordered, groups, facts)
-            for place, _ in accesses:
-                touched[place] = mine
-            known[queue] = sees = sees | mine
-            for endpoint in sets:
-                flags[endpoint].append(sees)
-        return self._left(number, facts, groups, touched, known, flags)
-
-    def _columns(self, groups: Mapping[int, int]) -> tuple[list[int], list[list[int]]]:
-        """Return which groups of facts each queue knows, and each endpoint's flags in the order of their setting."""
-        columns = _transposed(list(groups), self.flags[-1])
-        flags = [columns[first:end] for first, end in pairwise(self.flags)]
-        return columns[: self.queues], flags
-
-    def _left(
-        self,
-        number: int,
-        facts: Mapping[Fact, Witness],
-        groups: Mapping[int, int],
-        touched: Mapping[int, int],
-        known: Sequence[int],
-        flags: Sequence[list[int]],
-    ) -> dict[Fact, Witness]:
-        """Return the facts that some queue may still run into, with the agents that know them now."""
-        operations, renamed, relevant = self._resolved[number]
-        of_bit = {bit.bit_length() - 1: agents for agents, bit in groups.items()}
-        columns = list(known)
-        for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
-            columns += latest[len(latest) - (end - first) :]
-        settled: dict[tuple[int, ...], int] = {}
-        alive: dict[int, int] = {}
-        # A node's own accesses leave the same facts whenever it is visited: only once are they news.
-        news = (1 << len(of_bit)) - 1 if number in self._visited else -1
-        self._visited.add(number)
-        for place, touching in touched.items():
-            bits, queues = touching & news, self.places.dangers[place]
-            if not bits:
-                continue
-            if queues not in settled:
-                settled[queues] = reduce(and_, (known[q] for q in queues))
-            if bits & ~settled[queues]:
-                alive[place] = bits & ~settled[queues]
-        some = reduce(or_, alive.values(), 0)
-        knowing = [seen & some if relevant >> agent & 1 else 0 for agent, seen in enumerate(columns)]
-        agents_of = _transposed(knowing, some.bit_length())
+        """Send ``facts`` through a node; return the facts that some queue may still run into, with the node's own."""
+        passage, relevant = self._passed(number)
+        meets, replaced, renamed, dangers = passage.meets, passage.replaced, passage.renamed, self._dangers
+        if passage.races:
+            raise self._race(number, facts)
         left: dict[Fact, Witness] = {}
-        for place, bits in alive.items():
-            for at in _bits(bits):
-                step = at - len(of_bit)
-                left[renamed[place], agents_of[at]] = (
-                    facts[place, of_bit[at]] if step < 0 else Witness(number, operations[step].operation, 0, 0)
-                )
+        for (place, agents), witness in facts.items():
+            for seen in meets.get(place, ()):
+                if not agents & seen:
+                    raise self._race(number, facts)
+            if place not in replaced:
+                after = passage.after(agents)
+                if dangers[place] & ~after:
+                    left[renamed[place], after & relevant] = witness
+        # A node's own accesses leave the same facts whenever it is visited: only once are they news.
+        for place, agents, at in passage.own if number not in self._visited else ():
+            left[place, agents & relevant] = Witness(number, passage.operations[at].operation, 0, 0)
+        self._visited.add(number)
         return left
 
     # ---------------------------------------------------------------- errors
 
-    def _race(
-        self,
-        number: int,
-        position: int,
-        places: tuple[int, int],
-        unordered: int,
-        groups: Mapping[int, int],
-        facts: Mapping[Fact, Witness],
-    ) -> RaceError:
+    def _race(self, number: int, facts: Mapping[Fact, Witness]) -> RaceError:
+        """Return the error of a node's first access that meets another one which its queue does not know of."""
+        (passage, _), agents = self._passed(number), self.flags[-1]
+        order = list(dict.fromkeys(known for _, known in facts))
+        earlier: dict[int, int] = {}
+        for position, (seen, resolved) in enumerate(zip(passage.sees, passage.operations, strict=True)):
+            for place, other in ((place, other) for place, conflicts in resolved.accesses for other in conflicts):
+                if other not in earlier:
+                    unseen = [fact for fact in facts if fact[0] == other and not fact[1] & seen]
+                    if unseen:
+                        return self._met(
+                            number, position, place, facts[min(unseen, key=lambda f: order.index(f[1]))], other
+                        )
+                elif not seen >> agents + earlier[other] & 1:
+                    mine = Witness(number, passage.operations[earlier[other]].operation, 0, 0)
+                    return self._met(number, position, place, mine, other)
+            earlier |= {place: position for place, _ in resolved.accesses}
+        raise AssertionError(number)
+
+    def _met(self, number: int, position: int, mine: int, earlier: Witness, other: int) -> RaceError:
         """Return the error that names both operations, their iterations and the bytes."""
-        automaton, (mine, other) = self.automaton, places
-        node, operation = automaton.nodes[number], self._resolved[number][0][position].operation
-        at = (unordered & -unordered).bit_length() - 1
-        agents = next((a for a, bit in groups.items() if bit.bit_length() - 1 == at), None)
-        earlier = (
-            Witness(number, self._resolved[number][0][at - len(groups)].operation, 0, 0)
-            if agents is None
-            else facts[other, agents]
-        )
+        automaton, node = self.automaton, self.automaton.nodes[number]
+        operation = self._passed(number)[0].operations[position].operation
         space, use = self.places.in_words(mine)
         _, other_use = self.places.in_words(other)
         first = automaton.named(automaton.nodes[earlier.node], earlier.operation)
@@ -319,6 +375,18 @@ class Places:
             self.listed.append(use)
 
 
+class _Touched(NamedTuple):
+    """The accesses of an operation that others may conflict with.
+
+    ``slots``: the endpoint whose slot it is, the endpoint from which slots are counted, the ring's places, the use.
+    ``others``: places in other memory with their conflicts.
+    """
+
+    operation: Operation
+    slots: list[tuple[int, int, Places, int]]
+    others: list[tuple[int, tuple[int, ...]]]
+
+
 class PlaceTable:
     """The places of a phase: slots of rings, tiles that more than one queue touches, contested regions.
 
@@ -334,6 +402,8 @@ class PlaceTable:
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
+        #: Accesses by the identity of the operation, to which each entry refers, so that no other one has its number.
+        self._touched: dict[int, _Touched] = {}
         pieces = {id(p): p for shape in automaton.shapes for p in pieces_of(shape.parts)}.values()
         self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
         self._number_places(pieces, automaton.nodes)
@@ -437,23 +507,33 @@ class PlaceTable:
         ``cursors`` are the endpoints' at the operation, ``start`` at its node; ``regions`` the contested regions that
         it accesses.
         """
+        known = self._touched.get(id(op))
+        if known is None:
+            known = self._touched[id(op)] = self._touches(op)
+        for endpoint, base, places, use in known.slots:
+            first = places.base + (cursors[endpoint] - start[base]) % places.depth * len(places.listed)
+            yield first + use, tuple([first + c for c in places.conflicts[use]])
+        yield from known.others
+        for access in regions:
+            yield from _placed(self.regions, self._region_use(op, access)[0])
+
+    def _touches(self, op: Operation) -> _Touched:
+        touched = _Touched(op, [], [])
         for slot in self._slots(op):
             places = self.rings[slot.ring]
             use = places.uses[Use(slot.where, op.queue, slot.is_write)]
             if places.conflicts[use]:
-                generation = cursors[slot.endpoint] - start[self.bases[slot.endpoint]]
-                first = places.base + generation % places.depth * len(places.listed)
-                yield first + use, tuple(first + c for c in places.conflicts[use])
+                touched.slots.append((slot.endpoint, self.bases[slot.endpoint], places, use))
         for slot in op.slots:
             ring = self.program.rings[slot.ring]
             if slot.ring in self._overlaid and ring.space in self.memories:
                 whole = Use(ring_bytes(ring), op.queue, slot.is_write, slot.ring)
-                yield from _placed(self.memories[ring.space], whole)
+                touched.others.extend(_placed(self.memories[ring.space], whole))
         for tile in op.tiles:
             if tile.space in self.memories:
-                yield from _placed(self.memories[tile.space], Use(tile.where, op.queue, tile.is_write))
-        for access in regions:
-            yield from _placed(self.regions, self._region_use(op, access)[0])
+                use_of_tile = Use(tile.where, op.queue, tile.is_write)
+                touched.others.extend(_placed(self.memories[tile.space], use_of_tile))
+        return touched
 
     def __call__(self, piece: Piece) -> Hashable:
         """Return the common key of pieces that access the same places and release the same slots, operation by

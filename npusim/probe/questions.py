@@ -133,6 +133,8 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self.fa, self.fb, self.acc = self.case.formats
+        #: Whether the formats hold a pair of operands: probes share most of theirs.
+        self._held: dict[tuple[float, float], bool] = {}
         self.is_seen = self.case.out.name != self.acc.name
         high, low = zip(*(self._range(f) for f in (self.fa, self.fb)), strict=True)
         self.highs, self.lows = high, low
@@ -147,9 +149,15 @@ class _Builder:
         return min(_top(f), FAR), max(f.min_exponent - (f.mantissa_bits if f.bits == 8 else 0), -FAR)
 
     def add(self, question: str, note: tuple[int, ...], terms: Terms, c: float = 0.0) -> None:
-        fits = all(holds(x, self.fa) and holds(y, self.fb) for x, y in terms.values()) and holds(c, self.acc)
+        fits = all(map(self._holds, terms.values())) and holds(c, self.acc)
         if fits and (self.case.has_c or (c == 0 and not question.endswith("_c"))):
             self.rows.append((question, note, terms, c))
+
+    def _holds(self, pair: tuple[float, float]) -> bool:
+        known = self._held.get(pair)
+        if known is None:
+            known = self._held[pair] = holds(pair[0], self.fa) and holds(pair[1], self.fb)
+        return known
 
     def term(self, e: int, x: float = 1.0, y: float = 1.0) -> tuple[float, float]:
         """Return operands x 2**i and y 2**j with i + j = e, of whole x and y."""

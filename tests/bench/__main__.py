@@ -3,7 +3,8 @@
 Both versions are copied side by side, compiled to bytecode, with a cache folder each.  Each command runs with one
 version and then the other, several times, and the least time of each counts: user and system time of the command and
 of all its descendants.  On a shared machine times vary more than ratios of commands that run in turn.  ``--write``
-stores the rows in ``ratios.csv``, which has the last table.  The exit code is 1 where a ratio is above `MOST`.
+stores the rows in ``ratios.csv``, which has the last table, and needs a package without uncommitted changes: a row
+names two commits.  The exit code is 1 where a ratio is above `MOST`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Entry(NamedTuple):
     prepares: tuple[str, ...] = ()
     is_first: bool = False
     needs: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command as it is typed."""
+        return " ".join(f"'{word}'" if " " in word else word for word in ("npusim", *self.words))
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -146,7 +152,7 @@ def both(against: str) -> Iterator[tuple[Version, Version]]:
                 _archived(commit, copy)
             else:
                 commit = _git("rev-parse", "--short=8", "HEAD").strip()
-                commit += " and changes" if _git("status", "--porcelain", "--", *FOLDERS) else ""
+                commit += " and changes" if is_changed() else ""
                 for listed in _git("ls-files", "-co", "--exclude-standard", "--", *FOLDERS).splitlines():
                     if (ROOT / listed).is_file():
                         (copy / listed).parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +160,11 @@ def both(against: str) -> Iterator[tuple[Version, Version]]:
             subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)
             versions.append(Version(commit, copy, copy / "cache"))
         yield versions[0], versions[1]
+
+
+def is_changed() -> bool:
+    """Return whether the working tree's package has uncommitted changes."""
+    return bool(_git("status", "--porcelain", "--", *FOLDERS))
 
 
 def _archived(commit: str, folder: Path) -> None:
@@ -210,12 +221,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("name", nargs="*", help=f"commands: {', '.join(ENTRIES)} (default: all)")
     parser.add_argument("--against", required=True, metavar="COMMIT", help="the commit of the earlier version")
     parser.add_argument("--times", type=int, default=3, help="runs of each command with each version (default: 3)")
-    parser.add_argument("--write", action="store_true", help=f"store the rows in {TABLE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="store the rows in tests/bench/ratios.csv")
     asked = parser.parse_args(words)
     if unknown := [name for name in asked.name if name not in ENTRIES]:
         parser.error(f"unknown command {unknown[0]!r}; there are {', '.join(ENTRIES)}")
     if asked.times < 1:
         parser.error(f"--times {asked.times}: must be at least 1")
+    if asked.write and is_changed():
+        parser.error(f"--write: {', '.join(FOLDERS)} have uncommitted changes; a row names a commit: commit them first")
     rows: dict[str, dict[str, str]] = {}
     with both(asked.against) as versions:
         print(f"{'':<14}{versions[0].commit:>10}{versions[1].commit[:8]:>10}  ratio  goal")
@@ -228,10 +241,9 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{name:<14}{before:>8.2f} s{after:>8.2f} s{after / before:>7.2f}  {entry.goal}", flush=True)
             spent = f"{after / before:.2f}", f"{before:.2f}", f"{after:.2f}"
             commits = (version.commit for version in versions)
-            command = " ".join(f"'{word}'" if " " in word else word for word in ("npusim", *entry.words))
-            rows[name] = dict(zip(COLUMNS, (name, entry.goal, *spent, *commits, command), strict=True))
-    if asked.write:
-        write_table(rows)
+            rows[name] = dict(zip(COLUMNS, (name, entry.goal, *spent, *commits, entry.command), strict=True))
+            if asked.write:
+                write_table(rows)
     slower = [name for name, row in rows.items() if float(row["ratio"]) > MOST]
     if slower:
         print(f"above {MOST}: {', '.join(slower)}")

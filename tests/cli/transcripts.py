@@ -27,7 +27,18 @@ from tests.cli.odd_files import write_odd_files
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["COMMANDS", "FOLDER", "README", "anew", "blocks", "renewed", "shown", "transcript", "write_guides_files"]
+__all__ = [
+    "COMMANDS",
+    "FOLDER",
+    "README",
+    "anew",
+    "blocks",
+    "needs_triton",
+    "renewed",
+    "shown",
+    "transcript",
+    "write_guides_files",
+]
 
 README = Path(__file__).parents[2] / "README.md"
 #: A block of code of a page; the file that it is, if it says so.
@@ -146,18 +157,17 @@ def write_guides_files(folder: Path) -> None:
                 (folder / block["file"]).write_text(block["text"], encoding="utf-8")
 
 
-def renewed(page: str) -> str:
-    """Return a page whose commands are run in the current folder, with their present output.
+def needs_triton(text: str) -> bool:
+    """Return whether a block of code records a Triton program."""
+    return "npusim record" in text
 
-    Blocks that record a Triton program stay as they are where Triton is not installed.
-    """
-    for block in blocks(page):
-        if "npusim record" in block["text"] and not find_spec("triton"):
-            continue
-        for command, lines in shown(block["text"]):
-            said = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": COLUMNS}).stdout
-            page = page.replace("\n".join((command, *lines)), "\n".join((command, *anew(lines, said))))
-    return page
+
+def renewed(text: str) -> str:
+    """Return a block of code whose commands are run in the current folder, with their present output."""
+    for command, lines in shown(text):
+        said = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": COLUMNS}).stdout
+        text = text.replace("\n".join((command, *lines)), "\n".join((command, *anew(lines, said))))
+    return text
 
 
 def _write_all() -> None:
@@ -173,7 +183,9 @@ def _write_all() -> None:
     page = README.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         write_guides_files(Path(folder))
-        page = renewed(page)
+        for text in [block["text"] for block in blocks(page)]:
+            if find_spec("triton") or not needs_triton(text):
+                page = page.replace(text, renewed(text))
     README.write_text(page, encoding="utf-8")
 
 

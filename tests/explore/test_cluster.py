@@ -25,6 +25,8 @@ CALL: dict[str, Any] = {"workload": "smollm2", "seq": 256, "fields": SPACE}
 PATIENT = {f"distributed.comm.timeouts.{what}": "10 minutes" for what in ("connect", "tcp")} | {
     "distributed.scheduler.worker-ttl": "1 hour"
 }
+#: Less than any restart of a worker takes: as on a machine so crowded that restarts take longer than 15 s.
+CROWDED = {"distributed.deploy.lost-worker-timeout": "10 ms"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def workers() -> Iterator[ClusterExecutor]:
     """Two processes of a cluster of our own."""
     import dask
 
-    with pytest.MonkeyPatch.context() as patch, dask.config.set(PATIENT):
+    with pytest.MonkeyPatch.context() as patch, dask.config.set(PATIENT | CROWDED):
         patch.setattr(under_test, "CONNECT_S", 600)
         with executor(2, "local") as pool:
             assert isinstance(pool, ClusterExecutor)

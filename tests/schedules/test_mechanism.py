@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 import npusim
+from npusim import cache
 
 PACKAGE = Path(npusim.__file__).parent
 #: What a barrier of a block's warps costs.
@@ -75,8 +76,11 @@ print(json.dumps([[r.cycles, r.timing.term_cycles] for r in runs]))
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Return the folder of a copy of the package."""
+    """Return the folder of a copy of the package, with the machine code that is stored for it."""
     shutil.copytree(PACKAGE, tmp_path / "npusim", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "npusim" / "__pycache__").mkdir()
+    for file in (cache.folder() or PACKAGE / "__pycache__").glob("*.code"):
+        shutil.copy2(file, tmp_path / "npusim" / "__pycache__")
     for folder in ("hwconfigs", "workloads"):
         (tmp_path / folder).symlink_to(PACKAGE.parent / folder)
     return tmp_path
@@ -93,7 +97,7 @@ def test_a_tile_that_is_handed_over_is_acknowledged_three_times(hw: str, copied:
         text = f"from npusim.kernel import *\n{kernel.format(decided=decided)}\n"
         (copied / f"{name}.py").write_text(text, encoding="utf-8")
     code = [sys.executable, "-c", RUN.format(call=call, tiling=tiling)]
-    env = {**os.environ, "PYTHONPATH": str(copied)}
+    env = {**os.environ, "PYTHONPATH": str(copied), cache.VARIABLE: ""}  # the copy's cache folder
     done = subprocess.run(code, cwd=copied, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     where, runs = done.stdout.splitlines()
