@@ -64,7 +64,7 @@ def test_a_case_of_times_takes_sizes_by_name(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text(
         "schema: npusim.measurements/1\nsource: a profiler\ncases:\n"
-        "  - {name: own, device: h200, schedule: retention, measured: {latency_us: 10},\n"
+        "  - {name: own, device: h200, schedule: retention, unnamed: auto, measured: {latency_us: 10},\n"
         "     workload: {sizes: {heads: 2, tokens: 64, key: 32, value: 32}}}\n"
     )
     (residual,) = validate_times(file).residuals
