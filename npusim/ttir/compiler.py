@@ -307,14 +307,18 @@ def _compile(
     triton = import_module("triton")
     written_of = import_module("triton.compiler").ASTSource
     signature, constants, aligned = call
-    function = _module(source.path, _content(source.path)).__dict__[source.name]
+    names = _module(source.path, _content(source.path)).__dict__
+    if source.name not in names:
+        raise SpecError(names[_FAULTS][source.name])
+    function = names[source.name]
     target = gpu_target(architecture)
     attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
     try:
         written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
         if not architecture:
             return Compiled(_ttir(written, target, options))
-        made = triton.compile(written, target=target, options=dict(options))
+        with _bounded():
+            made = triton.compile(written, target=target, options=dict(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
     ttir = made.asm["ttir"]
@@ -396,18 +400,23 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
     ir.load_dialects(context)
     backend.load_dialects(context)
     backend.add_stages(stages, parsed, written.language)
-    module = written.make_ir(
-        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
-    )
+    with _bounded():
+        module = written.make_ir(
+            target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+        )
     return str(stages["ttir"](module, {}))
 
 
 def _told(error: Exception, source: Source) -> str:
     """Return a compiler's message, with the kernel's line where it names one, without names of Python's own errors."""
+    own = str(error) if isinstance(error, SpecError) else ""
+    error = error.__cause__ if own and isinstance(error.__cause__, Exception) else error
     at = re.search(r"at (\d+):\d+", str(error))
+    line = source.line + int(at[1]) if at else source.line
+    if own:
+        return f"{source.path}:{line}: {own}"
     while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
         error = error.__cause__
-    line = source.line + int(at[1]) if at else source.line
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
     return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"
 
@@ -418,11 +427,49 @@ def _last_line(text: str) -> str:
     return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
 
 
+#: Iterations of ``tl.static_range`` that one kernel may have: Triton's front end writes each one out, 10 s for these.
+MOST_WRITTEN_OUT = 1024
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops have more than `MOST_WRITTEN_OUT`
+    iterations together.
+    """
+    kind = import_module("triton.language").static_range
+    begin, count, why = kind.__init__, 0, ""
+
+    def counted(self: object, *args: object, **named: object) -> None:
+        nonlocal count, why
+        begin(self, *args, **named)
+        start, end, step = (getattr(self, n).value for n in ("start", "end", "step"))
+        count += len(range(start, end, step))
+        if count > MOST_WRITTEN_OUT:
+            why = f"tl.static_range: {count:,} iterations, which are written out one by one; allowed in a kernel: "
+            why += f"{MOST_WRITTEN_OUT:,}; range() makes a loop of them"
+            raise SpecError(why)
+
+    kind.__init__ = counted
+    try:
+        yield
+    except Exception as error:
+        if why:  # the front end raises an error of its own
+            raise SpecError(why) from error
+        raise
+    finally:
+        kind.__init__ = begin
+
+
+#: Name in a module of the kernels that cannot be made, each with its error.
+_FAULTS = "npusim's faults"
+
+
 @lru_cache(maxsize=16)
 def _module(path: str, _digest: str) -> ModuleType:
     tree = _tree(path)
     module = ModuleType(f"npusim_triton_{Path(path).stem}")
     module.__file__ = path
+    module.__dict__[_FAULTS] = dict[str, str]()
     sys.modules[module.__name__] = module
     folder = str(Path(path).resolve().parent)
     sys.path.insert(0, folder)
@@ -514,6 +561,17 @@ def _unchanged() -> ast.expr:
     return ast.parse("lambda function: function", mode="eval").body
 
 
+#: Arguments of ``@triton.jit`` for profilers, functions that change no code.
+_FOR_PROFILERS = ("launch_metadata", "repr")
+
+
+def _of_code(decorator: ast.expr) -> ast.expr:
+    """Return ``@triton.jit`` without the arguments that change no code."""
+    if isinstance(decorator, ast.Call):
+        decorator.keywords = [k for k in decorator.keywords if k.arg not in _FOR_PROFILERS]
+    return decorator
+
+
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     """Execute an import, constant or kernel of a file; failing ones are left out: a kernel that needs one reports
     it.
@@ -524,11 +582,11 @@ def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
         # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
         is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
-        node.decorator_list = [d if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
+        node.decorator_list = [_of_code(d) if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
         return
     try:
         exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
-        if isinstance(node, ast.FunctionDef):
-            raise SpecError(f"{path}:{node.lineno}: {type(error).__name__}: {error}") from None
+        if isinstance(node, ast.FunctionDef):  # of the file's other kernels a launch may need none of this one
+            module.__dict__[_FAULTS][node.name] = f"{path}:{node.lineno}: {type(error).__name__}: {error}"

@@ -90,6 +90,18 @@ class Load:
     after: int
     walk: int
 
+    @property
+    def is_one_row(self) -> bool:
+        """Whether its blocks are one row, with an axis of it."""
+        return len(self.axes) == 2 and self.axes[0] is None
+
+    def drop_rows(self) -> None:
+        """Take the axis of rows away, which has one; where a mask hides this one, it hides its columns."""
+        (hidden, *left), pointer = self.left, self.pointer
+        self.pointer = replace(pointer, steps=pointer.steps[1:], shape=pointer.shape[1:], left=pointer.left[1:])
+        self.axes, self.dims = self.axes[1:], self.dims[1:]
+        self.left = [np.where(hidden > 0, x, 0) for x in left]
+
 
 @dataclass
 class Walk:

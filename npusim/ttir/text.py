@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
@@ -231,6 +232,7 @@ def operand_shape(text: str) -> str:
     return f"[{match[1][:-1]}]" if match else "[]"
 
 
+@lru_cache(maxsize=4096)
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
     """Return the shape, () for a scalar, and the element type of a type; for pointers, of their target."""
     match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
