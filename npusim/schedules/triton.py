@@ -391,7 +391,7 @@ def phase_read(
     device, is_nvidia = machine.device, machine.device.family == "nvidia"
     fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_nvidia and not p.sum_order else ("", {})
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends, sums=made.sums)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors

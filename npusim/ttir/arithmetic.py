@@ -467,6 +467,10 @@ class Arithmetic(Draft):
             return
         self.reduced.append((axis, op.line))
         how = self._order(op) if kind == "sum" else nan
+        taken_in = self.choices.sums.get(x.place) if kind == "sum" and self.choices.fuses and x.place else None
+        if taken_in and op.body[0].place.split(" at ")[0] == taken_in.split(" at ")[0]:
+            why = "compiled code contracts the products of this sum (fma), and its bits differ"
+            self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
 
     def _order(self, op: Op) -> str:

@@ -66,7 +66,7 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
-    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``: which ones.
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``: which.
     ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
     (`npusim.ttir.lowered`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
@@ -84,6 +84,7 @@ class Compiled:
     body: str = ""
     contraction: str = ""
     addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def choices(self) -> str:
@@ -350,6 +351,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         body=code.body_of(told, architecture),
         contraction=contraction.digest,
         addends=contraction.addends,
+        sums=contraction.sums,
     )
 
 

@@ -51,6 +51,7 @@ class Choices:
 
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
+    ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
@@ -63,6 +64,7 @@ class Choices:
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
 

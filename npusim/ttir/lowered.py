@@ -12,6 +12,7 @@ from collections import Counter
 from functools import reduce
 from hashlib import sha256
 from math import gcd
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.formats.reductions import MMA_LANES, lanes_order, normal_order
@@ -108,10 +109,12 @@ class Contraction(NamedTuple):
 
     ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
     that it adds to that one; empty where it adds no product.
+    ``sums``: by the place of a product that begins a sum of products, the place of the addition that takes in others.
     """
 
     digest: str
     addends: Mapping[str, str]
+    sums: Mapping[str, str] = MappingProxyType({})
 
 
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Contraction:
@@ -131,7 +134,7 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Co
         parts += _further(assembled)
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
-    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms))
+    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms))
 
 
 def _addends(forms: Iterable[str]) -> dict[str, str]:
@@ -143,6 +146,17 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
     alone = {place: found[0] for place, found in by_place.items() if len(found) == 1}
     fused = {place: form.partition(", ")[2] for place, form in alone.items() if form.startswith("fused")}
     return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
+
+
+def _sums(forms: Iterable[str]) -> dict[str, str]:
+    """Return `Contraction.sums`: a place whose additions add to a product, and to what they have added up."""
+    by_place = dict[str, set[str]]()
+    for form in forms:
+        place, _, rest = form.partition(" fused ")
+        if rest:
+            by_place.setdefault(place, set()).update(rest.partition(", ")[2].split(" or "))
+    chains = {place: added for place, added in by_place.items() if len(added) > 1 and "" in added}
+    return {each.partition("@")[2]: place for place, added in chains.items() for each in added if each}
 
 
 def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:

@@ -658,16 +658,18 @@ class LaunchGrid:
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
-            why = self._unwritten(times, edges)
+            results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
+            why = f"the grid of {'x'.join(map(str, self.reader.grid))} programs writes {self._written(times, edges)}"
             if not isinstance(self.out, View) or np.any(times > 1) or not np.any(times):
                 advice = (
                     "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
                 )
-                raise self._fault(self.stored.line, f"{why}: the grid, or offsets{advice}")
-            self.reader.notes.append(f"{self.stored.line}: {why}: these are NaN here")  # left to another launch
+                raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
+            # Left to another launch.
+            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
         return tuple(cells)
 
-    def _unwritten(self, times: Integers, edges: list[Integers]) -> str:
+    def _written(self, times: Integers, edges: list[Integers]) -> str:
         """Return how many elements are not written once, and the first; ``times``: how often, between ``edges``."""
         areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
         missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
@@ -679,9 +681,7 @@ class LaunchGrid:
         named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
         first = [f"{n} {i}" for n, i, size in named if size > 1]
         first += [f"row {edges[0][row]}", *([f"column {edges[1][column]}"] * self.is_cut)]
-        names = ", ".join(dict.fromkeys(x.pointer.of for x in self.reader.stored))
-        does = f"{names}: the grid of {'x'.join(map(str, self.reader.grid))} programs writes {counted}"
-        return f"{does}, first {', '.join(first)}"
+        return f"{counted}, first {', '.join(first)}"
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
         """Return how many rows and columns there are, and of each program where its own begin and how many."""

@@ -228,3 +228,12 @@ def test_a_mask_that_hides_a_block_of_one_row_hides_its_program() -> None:
         assert np.array_equal(computed(call, x, hw), x * np.float64(2))
         call = recorded("one_sum", (9,), x, np.zeros(7, np.float32), 7, 50, XBLOCK=1, RBLOCK=64)
         assert np.abs(computed(call, x[:, 0], hw) - x.astype(np.float64).sum(1)).max() < 1e-5
+
+
+def test_a_sum_whose_products_compiled_code_contracts_is_said() -> None:
+    x, what = drawn(8, 1024), "compiled code contracts the products of this sum (fma), and its bits differ"
+    square = recorded("one_row", (8,), x, drawn(1024), x.copy(), 8, 1024, XBLOCK=1, RBLOCK=1024, FULL=True)
+    plain = recorded("one_sum", (8,), x, np.zeros(8, np.float32), 8, 1024, XBLOCK=1, RBLOCK=1024)
+    for call, precision, count in ((square, None, 1), (square, "unfused", 0), (plain, None, 0)):
+        result = npusim.run(call, hw="h200", numerics=False, precision=precision)
+        assert sum(what in n for n in result.notes) == count
