@@ -39,6 +39,7 @@ from npusim.ttir.exact import ExactLaunch
 from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
+from npusim.ttir.releases import untried
 from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
 from npusim.ttir.values import Tensor, shaped
@@ -397,7 +398,8 @@ def phase_read(
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
         decided = (made.choices if architecture_of(device) else UNKNOWN) if is_nvidia else ""
-        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided)
+        notes = (*phase.notes, *filter(None, [untried()]))
+        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
         is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
         if is_approximate and _capability(device) != MEASURED_ROOTS:
             phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
@@ -513,7 +515,7 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
         told |= {"spilled_accesses": made.moved}
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
-    note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    note = note.replace("as given", f"of the compiler ({made.made_by})") if "registers" in told else note
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
         loaded = max(lies.decided.loaded_tiles, min(at_once, most))

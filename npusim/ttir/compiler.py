@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,12 +27,11 @@ from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
 from npusim.machines.sm import code
-from npusim.ttir import lowered
+from npusim.ttir import lowered, releases
 from npusim.ttir.lowered import UNKNOWN
+from npusim.ttir.releases import as_installed, assembler, assembler_of, compiled_by, fused, release, tool
 from npusim.ttir.text import Locations
 
-#: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
-FIRST, BEYOND = (3, 6), (3, 7)
 #: Triton's names of formats in signatures.
 POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -71,6 +69,7 @@ class Compiled:
     (`npusim.ttir.lowered`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.code`).
+    ``made_by``: the releases of Triton and of the assembler that made the code.
     """
 
     ttir: str
@@ -85,6 +84,7 @@ class Compiled:
     contraction: str = ""
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
+    made_by: str = ""
 
     @property
     def choices(self) -> str:
@@ -139,7 +139,7 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
     call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
     named = source.path, source.name, architecture, call, _content(source.path)
-    stamp = cache.digest("triton", release(), _reading(), *named)
+    stamp = cache.digest("triton", *compiled_by(), _reading(), *named)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         document = json.loads(kept)
@@ -155,7 +155,7 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
 @lru_cache(maxsize=1)
 def _reading() -> tuple[str, ...]:
     """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
-    return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__))
+    return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__, releases.__file__))
 
 
 def _content(path: str) -> str:
@@ -213,7 +213,7 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     if not architecture:
         return Compiled(ttir)
     call = cache.digest(ttir, architecture, sorted(options.items()))
-    stamp = cache.digest("ttir", release(), _reading(), call)
+    stamp = cache.digest("ttir", *compiled_by(), _reading(), call)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         return Compiled(ttir, **json.loads(kept))
@@ -237,9 +237,9 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
     at = next(iter(sorted(Locations(ttir).files())), "TTIR")
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "kernel.ttir"), Path(folder)
-        text.write_text(ttir)
+        text.write_text(as_installed(ttir))
         words = [sys.executable, str(_CHILD), str(text), architecture.rpartition("_")[2], folder]
-        done = subprocess.run(words, input=json.dumps(dict(options)), capture_output=True, text=True, check=False)
+        done = subprocess.run(words, input=json.dumps(fused(options)), capture_output=True, text=True, check=False)
         if (refused := out / "error").is_file():
             raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
         if done.returncode:
@@ -265,7 +265,7 @@ def ttir_of(
         bound, special, _ = bind(**arguments)
         key = id(function), repr(special)
         if key not in known:
-            _, *signature = function._pack_args(backend, dict(options), bound, special, {})
+            _, *signature = function._pack_args(backend, fused(options), bound, special, {})
             written = import_module("triton.compiler").ASTSource(function, *signature)
             known[key] = _ttir(written, target, options), function
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
@@ -285,18 +285,6 @@ def gpu_target(architecture: str) -> Any:
     """Return Triton's name of an architecture (``sm_90``); for an empty one the default's."""
     number = int(architecture.rpartition("_")[2] or PLAIN)
     return import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
-
-
-def release() -> str:
-    """Return Triton's release; raise `SpecError` where it is missing, or was not tried."""
-    try:
-        release = version("triton")
-    except PackageNotFoundError:
-        raise SpecError('Triton is not installed, which compiles kernels: pip install "npusim[triton]"') from None
-    if not FIRST <= tuple(int(n) for n in release.split(".")[:2]) < BEYOND:
-        tried = f"{FIRST[0]}.{FIRST[1]} to before {BEYOND[0]}.{BEYOND[1]}"
-        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {tried}")
-    return release
 
 
 def _compile(
@@ -319,7 +307,7 @@ def _compile(
         if not architecture:
             return Compiled(_ttir(written, target, options))
         with _bounded():
-            made = triton.compile(written, target=target, options=dict(options))
+            made = triton.compile(written, target=target, options=fused(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
     ttir = made.asm["ttir"]
@@ -352,6 +340,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         contraction=contraction.digest,
         addends=contraction.addends,
         sums=contraction.sums,
+        made_by=assembler_of(architecture),
     )
 
 
@@ -360,12 +349,8 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(_tools() / name), *words, file.name]
+        command = [str(tool(name)), *words, file.name]
         return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def _tools() -> Path:
-    return Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin"
 
 
 def _unfused(ptx: str) -> bytes:
@@ -374,8 +359,8 @@ def _unfused(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        words = ["-lineinfo", "--fmad=false", f"--gpu-name={target}", str(source), "-o", str(cubin)]
-        subprocess.run([str(_tools() / "ptxas"), *words], check=True, capture_output=True)
+        words = [*assembler(int(re.findall(r"\d+", target)[0])), "-lineinfo", "--fmad=false", f"--gpu-name={target}"]
+        subprocess.run([*words, str(source), "-o", str(cubin)], check=True, capture_output=True)
         return cubin.read_bytes()
 
 
@@ -398,7 +383,7 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
     ir = import_module("triton._C.libtriton").ir
     backend = import_module("triton.compiler.compiler").make_backend(target)
     context, stages = ir.context(), dict[str, Any]()
-    parsed = backend.parse_options({**options, **written.parse_options()})
+    parsed = backend.parse_options({**fused(options), **written.parse_options()})
     ir.load_dialects(context)
     backend.load_dialects(context)
     backend.add_stages(stages, parsed, written.language)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
+from npusim.ttir.releases import as_first
 
 #: Names of formats in TTIR.
 FORMATS = MappingProxyType(
@@ -82,6 +83,7 @@ class Function(NamedTuple):
 
 def read(text: str) -> Function:
     """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
+    text = as_first(text)
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
     if head is None:
