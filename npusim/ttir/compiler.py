@@ -29,7 +29,7 @@ from npusim.errors import SpecError
 from npusim.machines.sm import code
 from npusim.ttir import lowered, releases
 from npusim.ttir.lowered import UNKNOWN
-from npusim.ttir.releases import as_installed, assembler, assembler_of, compiled_by, fused, release, tool
+from npusim.ttir.releases import adds_in_trees, as_installed, assembler, assembler_of, compiled_by, fused, release, tool
 from npusim.ttir.text import Locations
 
 #: Triton's names of formats in signatures.
@@ -334,7 +334,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         made.shared,
         fuses="fma.rn" in made.ptx,
         down=int(down[1]) if down else 0,
-        orders=lowered.orders_of(made.ttgir),
+        orders=lowered.orders_of(made.ttgir, is_tree=adds_in_trees()),
         moved=_moved(told) if stack else 0,
         body=code.body_of(told, architecture),
         contraction=contraction.digest,

@@ -1,7 +1,8 @@
 """Triton's releases: which were tried, and where they differ.
 
-3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; an autotuner takes the
-only configuration that is left without a measurement.  3.9: sm_90's assembler is the newer of two; no block pointers;
+3.7: the assembler gets ``--regAllocOptLevel=2``.  3.8: a descriptor's type has no ``tensor``; a thread adds
+its own elements of a sum as a tree (other bits); an autotuner takes the only configuration that is left without a
+measurement.  3.9: sm_90's assembler is the newer of two; no block pointers;
 a launch that does not state contraction is warned; the bindings report objects that are alive when Python ends
 (`npusim.cli`).  3.10 is announced not to contract by default.
 """
@@ -26,6 +27,8 @@ FIRST, NEWEST = (3, 6), (3, 9)
 TAKES_ONE = (3, 8)
 #: From here on a descriptor's type names its block without ``tensor``.
 SHORT_DESCRIPTORS = (3, 8)
+#: From here on a thread adds its own elements of a sum as a tree of neighbours, before from the first to the last.
+ADDS_IN_TREES = (3, 8)
 #: From here on the assembler gets an option for its allocation of registers.
 ALLOCATES = (3, 7)
 
@@ -64,6 +67,11 @@ def _dotted(number: tuple[int, ...]) -> str:
 def measures_the_only() -> bool:
     """Return whether an autotuner measures a configuration that is the only one left."""
     return _number(release()) < TAKES_ONE
+
+
+def adds_in_trees() -> bool:
+    """Return whether a thread adds its own elements of a sum as a tree."""
+    return _number(release()) >= ADDS_IN_TREES
 
 
 def compiled_by() -> tuple[str, ...]:

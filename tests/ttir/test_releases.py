@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +13,8 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError
-from npusim.ttir import releases
+from npusim.formats.reductions import reduce_sum
+from npusim.ttir import compiler, releases
 from npusim.ttir.text import read
 from npusim.tune import hooks
 
@@ -127,3 +129,32 @@ def test_the_end_of_a_command_reports_no_leaks(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "npusim", "run", str(calls), "--hw", "h200", "--no-save"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "leaked" not in done.stderr
+
+
+@needs_triton
+@pytest.mark.parametrize("n", [1000, 1024])
+def test_a_thread_adds_its_own_elements_in_the_order_of_the_release(n: int) -> None:
+    """The additions of a thread before its first exchange with another one, in PTX."""
+    from ttir import sentence_kernels
+
+    x = np.zeros((8, n), np.float32)
+    with npusim.record() as calls:
+        sentence_kernels.one_sum[(8,)](x, x[:, 0].copy(), 8, n, XBLOCK=1, RBLOCK=1024, num_warps=1)
+    (first,) = calls[0].configurations
+    code = compiler._code_of(first.ttir, "sm_90", first.options)
+    values: dict[str, Any] = {}
+    for line in code.ptx.splitlines():
+        if "ld.global" in line:
+            for name in re.findall(r"%r\d+", line.partition("[")[0]):
+                values[name] = np.float32(np.random.default_rng(len(values)).standard_normal())
+        elif found := re.search(r"add(?:\.rn)?\.f32\s+(%r\d+), (%r\d+), (%r\d+)", line):
+            own = list(values.values())[:32]
+            values[found[1]] = values[found[2]] + values[found[3]]
+        elif found := re.search(r"shfl\.sync\.bfly\.b32\s+%r\d+, (%r\d+)", line):
+            break
+    (order,) = compiler.compiled_text(first.ttir, "sm_90", first.options).orders.values()
+    assert order.startswith("trees_" if releases.adds_in_trees() else "lanes_")
+    alone = order.partition("_")[0] + "_1x1x1"
+    assert found
+    assert values[found[1]] == reduce_sum(np.array(own), "float32", alone)
+    assert len({float(reduce_sum(np.array(own), "float32", f"{how}_1x1x1")) for how in ("trees", "lanes")}) == 2
