@@ -31,7 +31,7 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
-from npusim.ttir import launch_parts
+from npusim.ttir import launch_parts, short_kernel_name
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
@@ -185,7 +185,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 @lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
     launches = tuple([launch_of(text.strip(), path, changed) for text in launch_parts(name)[1].split(";")])
-    launch, called = launches[-1], "_".join(each.source.name for each in launches)
+    launch, called = launches[-1], short_kernel_name("_".join(each.source.name for each in launches))
     fields = dict[str, tuple[Any, str]]()
     for each in launches:
         for n, value in each.constants:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import pairwise
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 from npusim.errors import FlagError, ProgramError, SpecError
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
@@ -237,3 +239,22 @@ def test_a_sum_whose_products_compiled_code_contracts_is_said() -> None:
     for call, precision, count in ((square, None, 1), (square, "unfused", 0), (plain, None, 0)):
         result = npusim.run(call, hw="h200", numerics=False, precision=precision)
         assert sum(what in n for n in result.notes) == count
+
+
+def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "fused_norm_" + "_of_this_and_that" * 30
+    (tmp_path / "long.py").write_text(OTHERS.partition("@triton.jit(do_not")[0].replace("def scaled", f"def {name}"))
+    monkeypatch.chdir(tmp_path)
+    launch = f"{tmp_path}/long.py::{name}[n // B](tensor(n), tensor(n), B=64)"
+    result = npusim.run(launch, hw="h200", problem={"n": 256})
+    assert result.numerics.error.rmse == 0
+    spec = spec_from_file_location("long", tmp_path / "long.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    x = drawn(256)
+    with npusim.record() as calls:
+        getattr(module, name)[(4,)](x, x.copy(), B=64)
+    words = ["run", str(calls.save(tmp_path / "calls.npz")), "--hw", "h200"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert calls[0].name == name
