@@ -92,7 +92,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
-    "triton": ("ttir/child.py", "ttir/compiler.py", "ttir/record.py"),
+    "triton": ("ttir/child.py", "ttir/compiler.py", "ttir/record.py", "ttir/releases.py"),
     "scipy": ("validate/least_squares.py",),
 }
 
