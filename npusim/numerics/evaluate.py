@@ -136,7 +136,7 @@ def evaluate(
     halves = [progress, None] if exact_rows_of is None else [_half(progress, 0), _half(progress, 1)]
     done = execute(program, inputs, needed, observers=watching, progress=halves[0], variants=list(among.lanes.values()))
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
-    references, exact_rows = [], {} if exact is None else exact
+    references, exact_rows = list[Array](), {} if exact is None else exact
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))
         if exact_rows_of is not None:

@@ -16,4 +16,4 @@ def _number() -> tuple[int, ...]:
 
 
 needs_block_pointers = pytest.mark.skipif(_number() >= (3, 9), reason="Triton 3.9 has no block pointers")
-as_measured = pytest.mark.skipif(_number() != (3, 6), reason="registers of the code that was measured: Triton 3.6's")
+as_measured = pytest.mark.skipif(_number() != (3, 6), reason="of the code that was measured: Triton 3.6's")

@@ -134,6 +134,7 @@ def test_bits_equal_an_interpreter_of_the_ttir(
 
 @needs_triton
 @pytest.mark.parametrize("case", ["flash/normal_d128", "flash/smollm2_causal", "fp8/smollm2_s256_fwd_fresh"])
+@as_measured
 def test_measured_kernels_equal_silicon_in_every_bit(case: str, shared_folder: Path) -> None:
     """With what the vectors fix: exponentials by a polynomial, row sums left to right, nothing contracted."""
     with np.load(shared_folder / "golden" / "attention_h200.npz") as golden:
