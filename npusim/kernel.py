@@ -7,6 +7,10 @@ and a mask, :func:`schedule` from any phases.  ``npusim run my_file.py:NAME`` ru
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
 from npusim.algorithms import split_rules
 from npusim.algorithms.blocks import (
     MASKED,
@@ -84,8 +88,6 @@ from npusim.algorithms.split import Merge, SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import MaskKind, Repeated, TilingMask, Turned, mask_of
 from npusim.config.device import DeviceSpec
 from npusim.config.family import AS_FAMILY, registered
-from npusim.config.layers import ModelProblem
-from npusim.config.node import NodeDevice
 from npusim.config.problem import (
     FRACTAL,
     CopyProblem,
@@ -115,25 +117,10 @@ from npusim.formats.reductions import CHAINS
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.program import TileProgram
 from npusim.ir.tile import GlobalTensor, GlobalTile
-from npusim.machines.ascend.plan import AscendTiling, FlashTiling, ProductPlan
 from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, layout
-from npusim.numerics.reference import attention_scores
 from npusim.schedules.cutting import Cutting, by_published_rule, cut_phases
 from npusim.schedules.define import Phases, attention, check_multiplied, machine_of, read_operands, schedule
-from npusim.schedules.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
-from npusim.schedules.node_define import (
-    NAMED,
-    CollectiveTiling,
-    OverlapTiling,
-    PartialSums,
-    communication,
-    element_bytes,
-    linear,
-    node_schedule,
-    prefill_attention,
-    row_pieces,
-)
 from npusim.schedules.plain import STORED, needs_groups
 from npusim.schedules.presets import ATTENTION_PRECISIONS
 from npusim.schedules.recurrences import (
@@ -164,6 +151,54 @@ from npusim.schedules.recurrences import (
 )
 from npusim.schedules.registry import Schedule, for_inputs, multiplies
 from npusim.units import ceil_div, format_bytes, round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.config.layers import ModelProblem
+    from npusim.config.node import NodeDevice
+    from npusim.machines.ascend.plan import AscendTiling, FlashTiling, ProductPlan
+    from npusim.numerics.reference import attention_scores
+    from npusim.schedules.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
+    from npusim.schedules.node_define import (
+        NAMED,
+        CollectiveTiling,
+        OverlapTiling,
+        PartialSums,
+        communication,
+        element_bytes,
+        linear,
+        node_schedule,
+        prefill_attention,
+        row_pieces,
+    )
+
+#: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
+#: nodes alone.
+_LATE: Mapping[str, str] = MappingProxyType(
+    {
+        "ModelProblem": "npusim.config.layers",
+        "NodeDevice": "npusim.config.node",
+        "AscendTiling": "npusim.machines.ascend.plan",
+        "FlashTiling": "npusim.machines.ascend.plan",
+        "ProductPlan": "npusim.machines.ascend.plan",
+        "attention_scores": "npusim.numerics.reference",
+        "LayerTiling": "npusim.schedules.layer_tasks",
+        "left_on_nodes": "npusim.schedules.layer_tasks",
+        "offload_schedule": "npusim.schedules.layer_tasks",
+        "periods": "npusim.schedules.layer_tasks",
+        "NAMED": "npusim.schedules.node_define",
+        "CollectiveTiling": "npusim.schedules.node_define",
+        "OverlapTiling": "npusim.schedules.node_define",
+        "PartialSums": "npusim.schedules.node_define",
+        "communication": "npusim.schedules.node_define",
+        "element_bytes": "npusim.schedules.node_define",
+        "linear": "npusim.schedules.node_define",
+        "node_schedule": "npusim.schedules.node_define",
+        "prefill_attention": "npusim.schedules.node_define",
+        "row_pieces": "npusim.schedules.node_define",
+    }
+)
 
 __all__ = [
     "AS_FAMILY",
@@ -353,3 +388,9 @@ __all__ = [
     "with_sink",
     "workspace",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATE[name]), name)

@@ -8,6 +8,10 @@ recipe.
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.config.device import DeviceSpec
 from npusim.config.engine import WarpMatrixEngine
@@ -20,7 +24,6 @@ from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProg
 from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine, memories, program_phase
 from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
@@ -35,7 +38,24 @@ from npusim.machines.published.kernel import (
     warps_of,
 )
 from npusim.machines.transfers import Transfers
-from npusim.node.program import NodeKernel, RowBlock, cut_rows, node_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.machines.ascend.pricing import EnginePricing
+    from npusim.node.program import NodeKernel, RowBlock, cut_rows, node_program
+
+#: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
+#: nodes alone.
+_LATE: Mapping[str, str] = MappingProxyType(
+    {
+        "EnginePricing": "npusim.machines.ascend.pricing",
+        "NodeKernel": "npusim.node.program",
+        "RowBlock": "npusim.node.program",
+        "cut_rows": "npusim.node.program",
+        "node_program": "npusim.node.program",
+    }
+)
 
 __all__ = [
     "WARP_LANES",
@@ -85,3 +105,9 @@ __all__ = [
     "specialised_charges",
     "warps_of",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATE[name]), name)

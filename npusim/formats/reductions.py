@@ -19,7 +19,8 @@ ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_ch
 CHAINS = 4
 #: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of
 #: any other layout its order says them, and the neighbouring columns of a warp where its lanes repeat.
-MMA_LANES, LANES = (2, 4, 1), re.compile(r"lanes_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
+MMA_LANES, LANES = (2, 4, 1), re.compile(r"(?:lanes|trees)_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
+_TREES = "trees_"
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -46,6 +47,7 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left
         to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
         ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's begin (wgmma).
+        ``trees_VxLxW``, ``trees_VxLxW_C``: the same with each lane's own as a tree of neighbours (PTX of Triton 3.8).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 
@@ -85,7 +87,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     elif order == "vector_lanes":
         total = _lanes(values, target, VECTOR_BLOCK_BYTES // target.size_bytes)
     else:
-        total = _of_lanes(values, target, *(layout or (*MMA_LANES, math.prod(MMA_LANES[:2]))))
+        layout = layout or (*MMA_LANES, math.prod(MMA_LANES[:2]))
+        total = _of_lanes(values, target, *layout, in_trees=order.startswith(_TREES))
     return total if first is None else add(first, total, target)
 
 
@@ -109,6 +112,15 @@ def lanes_order(neighbours: int, lanes: int, warps: int, columns: int = 0) -> st
     return f"lanes_{neighbours}x{lanes}x{warps}{repeats}"
 
 
+def in_trees(order: str) -> str:
+    """Return the order of lanes that add their own as a tree, for an order of lanes that go from left to right.
+
+    >>> in_trees("lanes_4x32x4"), in_trees("mma_lanes")
+    ('trees_4x32x4', 'trees_2x4x1')
+    """
+    return (lanes_order(*MMA_LANES) if order == "mma_lanes" else order).replace("lanes_", _TREES)
+
+
 def normal_order(order: str, size: int) -> str:
     """Return the order of a sum of so many elements without the lanes and warps that hold copies of others' elements.
 
@@ -121,7 +133,9 @@ def normal_order(order: str, size: int) -> str:
     whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
     lanes = min(lanes, max(1, whole // neighbours))
     warps = min(warps, max(1, whole // max(columns, neighbours * lanes)))
-    return "mma_lanes" if (neighbours, lanes, warps) == MMA_LANES else lanes_order(neighbours, lanes, warps, columns)
+    is_mma = (neighbours, lanes, warps) == MMA_LANES
+    normal = "mma_lanes" if is_mma else lanes_order(neighbours, lanes, warps, columns)
+    return in_trees(normal) if order.startswith(_TREES) else normal
 
 
 def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
@@ -190,13 +204,16 @@ def _filled(values: Array, multiple: int) -> Array:
     return np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, values.dtype)], -1)
 
 
-def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int, columns: int) -> Array:
-    """Sum each lane's columns left to right, and the sums across lanes and warps."""
+def _of_lanes(
+    values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int, columns: int, *, in_trees: bool
+) -> Array:
+    """Sum each lane's columns left to right or as a tree of neighbours, and the sums across lanes and warps."""
     shape, filled = values.shape[:-1], _filled(values, columns * warps)
     repeats = columns // (neighbours * lanes)
     cut = filled.reshape(*shape, -1, warps, repeats, lanes, neighbours)
     cut = np.moveaxis(cut, (-4, -2), (-5, -4))
-    sums = _sequential(np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1), target, None)
+    own = np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1)
+    sums = _tree(own, target, of_neighbours=True) if in_trees else _sequential(own, target, None)
     return _tree(_tree(sums, target), target)
 
 

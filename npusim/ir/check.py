@@ -118,7 +118,7 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
             if ring.depth > flags.cross_core_counter_max_count.value:
                 raise FlagError(
                     f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts to "
-                    f"{flags.cross_core_counter_max_count.value} at most; use fewer slots"
+                    f"{flags.cross_core_counter_max_count.value} at most; use fewer slots (a smaller depth)"
                 )
             continue
         for producer, consumer in ends:
@@ -128,9 +128,10 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
         needed = sum(n for _, n in uses)
         if needed > event_ids:
             listed = ", ".join(f"{name} {n}" for name, n in uses)
-            raise FlagError(
-                f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; "
-                "take fewer operands at once, or rings of fewer slots"
-            )
+            advice = "load fewer operands in a kernel: each has one slot"
+            if len(uses) <= event_ids:
+                advice = "fewer slots: buffers=1, slots=1, slots_l1a, slots_l1b or a smaller depth (--fields lists the"
+                advice += " schedule's), or fewer operands"
+            raise FlagError(f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; {advice}")
     if len(counters) > counter_ids:
         raise FlagError(f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} there")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 from npusim.config import outside
@@ -63,7 +63,11 @@ def packaged(name: str) -> Mapping[str, Schedule]:
     """
     files = () if not name.isidentifier() else (name,) if name in _files() else _files()
     found = {s.family: s for file in files for s in _declared(file) if s.name == name}
-    return {family: s.changed(tiling=partial(of_schedule, s.tiling, name)) for family, s in found.items()}
+    return {family: _with_its_kernels(schedule) for family, schedule in found.items()}
+
+
+def _with_its_kernels(schedule: Schedule) -> Schedule:
+    return schedule.changed(tiling=lambda: of_schedule(schedule.tiling, schedule.name))
 
 
 SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()

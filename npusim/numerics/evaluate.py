@@ -117,9 +117,10 @@ def evaluate(
     ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of the
     last Q block; of the last blocks where that block has fewer than `LEAST_ROWS`. ``heads``: ``"all"``, indices, or
     ``"sample"``: all heads, fewer only where K would be large. ``diagnose`` adds ranges, resonance, underflow and
-    saturation; ``progress`` receives the share of all blocks that is done.  ``reference`` computes the float64 result
-    for errors; ``exact`` stores it; ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than
-    attention. ``variants`` are programs that compute `compared_rows` too; ``observers`` are called after every step.
+    saturation; ``progress`` receives the share of all blocks that is done, with ``exact_rows_of`` of blocks and of
+    their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
+    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention. ``variants`` are programs
+    that compute `compared_rows` too; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
@@ -128,13 +129,16 @@ def evaluate(
     needed = needed_blocks(program, rows, wanted)
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching: Sequence[Observer] = (probe, *observers) if probe else observers
-    done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
+    halves = [progress, None] if exact_rows_of is None else [_half(progress, 0), _half(progress, 1)]
+    done = execute(program, inputs, needed, observers=watching, progress=halves[0], variants=list(among.lanes.values()))
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
-    references, exact_rows = [], {} if exact is None else exact
+    references, exact_rows = list[Array](), {} if exact is None else exact
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))
         if exact_rows_of is not None:
             exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
+            if halves[1] is not None:
+                halves[1](len(references) / len(written))
             references.append(exact_rows[at])
             continue
         q = inputs("q", batch, head)[row : row + len(block)]
@@ -157,6 +161,11 @@ def evaluate(
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         variants={n: x[:, :cols] for n, x in among.rows(done, inputs).items()},
     )
+
+
+def _half(progress: Progress | None, before: int) -> Progress | None:
+    """Return the function of a share's share: of the first half, or with one ``before`` it of the second."""
+    return None if progress is None else lambda share: progress((before + share) / 2)
 
 
 def variant_rows(

@@ -23,7 +23,7 @@ from npusim.schedules.triton import (
     phase_read,
     takes_options,
 )
-from npusim.ttir import launch_parts
+from npusim.ttir import launch_parts, short_kernel_name
 from npusim.ttir.calls import Argument, Call, CallConfiguration, call_of
 from npusim.ttir.compiler import compiled_text
 from npusim.ttir.draft import plain_name
@@ -53,7 +53,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 @lru_cache(maxsize=64)  # of calls
 def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     call = call_of(name)
-    called = plain_name(call.name)
+    called = short_kernel_name(plain_name(call.name))
     fields, first = dict[str, tuple[object, object]](), call.configurations[0].options
     if len(call.configurations) > 1:
         fields["config"] = int | None, _numbers(call)

@@ -30,7 +30,7 @@ from npusim.formats.exponential import LOG2_E
 from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, counts_turnover, warp_issue
 from npusim.schedules.define import schedule
-from npusim.ttir import launch_parts
+from npusim.ttir import launch_parts, short_kernel_name
 from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
@@ -38,6 +38,7 @@ from npusim.ttir.exact import ExactLaunch
 from npusim.ttir.lowered import UNKNOWN
 from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
+from npusim.ttir.releases import untried
 from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
 from npusim.ttir.values import Tensor, shaped
@@ -184,7 +185,7 @@ def load(name: str) -> tuple[Schedule, ...]:
 @lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
     launches = tuple([launch_of(text.strip(), path, changed) for text in launch_parts(name)[1].split(";")])
-    launch, called = launches[-1], "_".join(each.source.name for each in launches)
+    launch, called = launches[-1], short_kernel_name("_".join(each.source.name for each in launches))
     fields = dict[str, tuple[Any, str]]()
     for each in launches:
         for n, value in each.constants:
@@ -395,13 +396,14 @@ def phase_read(
     device, is_gpu = machine.device, _is_gpu(machine.device)
     fuses = is_gpu and p.contracts and (made.fuses or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends, sums=made.sums)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
         keeps = machine.keeps_factors
         *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
         decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
-        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided)
+        notes = (*phase.notes, *filter(None, [untried()]))
+        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
         is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
         if is_approximate and _capability(device) != MEASURED_ROOTS:
             phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
@@ -517,7 +519,7 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
         told |= {"spilled_accesses": made.moved}
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
-    note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    note = note.replace("as given", f"of the compiler ({made.made_by})") if "registers" in told else note
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
         loaded = max(lies.decided.loaded_tiles, min(at_once, most))

@@ -1,9 +1,13 @@
 """Triton kernels as tile programs: compiled to TTIR, addresses evaluated, the rest written as a kernel of tiles."""
 
+from hashlib import sha256
+
 #: What the file of recorded calls ends with; one of them is ``calls.npz::k``.
 SUFFIX = ".npz"
 #: What stands between a file and a launch of one of its kernels, or the number of a recorded call.
 _SIGN = "::"
+#: Letters of a kernel's name that are part of the names of files; a longer one ends with a digest there.
+_MOST_LETTERS, _LETTERS = 80, 64
 
 
 def launch_parts(schedule: str) -> tuple[str, str]:
@@ -23,3 +27,14 @@ def is_recorded(schedule: str) -> bool:
 def is_launch(schedule: str) -> bool:
     """Return whether the name of a schedule is that of a launch of a Triton kernel, recorded or written."""
     return _SIGN in schedule or is_recorded(schedule)
+
+
+def short_kernel_name(name: str) -> str:
+    """Return the name of a kernel as part of the names of files, which systems limit.
+
+    >>> short_kernel_name("softmax"), len(short_kernel_name("fused_" * 50))
+    ('softmax', 73)
+    """
+    if len(name) <= _MOST_LETTERS:
+        return name
+    return f"{name[:_LETTERS]}_{sha256(name.encode()).hexdigest()[: 72 - _LETTERS]}"

@@ -74,6 +74,8 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
+#: Functions of a number's sign, which round nothing.
+_OF_SIGN = ("math.absf", "arith.negf")
 #: The same of libdevice, by symbol; of two operands none.
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
@@ -284,13 +286,7 @@ class Arithmetic(Draft):
     def _binary(self, op: Op, how: str) -> None:
         a, b = (self.values[n] for n in op.operands[:2])
         if isinstance(a, Number) and isinstance(b, Number):
-            value, is_known = (
-                _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]),
-                a.is_known and b.is_known,
-            )
-            self._set(
-                op, Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known)
-            )
+            self._set(op, _number(op, how, a, b))
             return
         if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
@@ -312,9 +308,12 @@ class Arithmetic(Draft):
         self._bind(op, made)
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
+        nan = " propagate" if "propagateNan = all" in op.text else ""
+        if isinstance(x, Number) and isinstance(low, Number) and isinstance(high, Number):
+            self._set(op, _number(op, f"minimum{nan}", _number(op, f"maximum{nan}", x, low), high))
+            return
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
             raise op.fail("a clamp of a value that is no block of floats")
-        nan = " propagate" if "propagateNan = all" in op.text else ""
         text = _written(f"minimum{nan}", _written(f"maximum{nan}", self.text(x), self.text(low)), self.text(high))
         axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
         self._bind(op, Floats(text, axes, x.fmt))
@@ -404,6 +403,9 @@ class Arithmetic(Draft):
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
     def _function(self, op: Op, x: Known, text: str, of_pad: Callable[[float], float]) -> None:
+        if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
+            self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
+            return
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
@@ -465,6 +467,10 @@ class Arithmetic(Draft):
             return
         self.reduced.append((axis, op.line))
         how = self._order(op) if kind == "sum" else nan
+        taken_in = self.choices.sums.get(x.place) if kind == "sum" and self.choices.fuses and x.place else None
+        if taken_in and op.body[0].place.split(" at ")[0] == taken_in.split(" at ")[0]:
+            why = "compiled code contracts the products of this sum (fma), and its bits differ"
+            self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
 
     def _order(self, op: Op) -> str:
@@ -629,6 +635,12 @@ def _written(how: str, a: str, b: str) -> str:
         word, _, nan = how.partition(" ")
         return f"{word}({a}, {b}, nan={nan!r})" if nan else f"{word}({a}, {b})"
     return f"({a} {how} {b})"
+
+
+def _number(op: Op, how: str, a: Number, b: Number) -> Number:
+    """Return an operation of two numbers, rounded to its format."""
+    value, is_known = _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]), a.is_known and b.is_known
+    return Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known)
 
 
 def _computed(how: str, a: float, b: float) -> float:

@@ -18,7 +18,7 @@ from npusim import cache
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
-from npusim.ttir import SUFFIX, is_recorded, launch_parts
+from npusim.ttir import SUFFIX, is_recorded, launch_parts, short_kernel_name
 from npusim.ttir.compiler import DEFAULTS, refused_option
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def _kept(call: Call) -> Path:
     folder, packed = cache.folder(), _packed([call])
     if folder is None:
         raise SpecError("recorded calls need npusim's cache folder, which cannot be written: calls.save(file)")
-    path = folder / f"call-{call.name}-{sha256(packed).hexdigest()[:16]}{SUFFIX}"
+    path = folder / f"call-{short_kernel_name(call.name)}-{sha256(packed).hexdigest()[:16]}{SUFFIX}"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")

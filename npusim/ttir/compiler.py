@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,12 +26,11 @@ from typing import Any, NamedTuple
 from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
-from npusim.ttir import lowered
+from npusim.ttir import lowered, releases
 from npusim.ttir.lowered import UNKNOWN
+from npusim.ttir.releases import adds_in_trees, as_installed, assembler, assembler_of, compiled_by, fused, release, tool
 from npusim.ttir.text import Locations
 
-#: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
-FIRST, BEYOND = (3, 6), (3, 7)
 #: Triton's names of formats in signatures.
 POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -65,11 +63,12 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
-    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``: which ones.
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``: which.
     ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
     (`npusim.ttir.lowered`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.code`).
+    ``made_by``: the releases of Triton and of the assembler that made the code.
     """
 
     ttir: str
@@ -83,6 +82,8 @@ class Compiled:
     body: str = ""
     contraction: str = ""
     addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    made_by: str = ""
 
     @property
     def choices(self) -> str:
@@ -137,7 +138,7 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
     call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
     named = source.path, source.name, architecture, call, _content(source.path)
-    stamp = cache.digest("triton", release(), _reading(), *named)
+    stamp = cache.digest("triton", *compiled_by(), _reading(), *named)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         document = json.loads(kept)
@@ -155,7 +156,7 @@ def _reading() -> tuple[str, ...]:
     """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
     from npusim.machines.sm import code  # of GPUs alone
 
-    return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__))
+    return tuple(_content(str(file)) for file in (__file__, lowered.__file__, code.__file__, releases.__file__))
 
 
 def _content(path: str) -> str:
@@ -213,7 +214,7 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     if not architecture:
         return Compiled(ttir)
     call = cache.digest(ttir, architecture, sorted(options.items()))
-    stamp = cache.digest("ttir", release(), _reading(), call)
+    stamp = cache.digest("ttir", *compiled_by(), _reading(), call)
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         return Compiled(ttir, **json.loads(kept))
@@ -237,9 +238,9 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
     at = next(iter(sorted(Locations(ttir).files())), "TTIR")
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "kernel.ttir"), Path(folder)
-        text.write_text(ttir)
+        text.write_text(as_installed(ttir))
         words = [sys.executable, str(_CHILD), str(text), architecture.rpartition("_")[2], folder]
-        done = subprocess.run(words, input=json.dumps(dict(options)), capture_output=True, text=True, check=False)
+        done = subprocess.run(words, input=json.dumps(fused(options)), capture_output=True, text=True, check=False)
         if (refused := out / "error").is_file():
             raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
         if done.returncode:
@@ -265,7 +266,7 @@ def ttir_of(
         bound, special, _ = bind(**arguments)
         key = id(function), repr(special)
         if key not in known:
-            _, *signature = function._pack_args(backend, dict(options), bound, special, {})
+            _, *signature = function._pack_args(backend, fused(options), bound, special, {})
             written = import_module("triton.compiler").ASTSource(function, *signature)
             known[key] = _ttir(written, target, options), function
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
@@ -287,18 +288,6 @@ def gpu_target(architecture: str) -> Any:
     return import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
 
 
-def release() -> str:
-    """Return Triton's release; raise `SpecError` where it is missing, or was not tried."""
-    try:
-        release = version("triton")
-    except PackageNotFoundError:
-        raise SpecError('Triton is not installed, which compiles kernels: pip install "npusim[triton]"') from None
-    if not FIRST <= tuple(int(n) for n in release.split(".")[:2]) < BEYOND:
-        tried = f"{FIRST[0]}.{FIRST[1]} to before {BEYOND[0]}.{BEYOND[1]}"
-        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {tried}")
-    return release
-
-
 def _compile(
     source: Source,
     architecture: str,
@@ -308,14 +297,18 @@ def _compile(
     triton = import_module("triton")
     written_of = import_module("triton.compiler").ASTSource
     signature, constants, aligned = call
-    function = _module(source.path, _content(source.path)).__dict__[source.name]
+    names = _module(source.path, _content(source.path)).__dict__
+    if source.name not in names:
+        raise SpecError(names[_FAULTS][source.name])
+    function = names[source.name]
     target = gpu_target(architecture)
     attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
     try:
         written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
         if not architecture:
             return Compiled(_ttir(written, target, options))
-        made = triton.compile(written, target=target, options=dict(options))
+        with _bounded():
+            made = triton.compile(written, target=target, options=fused(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
     ttir = made.asm["ttir"]
@@ -344,11 +337,13 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         made.shared,
         fuses="fma.rn" in made.ptx,
         down=int(down[1]) if down else 0,
-        orders=lowered.orders_of(made.ttgir),
+        orders=lowered.orders_of(made.ttgir, is_tree=adds_in_trees()),
         moved=_moved(told) if stack else 0,
         body=code.body_of(told, architecture),
         contraction=contraction.digest,
         addends=contraction.addends,
+        sums=contraction.sums,
+        made_by=assembler_of(architecture),
     )
 
 
@@ -357,12 +352,8 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(_tools() / name), *words, file.name]
+        command = [str(tool(name)), *words, file.name]
         return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def _tools() -> Path:
-    return Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin"
 
 
 def _unfused(ptx: str) -> bytes:
@@ -371,8 +362,8 @@ def _unfused(ptx: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        words = ["-lineinfo", "--fmad=false", f"--gpu-name={target}", str(source), "-o", str(cubin)]
-        subprocess.run([str(_tools() / "ptxas"), *words], check=True, capture_output=True)
+        words = [*assembler(int(re.findall(r"\d+", target)[0])), "-lineinfo", "--fmad=false", f"--gpu-name={target}"]
+        subprocess.run([*words, str(source), "-o", str(cubin)], check=True, capture_output=True)
         return cubin.read_bytes()
 
 
@@ -395,22 +386,27 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
     ir = import_module("triton._C.libtriton").ir
     backend = import_module("triton.compiler.compiler").make_backend(target)
     context, stages = ir.context(), dict[str, Any]()
-    parsed = backend.parse_options({**options, **written.parse_options()})
+    parsed = backend.parse_options({**fused(options), **written.parse_options()})
     ir.load_dialects(context)
     backend.load_dialects(context)
     backend.add_stages(stages, parsed, written.language)
-    module = written.make_ir(
-        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
-    )
+    with _bounded():
+        module = written.make_ir(
+            target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+        )
     return str(stages["ttir"](module, {}))
 
 
 def _told(error: Exception, source: Source) -> str:
     """Return a compiler's message, with the kernel's line where it names one, without names of Python's own errors."""
+    own = str(error) if isinstance(error, SpecError) else ""
+    error = error.__cause__ if own and isinstance(error.__cause__, Exception) else error
     at = re.search(r"at (\d+):\d+", str(error))
+    line = source.line + int(at[1]) if at else source.line
+    if own:
+        return f"{source.path}:{line}: {own}"
     while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
         error = error.__cause__
-    line = source.line + int(at[1]) if at else source.line
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
     return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"
 
@@ -421,11 +417,49 @@ def _last_line(text: str) -> str:
     return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
 
 
+#: Iterations of ``tl.static_range`` that one kernel may have: Triton's front end writes each one out, 10 s for these.
+MOST_WRITTEN_OUT = 1024
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops have more than `MOST_WRITTEN_OUT`
+    iterations together.
+    """
+    kind = import_module("triton.language").static_range
+    begin, count, why = kind.__init__, 0, ""
+
+    def counted(self: object, *args: object, **named: object) -> None:
+        nonlocal count, why
+        begin(self, *args, **named)
+        start, end, step = (getattr(self, n).value for n in ("start", "end", "step"))
+        count += len(range(start, end, step))
+        if count > MOST_WRITTEN_OUT:
+            why = f"tl.static_range: {count:,} iterations, which are written out one by one; allowed in a kernel: "
+            why += f"{MOST_WRITTEN_OUT:,}; range() makes a loop of them"
+            raise SpecError(why)
+
+    kind.__init__ = counted
+    try:
+        yield
+    except Exception as error:
+        if why:  # the front end raises an error of its own
+            raise SpecError(why) from error
+        raise
+    finally:
+        kind.__init__ = begin
+
+
+#: Name in a module of the kernels that cannot be made, each with its error.
+_FAULTS = "npusim's faults"
+
+
 @lru_cache(maxsize=16)
 def _module(path: str, _digest: str) -> ModuleType:
     tree = _tree(path)
     module = ModuleType(f"npusim_triton_{Path(path).stem}")
     module.__file__ = path
+    module.__dict__[_FAULTS] = dict[str, str]()
     sys.modules[module.__name__] = module
     folder = str(Path(path).resolve().parent)
     sys.path.insert(0, folder)
@@ -517,6 +551,17 @@ def _unchanged() -> ast.expr:
     return ast.parse("lambda function: function", mode="eval").body
 
 
+#: Arguments of ``@triton.jit`` for profilers, functions that change no code.
+_FOR_PROFILERS = ("launch_metadata", "repr")
+
+
+def _of_code(decorator: ast.expr) -> ast.expr:
+    """Return ``@triton.jit`` without the arguments that change no code."""
+    if isinstance(decorator, ast.Call):
+        decorator.keywords = [k for k in decorator.keywords if k.arg not in _FOR_PROFILERS]
+    return decorator
+
+
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     """Execute an import, constant or kernel of a file; failing ones are left out: a kernel that needs one reports
     it.
@@ -527,11 +572,11 @@ def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     if isinstance(node, ast.FunctionDef) and _is_kernel(node):
         # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
         is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
-        node.decorator_list = [d if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
+        node.decorator_list = [_of_code(d) if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
     elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
         return
     try:
         exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
     except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
-        if isinstance(node, ast.FunctionDef):
-            raise SpecError(f"{path}:{node.lineno}: {type(error).__name__}: {error}") from None
+        if isinstance(node, ast.FunctionDef):  # of the file's other kernels a launch may need none of this one
+            module.__dict__[_FAULTS][node.name] = f"{path}:{node.lineno}: {type(error).__name__}: {error}"

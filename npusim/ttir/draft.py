@@ -51,6 +51,7 @@ class Choices:
 
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
+    ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
     """
 
@@ -63,6 +64,7 @@ class Choices:
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
 
@@ -89,6 +91,18 @@ class Load:
     dims: tuple[int, ...]
     after: int
     walk: int
+
+    @property
+    def is_one_row(self) -> bool:
+        """Whether its blocks are one row, with an axis of it."""
+        return len(self.axes) == 2 and self.axes[0] is None
+
+    def drop_rows(self) -> None:
+        """Take the axis of rows away, which has one; where a mask hides this one, it hides its columns."""
+        (hidden, *left), pointer = self.left, self.pointer
+        self.pointer = replace(pointer, steps=pointer.steps[1:], shape=pointer.shape[1:], left=pointer.left[1:])
+        self.axes, self.dims = self.axes[1:], self.dims[1:]
+        self.left = [np.where(hidden > 0, x, 0) for x in left]
 
 
 @dataclass

@@ -12,9 +12,10 @@ from collections import Counter
 from functools import reduce
 from hashlib import sha256
 from math import gcd
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.formats.reductions import MMA_LANES, lanes_order, normal_order
+from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
 from npusim.ttir.text import Locations, operand_shape
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ _AXIS = re.compile(r'"tt\.(?:reduce|scan)"\(.*?axis = (\d+)')
 # ---------------------------------------------------------------- orders of reductions
 
 
-def orders_of(ttgir: str) -> dict[str, str]:
+def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
     """Return the order in which each reduction or scan adds, by `npusim.ttir.text.Locations.place` and operand shape.
 
-    Without maxima and minima, whose order is free.  ``?`` where the layout has no form of `npusim.formats.reductions`,
-    or two reductions of one place differ.
+    ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
+    ``?`` where the layout has no form of `npusim.formats.reductions`, or two reductions of one place differ.
     """
     layouts, where, orders, axis, is_sum = dict(_LAYOUT.findall(ttgir)), Locations(ttgir), dict[str, str](), -1, False
     for line in ttgir.splitlines():
@@ -49,6 +50,7 @@ def orders_of(ttgir: str) -> dict[str, str]:
                 size = int(ended[1].split("x")[axis])
                 place, order = where.place(line) + operand_shape(line), _order(ended[2] or "", axis, layouts)
                 order = normal_order(order, size)
+                order = in_trees(order) if is_tree else order
                 orders[place] = order if orders.get(place, order) == order else UNKNOWN
             axis = -1
         elif axis >= 0:
@@ -108,10 +110,12 @@ class Contraction(NamedTuple):
 
     ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
     that it adds to that one; empty where it adds no product.
+    ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place.
     """
 
     digest: str
     addends: Mapping[str, str]
+    sums: Mapping[str, str] = MappingProxyType({})
 
 
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Contraction:
@@ -131,7 +135,7 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Co
         parts += _further(assembled)
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
-    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms))
+    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms))
 
 
 def _addends(forms: Iterable[str]) -> dict[str, str]:
@@ -143,6 +147,16 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
     alone = {place: found[0] for place, found in by_place.items() if len(found) == 1}
     fused = {place: form.partition(", ")[2] for place, form in alone.items() if form.startswith("fused")}
     return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
+
+
+def _sums(forms: Iterable[str]) -> dict[str, str]:
+    """Return `Contraction.sums`: of each product that an addition with another product adds to that one, its place."""
+    sums = dict[str, str]()
+    for form in forms:
+        place, _, rest = form.partition(" fused ")
+        if "@" in rest:
+            sums |= {each.partition("@")[2]: place for each in rest.partition(", ")[2].split(" or ")}
+    return sums
 
 
 def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:

@@ -291,8 +291,8 @@ class Memory(Arithmetic):
             left = [np.where(self._only, x, 0) for x in left]
         for relation, d in self._condition(op, mask).of if mask is not None else ():
             bound = bound_of(d, relation)
-            if bound is None and not any(d.steps) and self._walk:  # of a whole tile
-                self.cuts.add(None)
+            if bound is None and not any(d.steps) and left:  # of a whole tile, or of a program
+                self.cuts |= {None} if self._walk else set()
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue
             if bound is None and np.all(answers(Condition(((relation, d),)))[0]):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -251,8 +251,9 @@ class LaunchGrid:
                 names.setdefault(root(load.axes[load.dims.index(along)]), "key")
         for axis in map(root, axes):
             names.setdefault(axis, "value")
-        free = iter(("head", "depth", "width"))
-        for axis in (root(a) for x in loads for a in x.axes if a is not None):
+        own = [root(a) for x in loads for a in x.axes if a is not None]
+        free = chain(("head", "depth", "width"), (f"axis{i}" for i in range(len(own))))
+        for axis in own:
             names[axis] = names.get(axis) or next(free)
         return names
 
@@ -337,8 +338,9 @@ class LaunchGrid:
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
-            self._check_inside(load, called or "element", (at, count, whole), is_visited & (count > 0))
-            self._place_axis(load, called, at, count, (whole, size), is_visited)
+            self._check_inside(load, called or "element", (at, count, whole), is_read & (count > 0))
+            is_needed = is_visited & (self.rows > 0) & (self.cols > 0)  # by a program that stores
+            self._place_axis(load, called, at, count, (whole, size), is_needed)
 
     def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
         """Note the place along splits at which each program begins; refuse one that moves otherwise."""
@@ -656,15 +658,20 @@ class LaunchGrid:
             times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
-        if isinstance(self.out, View) and np.any(times) and not np.any(times > 1):
-            if np.any(times == 0):  # a launch may leave some to others
-                self.reader.notes.append(f"{self.stored.pointer.of}: elements that no program writes are NaN here")
-        elif np.any(times != 1):
-            self._refuse_unwritten(times, edges)
+        if np.any(times != 1):
+            results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
+            why = f"the grid of {'x'.join(map(str, self.reader.grid))} programs writes {self._written(times, edges)}"
+            if not isinstance(self.out, View) or np.any(times > 1) or not np.any(times):
+                advice = (
+                    "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
+                )
+                raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
+            # Left to another launch.
+            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
         return tuple(cells)
 
-    def _refuse_unwritten(self, times: Integers, edges: list[Integers]) -> None:
-        """Raise `ProgramError` for elements that are not written once; ``times``: how often, between ``edges``."""
+    def _written(self, times: Integers, edges: list[Integers]) -> str:
+        """Return how many elements are not written once, and the first; ``times``: how often, between ``edges``."""
         areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
         missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
         whole = areas * np.ones_like(times)
@@ -675,9 +682,7 @@ class LaunchGrid:
         named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
         first = [f"{n} {i}" for n, i, size in named if size > 1]
         first += [f"row {edges[0][row]}", *([f"column {edges[1][column]}"] * self.is_cut)]
-        why = f"{self.stored.pointer.of}: the grid of {'x'.join(map(str, self.reader.grid))} programs writes {counted}"
-        advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
-        raise self._fault(self.stored.line, f"{why}, first {', '.join(first)}: the grid, or offsets{advice}")
+        return f"{counted}, first {', '.join(first)}"
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
         """Return how many rows and columns there are, and of each program where its own begin and how many."""

@@ -97,10 +97,20 @@ class Reader(Memory):
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
+        if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
+            self._drop_rows()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
+
+    def _drop_rows(self) -> None:
+        """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
+        for x in (*self.stored, *self.loads.values()):
+            if x.is_one_row:
+                x.drop_rows()
+        for stored in self.stored:
+            stored.value = replace(stored.value, axes=stored.axes)
 
     @property
     def is_misread(self) -> bool:
@@ -129,7 +139,8 @@ class Reader(Memory):
                 raise op.fail("a branch other than an early return that each program's own numbers decide")
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
-            rest = [o for n, b in named.items() if n not in returns for o in b]
+            # A return may be that of later branches too.
+            rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
 
     def _return(self, op: Op, is_left: Any) -> None:
         """Go on without the programs that are done."""

@@ -24,7 +24,8 @@ from npusim.errors import SpecError
 from npusim.formats.float_format import format_of_dtype
 from npusim.machines.sm.core import shared_memory_bytes, warp_issue
 from npusim.ttir.calls import MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
-from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, release, ttir_of
+from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
+from npusim.ttir.releases import release
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

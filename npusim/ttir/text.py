@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
+from npusim.ttir.releases import as_first
 
 #: Names of formats in TTIR.
 FORMATS = MappingProxyType(
@@ -81,6 +83,7 @@ class Function(NamedTuple):
 
 def read(text: str) -> Function:
     """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
+    text = as_first(text)
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
     if head is None:
@@ -231,6 +234,7 @@ def operand_shape(text: str) -> str:
     return f"[{match[1][:-1]}]" if match else "[]"
 
 
+@lru_cache(maxsize=4096)
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
     """Return the shape, () for a scalar, and the element type of a type; for pointers, of their target."""
     match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)

@@ -1,6 +1,6 @@
 """Hooks of Triton's autotuner: `Pruner` and `perf_model` for ``prune_configs_by``.
 
-Triton 3.6's ``Autotuner.run`` sets ``nargs`` (positional arguments by name) and, for a new key, calls
+Triton's ``Autotuner.run`` (3.6 to 3.9) sets ``nargs`` (positional arguments by name) and, for a new key, calls
 ``early_config_prune(configs, nargs, **kwargs)`` with the launch's grid and constexprs, then ``perf_model`` with the
 same and a configuration's values.  Neither gets the kernel.
 """
@@ -22,6 +22,7 @@ from npusim.schedules.triton import triton as launch_name
 from npusim.simulation.ranking import Prediction
 from npusim.simulation.request import Request
 from npusim.ttir.compiler import POINTERS
+from npusim.ttir.releases import measures_the_only
 from npusim.tune.configurations import OPTIONS, launch_and_names, values_of, written
 from npusim.tune.prediction import Configuration, kept, predict_all
 
@@ -61,6 +62,7 @@ class Pruner:
             raise SpecError(f"prune: top={top}, bits={bits!r}; allowed: top from 1, bits any or same")
         self.hw, self.top, self.bits = hw, top, bits
         self._tuner: Any = None
+        self._unmeasured: Callable[..., list[float]] | None = None
         self._known: dict[Call, list[Prediction]] = {}
         self._warned: set[str] = set()
 
@@ -82,9 +84,11 @@ class Pruner:
         except Exception as error:  # noqa: BLE001 - nothing of npusim's may end a user's call
             self._warn(f"all configurations stay: {one_line(error)}")
             return list(configs)
-        if len(left) == 1 and hasattr(tuner, "_bench"):
+        if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
+            del tuner._bench  # of an earlier key, which was not measured
+        if len(left) == 1 and hasattr(tuner, "_bench") and measures_the_only():
             # The only one is not measured: what the autotuner calls for its time answers once.
-            tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
+            self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
         return left
 
     def perf_model(self, **everything: Any) -> float:

@@ -179,3 +179,22 @@ def test_an_order_of_lanes_has_powers_of_two_and_room_for_them() -> None:
     for order in ("lanes_3x4x1", "lanes_2x4x2_4", "lanes_2x4x0"):
         with pytest.raises(FormatError, match="unknown reduction order"):
             reduce_sum(np.ones(8, np.float32), "float32", order)
+
+
+@pytest.mark.parametrize("fmt", ["float32", "float16"])
+@pytest.mark.parametrize("n", [7, 32, 100, 256])
+def test_lanes_may_add_their_own_as_trees(n: int, fmt: str) -> None:
+    x = np.random.default_rng(n).standard_normal((3, n)).astype(fmt)
+    neighbours, lanes, warps = 2, 4, 2
+    filled = np.concatenate([x, np.zeros((3, -n % 16), fmt)], 1)
+    own = filled.reshape(3, -1, warps, lanes, neighbours)  # repetition, warp, lane, neighbour
+    sums = np.empty((3, warps, lanes), fmt)
+    for row, warp, lane in np.ndindex(sums.shape):
+        left = list(own[row, :, warp, lane].ravel())
+        while len(left) > 1:
+            left = [np.add(*left[i : i + 2]) if i + 1 < len(left) else left[i] for i in range(0, len(left), 2)]
+        sums[row, warp, lane] = left[0]
+    while sums.shape[2] > 1:
+        sums = sums[..., : sums.shape[2] // 2] + sums[..., sums.shape[2] // 2 :]
+    wanted = sums[:, 0, 0] + sums[:, 1, 0]
+    assert np.array_equal(reduce_sum(x, fmt, "trees_2x4x2"), wanted)

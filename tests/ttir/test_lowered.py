@@ -66,6 +66,12 @@ def test_the_order_of_a_sum_is_that_of_its_layout(layouts: str, layout: str, axi
     assert Compiled("", orders={ROW: order}, contraction="x").choices == UNKNOWN or order != UNKNOWN
 
 
+def test_a_thread_of_later_releases_adds_its_own_as_a_tree() -> None:
+    layouts = MMA.format(2, "4, 1", "16, 8"), MMA.format(2, "1, 4", "16, 8")
+    for layout, order in zip(layouts, ("trees_2x4x1", "trees_2x4x4"), strict=True):
+        assert orders_of(text_of(layout, (", #mma", 1, "addf")), is_tree=True) == {ROW: order}
+
+
 def test_maxima_have_no_order_and_one_place_has_one() -> None:
     layouts = "\n".join([MMA.format(2, "1, 4", "16, 8"), MMA.format(2, "4, 1", "16, 8").replace("#mma =", "#mma1 =")])
     assert orders_of(text_of(layouts, (", #mma", 1, "maxnumf"))) == {}
@@ -149,3 +155,16 @@ def test_the_arithmetic_of_products_is_part_of_the_class() -> None:
     assert contraction_of(one, "", unasked) == contraction_of(group, "", unasked)
     eight, of_group = (x.replace("k16", "k32").replace("bf16", "e4m3") for x in (one, group))
     assert contraction_of(eight, "", unasked) != contraction_of(of_group, "", unasked)
+
+
+def test_a_sum_that_takes_products_in_is_told_by_the_product_that_begins_it() -> None:
+    begins, combines = ("9 20", "mul.f32 %f3, %f1, %f1"), "fma.rn.f32 %f{}, %f{}, %f{}, %f{}"
+    chain = [begins, ("20 5", combines.format(4, 2, 2, 3)), ("20 5", combines.format(6, 5, 5, 4))]
+    assert whole_of(ptx_of(*chain), "", unasked).sums == {"kernel.py:9:20": "kernel.py:20:5"}
+    plain = [
+        ("9 20", "mul.rn.f32 %f3, %f1, %f1"),
+        ("20 5", "add.rn.f32 %f4, %f2, %f3"),
+        ("20 5", "add.rn.f32 %f6, %f5, %f4"),
+    ]
+    assert whole_of(ptx_of(*plain), "", unasked).sums == {}
+    assert whole_of(ptx_of(*FIRST), "", unasked).sums == {"kernel.py:9:20": "kernel.py:9:15"}

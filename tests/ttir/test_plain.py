@@ -22,6 +22,7 @@ from npusim.simulation.request import Request
 from npusim.ttir.values import Tensor
 from npusim.validate.diff import diff
 from ttir.interpreter import Open, interpret
+from ttir.marks import as_measured
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 KERNELS = Path(__file__).parent / "plain_kernels.py"
@@ -113,6 +114,7 @@ def test_a_product_equals_silicon_in_every_bit() -> None:
     assert hashlib.sha256(result.output.tobytes()).hexdigest()[:16] == "b97192122cb733e1"
 
 
+@as_measured
 def test_sums_of_rows_equal_silicon_in_every_bit() -> None:
     """As an H100 computed them with Triton 3.6: lanes hold four neighbours of aligned rows, one of others."""
     rng = np.random.default_rng(0)

@@ -14,6 +14,7 @@ import npusim
 from npusim import cache
 from npusim.config.problem import Problem
 from npusim.schedules import triton as launches
+from npusim.ttir.releases import assembler
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 KERNELS = Path(__file__).with_name("kernels.py")
@@ -38,11 +39,9 @@ TILES = (
 
 def said(asm: dict[str, str], folder: Path) -> tuple[int, int]:
     """What the assembler itself says of a kernel's code: registers, and bytes of the stack for spilled ones."""
-    import triton
-
-    ptxas, source = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas", folder / "kernel.ptx"
+    source = folder / "kernel.ptx"
     source.write_text(asm["ptx"])
-    words = [ptxas, "-v", "-lineinfo", "--gpu-name=sm_90a", source, "-o", folder / "kernel.cubin"]
+    words = [*assembler(90), "-v", "-lineinfo", "--gpu-name=sm_90a", source, "-o", folder / "kernel.cubin"]
     told = subprocess.run(words, check=True, capture_output=True, text=True).stderr
     registers, stack = re.search(r"Used (\d+) registers", told), re.search(r"(\d+) bytes stack frame", told)
     assert registers

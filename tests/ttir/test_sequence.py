@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import ProgramError, SpecError
+from ttir.marks import as_measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +236,7 @@ def on_h100(launch: Callable[[], object]) -> dict[str, Any]:
     return {n: x.astype(formats[n]) for n, x in stored(result, call.floats()).items()}
 
 
+@as_measured
 @pytest.mark.skipif(not GOLDEN.is_file(), reason="../shared is not here")
 def test_recorded_calls_have_an_h100s_bits() -> None:
     """Forms of three kernels whose results an H100 gave: sums and additions to the bit, roots within one code."""

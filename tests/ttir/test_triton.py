@@ -21,9 +21,10 @@ from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.numerics.inputs import drawn_source
 from npusim.schedules import triton as launches
 from npusim.simulation.request import Request
-from npusim.ttir import compiler
+from npusim.ttir import compiler, releases
 from npusim.ttir.text import read
 from ttir.interpreter import Open, interpret
+from ttir.marks import as_measured, needs_block_pointers
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ def attention(seq: int, **more: Any) -> Problem:
         pytest.param("twice", attention(256, causal=True), id="two loops"),
         pytest.param("twice", attention(64, causal=True), id="a loop that nobody enters, two tiles"),
         pytest.param("capped", attention(256, causal=True, softcap=20.0, window=100), id="soft-cap, window"),
-        pytest.param("described", attention(128), id="block pointers"),
+        pytest.param("described", attention(128), id="block pointers", marks=needs_block_pointers),
     ],
 )
 @pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
@@ -133,6 +134,7 @@ def test_bits_equal_an_interpreter_of_the_ttir(
 
 @needs_triton
 @pytest.mark.parametrize("case", ["flash/normal_d128", "flash/smollm2_causal", "fp8/smollm2_s256_fwd_fresh"])
+@as_measured
 def test_measured_kernels_equal_silicon_in_every_bit(case: str, shared_folder: Path) -> None:
     """With what the vectors fix: exponentials by a polynomial, row sums left to right, nothing contracted."""
     with np.load(shared_folder / "golden" / "attention_h200.npz") as golden:
@@ -191,11 +193,15 @@ def test_so_does_one_in_fp8_whose_compiler_contracts(
 @needs_triton
 def test_registers_are_those_that_the_compiler_says() -> None:
     result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
-    assert any("registers a thread" in n and "registers of the compiler" in n for n in result.notes)
+    assert any(
+        "registers a thread" in n and f"registers of the compiler (Triton {releases.release()}, ptxas " in n
+        for n in result.notes
+    )
     assert result.tiling.BN == 64
 
 
 @needs_triton
+@as_measured
 def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
     with (shared_folder / "measurements" / "h200_registers.csv").open() as file:
         rows = [
@@ -213,6 +219,7 @@ def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
 
 
 @needs_triton
+@as_measured
 def test_spilled_registers_are_counted_in_the_loop(shared_folder: Path) -> None:
     """As the code that was measured has them: 128 x 128 keeps twelve in local memory, and its loop needs none."""
     with (shared_folder / "measurements" / "h200_loop_counts.csv").open() as file:
@@ -363,14 +370,14 @@ def test_names_of_negative_constants_are_names() -> None:
 
 def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(_: str) -> str:
-        raise compiler.PackageNotFoundError
+        raise releases.PackageNotFoundError
 
     shutil.copy(KERNELS, tmp_path / "fresh.py")
-    monkeypatch.setattr(compiler, "version", missing)
+    monkeypatch.setattr(releases, "version", missing)
     call: dict[str, Any] = {"problem": attention(128), "hw": "h200", "numerics": False}
     with pytest.raises(SpecError, match=r"Triton is not installed.*npusim\[triton\]"):
         npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
-    monkeypatch.setattr(compiler, "version", lambda _: "2.1.0")
+    monkeypatch.setattr(releases, "version", lambda _: "2.1.0")
     with pytest.raises(SpecError, match=r"Triton 2\.1\.0: its TTIR was not tried; install a release from 3\.6"):
         npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
 

@@ -275,8 +275,9 @@ def tuner_of(name: str, **prune_by: Any) -> tuple[Any, Launched]:
     path = str(KERNELS)
     launched = Launched(_module(path, _content(path)).__dict__[name])
     configs = [triton.Config({"BLOCK": 512}, num_warps=w) for w in (1, 2, 4, 8)]
+    keys = [n for n in ("n_cols",) if n in launched.kernel.arg_names]
     tuner = triton.runtime.Autotuner(
-        launched, launched.kernel.arg_names, configs, ["n_cols"], None, None, do_bench=refuse, **prune_by
+        launched, launched.kernel.arg_names, configs, keys, None, None, do_bench=refuse, **prune_by
     )
     return tuner, launched
 

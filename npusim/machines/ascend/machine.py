@@ -336,7 +336,7 @@ def _ahead(decided: AscendDecisions, depth: int) -> int:
 
 def _may_shrink(phase: Phase, tiling: AscendTiling) -> bool:
     """Return whether operands have the two slots that are usual, and no field of a tiling makes them fewer."""
-    return not phase.loop_axis and not tiling.decided.one_slot and tiling.buffers == PING_PONG
+    return not tiling.decided.one_slot and tiling.buffers == PING_PONG
 
 
 def _is_attention(phase: Phase) -> bool:

@@ -1,0 +1,260 @@
+"""Sentences of the reader where an internal one, or silence, was: refusals name the mechanism, the rest runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import pairwise
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.errors import FlagError, ProgramError, SpecError
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
+from npusim.ttir.compiler import MOST_WRITTEN_OUT
+from npusim.ttir.exact import ExactLaunch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+DEVICES = ("ascend_910b2", "h200")
+AT = r"sentence_kernels\.py:\d+: "
+
+
+def drawn(*shape: int, fmt: str = "float32") -> Any:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(fmt)
+
+
+def recorded(name: str, grid: tuple[int, ...], *tensors: Any, **words: Any) -> Any:
+    from ttir import sentence_kernels
+
+    with npusim.record(floats=True) as calls:
+        getattr(sentence_kernels, name)[grid](*tensors, **words)
+    (call,) = calls
+    return call
+
+
+def computed(call: Any, like: Any, hw: str) -> Any:
+    return np.reshape(npusim.run(call, hw=hw, rows="all", heads="all").output, like.shape).astype(np.float64)
+
+
+# ---------------------------------------------------------------- forms that ended in internal sentences
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_numbers_of_a_tensor_are_weights_of_normed_powers(hw: str) -> None:
+    x, w = drawn(6, 50), drawn(2)
+    wide = x.astype(np.float64)
+    parts = [p / np.sqrt((p * p).sum(1, keepdims=True) / 50 + 1) for p in (wide, wide**3)]
+    made = computed(recorded("polynomial", (6,), x, w, np.zeros_like(x), 50, BLOCK=64), x, hw)
+    assert np.abs(made - w[0] * parts[0] - w[1] * parts[1]).max() < 1e-5
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_state_is_returned_behind_rows_before_its_loop(hw: str) -> None:
+    q, k = drawn(64, 32, fmt="float16"), drawn(128, 32, fmt="float16")
+    made = computed(recorded("prepared", (2,), q, k, np.zeros((64, 32), np.float32), 128, D=32, B=32), q, hw)
+    wide = k.astype(np.float64)
+    wanted = (q.astype(np.float64) * 0.5) @ wide.T @ wide
+    assert np.abs(made - wanted).max() < 1e-2 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_programs_may_return_early_for_several_reasons(hw: str) -> None:
+    q, c, s = drawn(2, 8, 4, 128), drawn(8, 64), drawn(8, 64)
+    call = recorded("rotated_pairs", (20, 5), q, c, s, 8, 2, 1.0, HALF=64, H=4, B=64)
+    result = npusim.run(call, hw=hw, rows="all", heads="all")
+    assert result.numerics.error.rmse < 1e-6
+    assert [n.partition(": ")[2] for n in result.notes if n.endswith("return early")] == [
+        "20 of 100 programs return early",
+        "16 of 80 programs return early",
+    ]
+
+
+def test_operands_that_need_more_flags_than_there_are_have_one_slot_each() -> None:
+    tensors = [drawn(4, 128 + i)[:, :128].copy() for i in range(5)]
+    call = recorded("five_operands", (4,), *tensors, np.zeros(4, np.float32), 128, BLOCK=64)
+    result = npusim.run(call, hw="ascend_910b2", rows="all")
+    assert any("one slot each: two would need more flags than there are" in n for n in result.notes)
+    wanted = np.prod([t.astype(np.float64) for t in tensors], axis=0).sum(1)
+    assert np.abs(np.ravel(result.output) - wanted).max() < 1e-5
+
+
+def test_more_operands_than_flags_are_refused_with_what_helps(tmp_path: Path) -> None:
+    names = [f"X{i}" for i in range(9)]
+    loads = "\n".join(f"    x = x + tl.load({n} + r)" for n in names[1:])
+    head = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef nine({}, O, B: tl.constexpr):\n"
+    body = "    r = tl.program_id(0) * B + tl.arange(0, B)\n    x = tl.load(X0 + r)\n"
+    (tmp_path / "k.py").write_text(f"{head.format(', '.join(names))}{body}{loads}\n    tl.store(O + r, x)\n")
+    launch = f"{tmp_path}/k.py::nine[n // B]({', '.join(['tensor(n)'] * 10)}, B=256)"
+    with pytest.raises(FlagError, match=r"9 ids needed .*, 8 there; load fewer operands in a kernel: each has one"):
+        npusim.run(launch, hw="ascend_910b2", problem={"n": 1024})
+
+
+SQUARE = ("own_square", (1,), drawn(64, 32, fmt="float16"), drawn(64, 64))
+KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128, fmt="float16"), drawn(64, 64), 128]
+
+
+@pytest.mark.parametrize(
+    ("why", "call", "words"),
+    [
+        ("rows and columns of a product are the same axis: load its second", SQUARE, {"N": 64, "D": 32}),
+        ("a block that is loaded or made transposed is a factor", ("weighted_keys", (1,), *KEYS), {"D": 64, "B": 64}),
+        (
+            r"a reduction of several blocks at once \(tl\.argmax",
+            ("largest_at", (7,), drawn(7, 60), drawn(7), 60),
+            {"B": 64},
+        ),
+    ],
+)
+def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:
+    with pytest.raises(ProgramError, match=AT + why):
+        npusim.run(recorded(*call, **words), hw="h200")
+
+
+def test_functions_of_known_numbers_are_numbers() -> None:
+    x = drawn(256)
+    assert np.array_equal(
+        computed(recorded("of_numbers", (4,), x, np.zeros_like(x), B=64), x, "h200").astype(np.float32),
+        x + np.float32(2) + np.float32(3),
+    )
+
+
+# ---------------------------------------------------------------- what a launch leaves, and what takes long
+
+
+def test_outputs_that_no_program_writes_are_said_by_name_and_count() -> None:
+    x = drawn(8, 64)
+    for programs, left in ((7, "writes 7 of 8 rows, 1 of them never, first row 7"), (8, "")):
+        call = recorded("doubled", (programs,), x, np.zeros_like(x), np.zeros(8, np.float32), 8, B=64)
+        result = npusim.run(call, hw="h200", rows="all")
+        said = [n for n in result.notes if "of them never" in n]
+        assert len(said) == bool(left)
+        assert all(f": Y, Z: the grid of 7x1x1 programs {left}: these are NaN here" in n for n in said)
+
+
+def test_a_loop_that_is_written_out_without_end_is_refused_before_it_is_compiled() -> None:
+    x, begun = drawn(256), monotonic()
+    with pytest.raises(SpecError, match=AT + r"tl\.static_range: 1,000,000 iterations, .* allowed in a kernel: 1,024"):
+        npusim.run(recorded("written_out", (4,), x, np.zeros_like(x), N=1_000_000, B=64), hw="h200")
+    assert monotonic() - begun < 10
+    call = recorded("written_out", (4,), x, np.zeros_like(x), N=20, B=64)
+    assert MOST_WRITTEN_OUT > 20
+    assert np.array_equal(computed(call, x, "ascend_910b2"), x.astype(np.float64) * 0.5**20)
+
+
+def test_the_share_that_is_done_goes_on_while_results_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, seen, rows = list[float](), list[float](), ExactLaunch.rows
+
+    def looked(self: Any, *of: Any) -> Any:
+        seen.append(shares[-1])
+        return rows(self, *of)
+
+    monkeypatch.setattr(ExactLaunch, "rows", looked)
+    x = drawn(8, 64)
+    call = recorded("doubled", (8,), x, np.zeros_like(x), np.zeros(8, np.float32), 8, B=64)
+    run_request(replace(Request(call.schedule, hw="h200", rows="all"), progress=shares.append))
+    assert len(set(seen)) > 4
+    assert seen[0] == 0.5
+    assert all(a <= b for a, b in pairwise(shares))
+
+
+# ---------------------------------------------------------------- a kernel's file
+
+OTHERS = """import triton
+import triton.language as tl
+
+
+def described(grid, kernel, args):
+    return {"name": "scaled"}
+
+
+@triton.jit(launch_metadata=described, repr=lambda of: "scaled")
+def scaled(X, Y, B: tl.constexpr):
+    r = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + r, tl.load(X + r) * 2)
+
+
+@triton.jit(do_not_specialize=listed_elsewhere)
+def other(X, Y, B: tl.constexpr):
+    r = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + r, tl.load(X + r) * 2)
+"""
+
+
+def test_arguments_for_profilers_and_faults_of_other_kernels_refuse_nothing(tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(OTHERS)
+    launch = "{}/k.py::{}[n // B](tensor(n), tensor(n), B=64)"
+    result = npusim.run(launch.format(tmp_path, "scaled"), hw="h200", problem={"n": 256})
+    assert result.numerics.error.rmse == 0
+    with pytest.raises(SpecError, match=r"k\.py:16: NameError: name 'listed_elsewhere' is not defined"):
+        npusim.run(launch.format(tmp_path, "other"), hw="h200", problem={"n": 256})
+
+
+# ---------------------------------------------------------------- blocks of one row
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("rows", "n", "is_full"), [(8, 64, True), (7, 50, False)])
+def test_a_block_of_one_row_is_a_row(rows: int, n: int, is_full: bool, hw: str) -> None:
+    x, w, made = drawn(rows, n), drawn(n), {}
+    for each in (1, 4):
+        call = recorded(
+            "one_row", (-(-rows // each),), x, w, np.zeros_like(x), rows, n, XBLOCK=each, RBLOCK=64, FULL=is_full
+        )
+        made[each] = computed(call, x, hw)
+    wide = x.astype(np.float64)
+    wanted = wide / np.sqrt((wide * wide).mean(1, keepdims=True) + 1) * w
+    assert all(np.abs(y - wanted).max() < 1e-5 for y in made.values())
+    assert hw != "ascend_910b2" or np.array_equal(made[1], made[4])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_number_of_one_row_is_a_number(hw: str) -> None:
+    x = drawn(7, 50)
+    made = computed(recorded("one_sum", (7,), x, np.zeros(7, np.float32), 7, 50, XBLOCK=1, RBLOCK=64), x[:, 0], hw)
+    assert np.abs(made - x.astype(np.float64).sum(1)).max() < 1e-5
+
+
+def test_a_mask_that_hides_a_block_of_one_row_hides_its_program() -> None:
+    x = drawn(7, 50)
+    for hw in DEVICES:
+        call = recorded("one_copy", (9,), x, np.zeros_like(x), 7, 50, XBLOCK=1, RBLOCK=64)
+        assert np.array_equal(computed(call, x, hw), x * np.float64(2))
+        call = recorded("one_sum", (9,), x, np.zeros(7, np.float32), 7, 50, XBLOCK=1, RBLOCK=64)
+        assert np.abs(computed(call, x[:, 0], hw) - x.astype(np.float64).sum(1)).max() < 1e-5
+
+
+def test_a_sum_whose_products_compiled_code_contracts_is_said() -> None:
+    x, what = drawn(8, 1024), "compiled code contracts the products of this sum (fma), and its bits differ"
+    square = recorded("one_row", (8,), x, drawn(1024), x.copy(), 8, 1024, XBLOCK=1, RBLOCK=1024, FULL=True)
+    plain = recorded("one_sum", (8,), x, np.zeros(8, np.float32), 8, 1024, XBLOCK=1, RBLOCK=1024)
+    for call, precision, count in ((square, None, 1), (square, "unfused", 0), (plain, None, 0)):
+        result = npusim.run(call, hw="h200", numerics=False, precision=precision)
+        assert sum(what in n for n in result.notes) == count
+
+
+def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "fused_norm_" + "_of_this_and_that" * 30
+    (tmp_path / "long.py").write_text(OTHERS.partition("@triton.jit(do_not")[0].replace("def scaled", f"def {name}"))
+    monkeypatch.chdir(tmp_path)
+    launch = f"{tmp_path}/long.py::{name}[n // B](tensor(n), tensor(n), B=64)"
+    result = npusim.run(launch, hw="h200", problem={"n": 256})
+    assert result.numerics.error.rmse == 0
+    spec = spec_from_file_location("long", tmp_path / "long.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    x = drawn(256)
+    with npusim.record() as calls:
+        getattr(module, name)[(4,)](x, x.copy(), B=64)
+    words = ["run", str(calls.save(tmp_path / "calls.npz")), "--hw", "h200"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert calls[0].name == name
