@@ -612,11 +612,7 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
 #: A test of a problem's kind: of an object, or of a schedule's class of problems.
 ASKS_FOR_KIND = re.compile(r"is(instance|subclass)\([^)]*Problem\b")
 #: Lines with such a test, by file: each may lose some, and no file may begin.  A problem answers for itself.
-ASKED: dict[str, int] = {
-    "machines/ascend/machine.py": 2,
-    "simulation/node.py": 5,
-    "simulation/plan.py": 5,
-}
+ASKED: dict[str, int] = {"machines/ascend/machine.py": 2, "simulation/node.py": 5, "simulation/plan.py": 5}
 
 
 def test_a_problem_is_not_asked_for_its_kind() -> None:
