@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.errors import NpusimError
-    from npusim.explore import explore
-    from npusim.invariance import invariant
-    from npusim.report.compare import compare
+    from npusim.kernels.triton.recording import record
+    from npusim.report.comparison import compare
     from npusim.run import RunResult, run, run_calls
-    from npusim.stress import stress
-    from npusim.ttir.record import record
-    from npusim.tune.hooks import triton
+    from npusim.studies.explore import explore
+    from npusim.studies.invariance import invariant
+    from npusim.studies.stress import stress
+    from npusim.studies.tune.hooks import triton
 
 __all__ = [
     "NpusimError",
@@ -46,16 +46,16 @@ _HOMES = MappingProxyType(
     {
         "NpusimError": "npusim.errors",
         "RunResult": "npusim.run",
-        "compare": "npusim.report.compare",
+        "compare": "npusim.report.comparison",
         "errors": "npusim.errors",
-        "explore": "npusim.explore",
+        "explore": "npusim.studies.explore",
         "formats": "npusim.formats",
-        "invariant": "npusim.invariance",
-        "record": "npusim.ttir.record",
+        "invariant": "npusim.studies.invariance",
+        "record": "npusim.kernels.triton.recording",
         "run": "npusim.run",
         "run_calls": "npusim.run",
-        "stress": "npusim.stress",
-        "triton": "npusim.tune.hooks",
+        "stress": "npusim.studies.stress",
+        "triton": "npusim.studies.tune.hooks",
     }
 )
 _SUBMODULES = frozenset({"errors", "formats"})

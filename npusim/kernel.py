@@ -11,81 +11,6 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.algorithms import split_rules
-from npusim.algorithms.blocks import (
-    MASKED,
-    AttentionTensors,
-    attention_cells,
-    attention_tensors,
-    below_one_another,
-    dealt,
-    grid,
-    kv_runs,
-    query_cells,
-    with_columns,
-)
-from npusim.algorithms.flash import (
-    E4M3,
-    E4M3_MAX,
-    P_SCALE,
-    Accumulate,
-    FlashPrecision,
-    Fp8Precision,
-    Hook,
-    NamedFormats,
-    ScaleIn,
-    attend,
-    attention_phase,
-    check_scale,
-    divisor,
-    flash,
-    hidden,
-    narrowed,
-    online_softmax,
-    unchanged,
-    with_sink,
-)
-from npusim.algorithms.gemm import copy, sum_of_parts
-from npusim.algorithms.language import (
-    Value,
-    compare,
-    erf,
-    exp,
-    filled,
-    fma,
-    full,
-    initial,
-    inverse,
-    log,
-    maximum,
-    minimum,
-    per_tile,
-    rsqrt,
-    sqrt,
-    tanh,
-    tiles,
-    where,
-)
-from npusim.algorithms.lowering import Kernel, kernel
-from npusim.algorithms.phase import (
-    BySize,
-    Ends,
-    Instruction,
-    Mask,
-    Name,
-    Phase,
-    Stacked,
-    Stage,
-    TileLoop,
-    TileRun,
-    Visit,
-    WorkTile,
-    choose,
-)
-from npusim.algorithms.preparation import WIDE, converted, element_wise, prepared, scaled, workspace
-from npusim.algorithms.scores import exponent_factor, scored, sink_of
-from npusim.algorithms.split import Merge, SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.tiling_mask import MaskKind, Repeated, TilingMask, Turned, mask_of
 from npusim.config.device import DeviceSpec
 from npusim.config.family import AS_FAMILY, registered
 from npusim.config.problem import (
@@ -114,16 +39,50 @@ from npusim.config.tiling import (
 from npusim.errors import ProgramError, SpecError, TilingError
 from npusim.formats import cast, get_format, stored_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.op import Attributes, Opcode
-from npusim.ir.program import TileProgram
-from npusim.ir.tile import GlobalTensor, GlobalTile
-from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
-from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, layout
-from npusim.schedules.cutting import Cutting, by_published_rule, cut_phases
-from npusim.schedules.define import Phases, attention, check_multiplied, machine_of, read_operands, schedule
-from npusim.schedules.plain import STORED, needs_groups
-from npusim.schedules.presets import ATTENTION_PRECISIONS
-from npusim.schedules.recurrences import (
+from npusim.kernels.attention import split_rules
+from npusim.kernels.attention.call_blocks import (
+    MASKED,
+    AttentionTensors,
+    attention_cells,
+    attention_tensors,
+    below_one_another,
+    dealt,
+    grid,
+    kv_runs,
+    query_cells,
+    with_columns,
+)
+from npusim.kernels.attention.online_softmax import (
+    E4M3,
+    E4M3_MAX,
+    P_SCALE,
+    Accumulate,
+    FlashPrecision,
+    Fp8Precision,
+    Hook,
+    NamedFormats,
+    ScaleIn,
+    attend,
+    attention_phase,
+    check_scale,
+    divisor,
+    flash,
+    hidden,
+    narrowed,
+    online_softmax,
+    unchanged,
+    with_sink,
+)
+from npusim.kernels.attention.preparation import WIDE, converted, element_wise, prepared, scaled, workspace
+from npusim.kernels.attention.products import copy, sum_of_parts
+from npusim.kernels.attention.score_functions import exponent_factor, scored, sink_of
+from npusim.kernels.attention.split import Merge, SplitPrecision, split_kv, tiles_of
+from npusim.kernels.attention.tiling_mask import MaskKind, Repeated, TilingMask, Turned, mask_of
+from npusim.kernels.declare.cutting import Cutting, by_published_rule, cut_phases
+from npusim.kernels.declare.define import Phases, attention, check_multiplied, machine_of, read_operands, schedule
+from npusim.kernels.declare.plain import STORED, needs_groups
+from npusim.kernels.declare.presets import ATTENTION_PRECISIONS
+from npusim.kernels.declare.recurrences import (
     F32,
     GATES_SLICE,
     STATE_SIZES,
@@ -149,18 +108,57 @@ from npusim.schedules.recurrences import (
     sizes_of,
     stepped,
 )
-from npusim.schedules.registry import Schedule, for_inputs, multiplies
+from npusim.kernels.declare.registry import Schedule, for_inputs, multiplies
+from npusim.kernels.form.language import (
+    Value,
+    compare,
+    erf,
+    exp,
+    filled,
+    fma,
+    full,
+    initial,
+    inverse,
+    log,
+    maximum,
+    minimum,
+    per_tile,
+    rsqrt,
+    sqrt,
+    tanh,
+    tiles,
+    where,
+)
+from npusim.kernels.form.lowering import Kernel, kernel
+from npusim.kernels.form.phase import (
+    BySize,
+    Ends,
+    Instruction,
+    Mask,
+    Name,
+    Phase,
+    Stacked,
+    Stage,
+    TileLoop,
+    TileRun,
+    Visit,
+    WorkTile,
+    choose,
+)
+from npusim.machines.decisions import AscendDecisions, Charge, GpuDecisions
+from npusim.machines.published_kernel import AscendKernel, GpuKernel, KernelUse, layout
+from npusim.program.ir.op import Attributes, Opcode
+from npusim.program.ir.tile import GlobalTensor, GlobalTile
+from npusim.program.ir.tile_program import TileProgram
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.layers import ModelProblem
-    from npusim.config.node import NodeDevice
-    from npusim.machines.ascend.plan import AscendTiling, FlashTiling, ProductPlan
-    from npusim.numerics.reference import attention_scores
-    from npusim.schedules.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
-    from npusim.schedules.node_define import (
+    from npusim.config.node_file import NodeDevice
+    from npusim.kernels.declare.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
+    from npusim.kernels.declare.node_define import (
         NAMED,
         CollectiveTiling,
         OverlapTiling,
@@ -172,31 +170,33 @@ if TYPE_CHECKING:
         prefill_attention,
         row_pieces,
     )
+    from npusim.machines.ascend.product_plan import AscendTiling, FlashTiling, ProductPlan
+    from npusim.program.numerics.reference import attention_scores
 
 #: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
 #: nodes alone.
 _LATE: Mapping[str, str] = MappingProxyType(
     {
         "ModelProblem": "npusim.config.layers",
-        "NodeDevice": "npusim.config.node",
-        "AscendTiling": "npusim.machines.ascend.plan",
-        "FlashTiling": "npusim.machines.ascend.plan",
-        "ProductPlan": "npusim.machines.ascend.plan",
-        "attention_scores": "npusim.numerics.reference",
-        "LayerTiling": "npusim.schedules.layer_tasks",
-        "left_on_nodes": "npusim.schedules.layer_tasks",
-        "offload_schedule": "npusim.schedules.layer_tasks",
-        "periods": "npusim.schedules.layer_tasks",
-        "NAMED": "npusim.schedules.node_define",
-        "CollectiveTiling": "npusim.schedules.node_define",
-        "OverlapTiling": "npusim.schedules.node_define",
-        "PartialSums": "npusim.schedules.node_define",
-        "communication": "npusim.schedules.node_define",
-        "element_bytes": "npusim.schedules.node_define",
-        "linear": "npusim.schedules.node_define",
-        "node_schedule": "npusim.schedules.node_define",
-        "prefill_attention": "npusim.schedules.node_define",
-        "row_pieces": "npusim.schedules.node_define",
+        "NodeDevice": "npusim.config.node_file",
+        "AscendTiling": "npusim.machines.ascend.product_plan",
+        "FlashTiling": "npusim.machines.ascend.product_plan",
+        "ProductPlan": "npusim.machines.ascend.product_plan",
+        "attention_scores": "npusim.program.numerics.reference",
+        "LayerTiling": "npusim.kernels.declare.layer_tasks",
+        "left_on_nodes": "npusim.kernels.declare.layer_tasks",
+        "offload_schedule": "npusim.kernels.declare.layer_tasks",
+        "periods": "npusim.kernels.declare.layer_tasks",
+        "NAMED": "npusim.kernels.declare.node_define",
+        "CollectiveTiling": "npusim.kernels.declare.node_define",
+        "OverlapTiling": "npusim.kernels.declare.node_define",
+        "PartialSums": "npusim.kernels.declare.node_define",
+        "communication": "npusim.kernels.declare.node_define",
+        "element_bytes": "npusim.kernels.declare.node_define",
+        "linear": "npusim.kernels.declare.node_define",
+        "node_schedule": "npusim.kernels.declare.node_define",
+        "prefill_attention": "npusim.kernels.declare.node_define",
+        "row_pieces": "npusim.kernels.declare.node_define",
     }
 )
 

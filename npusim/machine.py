@@ -12,23 +12,17 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE, bind
+from npusim.config.core_units import WarpMatrixEngine
 from npusim.config.device import DeviceSpec
-from npusim.config.engine import WarpMatrixEngine
 from npusim.config.family import CoreFamily
 from npusim.config.load import list_devices, load_device
 from npusim.formats import get_format
-from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.op import Source, Step, TileOp
-from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProgram
-from npusim.ir.program import Loop as ProgramLoop
-from npusim.ir.tile import Operand, RingTile, Tile
-from npusim.layout.fragment import WARP_LANES
+from npusim.formats.layout.fragment import WARP_LANES
+from npusim.kernels.form.phase import WHOLE, bind
 from npusim.machines.base import Machine, memories, program_phase
 from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
-from npusim.machines.published import find_kernel, kernels
-from npusim.machines.published.kernel import (
+from npusim.machines.published_kernel import (
     AscendKernel,
     KernelTile,
     Layouts,
@@ -37,23 +31,29 @@ from npusim.machines.published.kernel import (
     specialised_charges,
     warps_of,
 )
+from npusim.machines.published_kernels import find_kernel, kernels
 from npusim.machines.transfers import Transfers
+from npusim.program.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.program.ir.op import Source, Step, TileOp
+from npusim.program.ir.tile import Operand, RingTile, Tile
+from npusim.program.ir.tile_program import Cost, Item, Pricing, ProgramPhase, Queue, TileProgram
+from npusim.program.ir.tile_program import Loop as ProgramLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.machines.ascend.pricing import EnginePricing
-    from npusim.node.program import NodeKernel, RowBlock, cut_rows, node_program
+    from npusim.machines.ascend.ascend_pricing import EnginePricing
+    from npusim.machines.node.node_program import NodeKernel, RowBlock, cut_rows, node_program
 
 #: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
 #: nodes alone.
 _LATE: Mapping[str, str] = MappingProxyType(
     {
-        "EnginePricing": "npusim.machines.ascend.pricing",
-        "NodeKernel": "npusim.node.program",
-        "RowBlock": "npusim.node.program",
-        "cut_rows": "npusim.node.program",
-        "node_program": "npusim.node.program",
+        "EnginePricing": "npusim.machines.ascend.ascend_pricing",
+        "NodeKernel": "npusim.machines.node.node_program",
+        "RowBlock": "npusim.machines.node.node_program",
+        "cut_rows": "npusim.machines.node.node_program",
+        "node_program": "npusim.machines.node.node_program",
     }
 )
 

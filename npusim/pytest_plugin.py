@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 __all__ = ["CyclesRegression", "cycles_regression"]
 
@@ -51,9 +51,9 @@ class CyclesRegression:
         __tracebackhide__ = True
         import re
 
-        from npusim.baseline.cycles import cycles_of, why_of
         from npusim.config.cases import ExpectedCycles
         from npusim.config.document import read_document
+        from npusim.studies.baseline.cycles import cycles_of, why_of
 
         obtained: dict[str, Any] = cycles_of(result).model_dump(exclude={"device_digest", "accepted"})
         name = basename or re.sub(r"[\W]", "_", self._request.node.name)

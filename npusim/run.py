@@ -11,10 +11,10 @@ from npusim.frames import frame
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns
-from npusim.report.record import record_of
+from npusim.report.result_json import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import Block, plain, pre_html
-from npusim.simulation import result as run_result
+from npusim.simulation import run_result
 from npusim.simulation.request import Request, RunOptions, schedule_name, takes_options
 from npusim.simulation.sensitivity import Sensitivity, sensitivity
 from npusim.simulation.sequence import in_sequence
@@ -22,7 +22,9 @@ from npusim.simulation.simulate import run_request
 
 
 class RunResult(run_result.RunData):
-    """The result of a run (fields: `npusim.simulation.result.RunData`) with methods that show, save and analyse it."""
+    """The result of a run (fields: `npusim.simulation.run_result.RunData`) with methods that show, save and analyse
+    it.
+    """
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
         """Return how the latency moves with each assumed or fitted constant, the strongest first."""
@@ -86,8 +88,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Number of queries and of keys: ``8192``, or text ``"8k"``; every size accepts both.
     tiling
         Fields of the schedule's tiling by name.  Fields of an attention's tile and order that are absent or ``"auto"``
-        get the fastest of a few values that the device's cores offer (`npusim.simulation.tile`); a note names the
-        values.  Default sizes that do not fit are halved.  A `Tiling` is used unchanged.
+        get the fastest of a few values that the device's cores offer (`npusim.simulation.chosen_tile`); a note names
+        the values.  Default sizes that do not fit are halved.  A `Tiling` is used unchanged.
     precision
         Name of one of the schedule's presets, optionally with changed fields:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.

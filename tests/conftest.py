@@ -28,11 +28,11 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
-from npusim.timing.precompile import compiled_meanwhile
+from npusim.program.timing.precompile import compiled_meanwhile
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 FlashBuilder = Callable[..., "TileProgram"]
 REPOSITORY = Path(__file__).resolve().parents[1]

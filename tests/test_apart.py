@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from npusim.simulation.apart import done_apart
+from npusim.simulation.other_process import done_apart
 
 #: In a process of its own: a worker of pytest has threads, and may not fork.
-BEGINNING = "import os, signal\nos.cpu_count = lambda: 2\nfrom npusim.simulation.apart import done_apart\n"
+BEGINNING = "import os, signal\nos.cpu_count = lambda: 2\nfrom npusim.simulation.other_process import done_apart\n"
 
 
 def told(code: str) -> str:

@@ -23,45 +23,39 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1] / "npusim"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-#: From low to high; parts of one layer do not import one another unless listed in WITHIN.
+#: From low to high; a folder in a folder stands for itself where it is listed. Parts of one layer do not import one
+#: another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("units", "errors", "sanitize", "cache"),
-    ("formats", "frames", "layout"),
+    ("formats", "frames"),
     ("config",),
-    ("ir",),
-    ("numerics", "timing"),
-    ("algorithms", "machines"),
-    ("node", "ttir"),
-    ("schedules",),
+    ("program", "program.ir"),
+    ("program.numerics", "program.timing"),
+    ("kernels", "kernels.form"),
+    ("kernels.attention",),
+    ("machines",),
+    ("machines.node",),
+    ("kernels.declare",),
+    ("kernels.triton",),
     ("kernel", "machine"),
     ("library",),
     ("simulation",),
-    ("report", "explore", "tune", "invariance", "validate", "stress", "probe", "baseline", "pytest_plugin"),
+    ("report", "studies", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
 )
-#: (who, whom) within one layer: ``report`` shows what the others return.
-WITHIN = frozenset(
+#: (who, whom) within one layer: ``report`` shows what studies return, which check the words of its tables.
+WITHIN = frozenset({("report", "studies"), ("studies", "report"), ("pytest_plugin", "studies")})
+#: Which study uses which: a search's executors and points, a run's invariance, one reading of vectors.
+STUDIES = frozenset(
     {
-        # A machine runs the form of an algorithm; no algorithm knows a machine.
-        ("machines", "algorithms"),
-        ("report", "validate"),
-        ("report", "explore"),
-        ("report", "tune"),
         ("tune", "explore"),
-        ("pytest_plugin", "baseline"),
-        ("pytest_plugin", "explore"),
-        ("baseline", "report"),
         ("baseline", "explore"),
         ("validate", "invariance"),
         ("validate", "explore"),
-        # Random vectors are read and held to bits in one way.
         ("probe", "validate"),
-        ("report", "invariance"),
-        # Choices that would hold are the changes that `diff` tries; points are tasks of a search's executors.
         ("stress", "validate"),
         ("stress", "explore"),
-        ("report", "stress"),
     }
 )
 
@@ -69,26 +63,31 @@ WITHIN = frozenset(
 #: knows neither meaning of them; bytes and kernels of a node progress by the code of `timing.link`
 #: (design section 4), into a result that reports read like any other.
 ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
-    ("schedules", "numerics"): frozenset(),
-    ("schedules", "timing"): frozenset(),
-    ("library", "numerics"): frozenset(),
-    ("library", "timing"): frozenset(),
-    ("algorithms", "numerics"): frozenset(),
-    ("algorithms", "timing"): frozenset(),
-    ("machines", "numerics"): frozenset(),
-    ("machines", "timing"): frozenset(),
-    ("node", "algorithms"): frozenset({"npusim.algorithms.split_rules"}),
-    ("node", "machines"): frozenset(),
-    ("node", "numerics"): frozenset(
-        {"npusim.numerics.evaluate", "npusim.numerics.executor", "npusim.numerics.reference", "npusim.numerics.result"}
+    **{
+        (part, meaning): frozenset()
+        for part in ("kernels.form", "kernels.attention", "kernels.declare", "machines", "library")
+        for meaning in ("program.numerics", "program.timing")
+    },
+    ("machines.node", "kernels.attention"): frozenset({"npusim.kernels.attention.split_rules"}),
+    ("machines.node", "kernels.form"): frozenset(),
+    ("machines.node", "machines"): frozenset(),
+    ("machines.node", "program.numerics"): frozenset(
+        {
+            "npusim.program.numerics.evaluate",
+            "npusim.program.numerics.executor",
+            "npusim.program.numerics.reference",
+            "npusim.program.numerics.bits_result",
+        }
     ),
-    ("node", "timing"): frozenset({"npusim.timing.link", "npusim.timing.result"}),
+    ("machines.node", "program.timing"): frozenset(
+        {"npusim.program.timing.link", "npusim.program.timing.timing_result"}
+    ),
 }
 
 #: Library -> the only files (or folders) that may import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "simpy": ("timing/des.py", "timing/link.py", "timing/gpu_pipes.py", "node/"),
-    "networkx": ("node/topology.py",),
+    "simpy": ("program/timing/des.py", "program/timing/link.py", "program/timing/gpu_pipes.py", "machines/node/"),
+    "networkx": ("machines/node/topology.py",),
     "pydantic": ("config/",),
     "pydantic_core": ("config/",),
     "ruamel": ("config/",),
@@ -97,8 +96,13 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
-    "triton": ("ttir/child.py", "ttir/compiler.py", "ttir/record.py", "ttir/releases.py"),
-    "scipy": ("validate/least_squares.py",),
+    "triton": (
+        "kernels/triton/compiler_process.py",
+        "kernels/triton/compiler.py",
+        "kernels/triton/recording.py",
+        "kernels/triton/releases.py",
+    ),
+    "scipy": ("studies/validate/least_squares.py",),
 }
 
 
@@ -156,6 +160,17 @@ def module_of(path: Path) -> str:
 
 
 def part_of(path: Path) -> str:
+    """Return the part of a file: the longest prefix of its module that `LAYERS` has, or its first folder."""
+    return part_of_module(module_of(path)) or path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def part_of_module(module: str) -> str:
+    names = module.removeprefix("npusim.").split(".")
+    known = {part for parts in LAYERS for part in parts}
+    return next((p for n in range(len(names), 0, -1) if (p := ".".join(names[:n])) in known), "")
+
+
+def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -175,13 +190,24 @@ def test_each_layer_imports_only_from_those_below() -> None:
         for _, module in imported(path):
             if not module.startswith("npusim."):
                 continue
-            other = module.split(".")[1]
+            other = part_of_module(module) or module.split(".")[1]
             if other == own or (own, other) in WITHIN or other.startswith("__"):
                 continue
             allowed = ONLY_THESE.get((own, other))
             if layer_of(other) >= layer_of(own) or (allowed is not None and module not in allowed):
                 wrong.add(f"{own} imports {other}")
     assert_only_known("layer", wrong)
+
+
+def test_studies_use_one_another_where_it_is_listed() -> None:
+    used = {
+        (name_of(path).split("/")[1], module.split(".")[2])
+        for path in SOURCES
+        if part_of(path) == "studies" and name_of(path).count("/") > 1
+        for _, module in imported(path)
+        if module.startswith("npusim.studies.")
+    }
+    assert {(one, other) for one, other in used if one != other} <= STUDIES
 
 
 def circles(modules: dict[str, ast.Module]) -> list[str]:
@@ -290,11 +316,17 @@ def test_the_search_for_run_time_circles_finds_one(back: str, *, is_circle: bool
     ],
 )
 def test_the_search_for_circles_finds_one(back: str) -> None:
-    forth = {"npusim.report": "", "npusim.report.text": "from npusim.timing import des"}
-    sources = {**forth, "npusim.timing": "", "npusim.timing.des": "from npusim.timing import link", "npusim.run": back}
+    forth = {"npusim.report": "", "npusim.report.text": "from npusim.program.timing import des"}
+    sources = {
+        **forth,
+        "npusim.program.timing": "",
+        "npusim.program.timing.des": "from npusim.program.timing import link",
+        "npusim.run": back,
+    }
     assert circles({name: ast.parse(text) for name, text in sources.items()}) == []
-    sources["npusim.timing.link"] = back
-    assert circles({name: ast.parse(text) for name, text in sources.items()}) == ["npusim.report <-> npusim.timing"]
+    sources["npusim.program.timing.link"] = back
+    assert circles({name: ast.parse(text) for name, text in sources.items()}) == ["npusim.report <->
+    npusim.program.timing"]
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
@@ -555,11 +587,15 @@ def _visit(
         _visit(child, statements, words, comments, found)
 
 
+#: Parts where a number needs a source beside it.
+CITES = ("program.timing", "kernels.form", "kernels.attention", "kernels.declare", "machines", "library")
+
+
 def test_numbers_in_timing_machines_and_schedules_cite_where_they_come_from() -> None:
     wrong = {
         f"{name_of(path)}: {number}"
         for path in SOURCES
-        if part_of(path) in ("timing", "algorithms", "machines", "schedules", "library")
+        if part_of(path) in CITES
         for _, number in unsourced_numbers(path.read_text(encoding="utf-8"))
     }
     assert_only_known("number", wrong)
@@ -599,7 +635,7 @@ def test_few_functions_outside_simulation_take_a_request() -> None:
         for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if a.annotation is not None and re.search(r"\bRequest\b", ast.unparse(a.annotation).partition("[")[0])
     }
-    assert "cli/run.py: run" in takers
+    assert "cli/run_command.py: run" in takers
     assert len(takers) <= MOST_OF_REQUESTS, sorted(takers)
 
 
@@ -608,7 +644,7 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
     wrong = {
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
-        if name_of(path) != "config/node.py"
+        if name_of(path) != "config/node_file.py"
         for node in nodes_of(parsed(path))
         if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
     }
@@ -626,10 +662,10 @@ NAMES_FAMILIES = {
     "library/fa4.py": 1,  # kernels of one family
     "library/two_level.py": 2,
     "library/volta_flash.py": 1,
-    "schedules/triton.py": 3,  # the code that Triton compiles for a GPU; a preset called "ascend"
-    "ttir/compiler.py": 2,
-    "ttir/releases.py": 1,  # a folder of Triton's called "nvidia"
-    "ttir/record.py": 2,
+    "kernels/triton/launch.py": 3,  # the code that Triton compiles for a GPU; a preset called "ascend"
+    "kernels/triton/compiler.py": 2,
+    "kernels/triton/releases.py": 1,  # a folder of Triton's called "nvidia"
+    "kernels/triton/recording.py": 2,
 }
 
 
@@ -648,7 +684,7 @@ def lines_with_families(tree: ast.Module, families: Collection[str]) -> set[int]
 
 def test_few_lines_outside_machines_name_a_family() -> None:
     families = set(FAMILIES) - set(get_args(Processor))
-    found = {name_of(p): lines_with_families(parsed(p), families) for p in SOURCES if part_of(p) != "machines"}
+    found = {name_of(p): lines_with_families(parsed(p), families) for p in SOURCES if room_of(p) != "machines"}
     counts = {name: len(lines) for name, lines in found.items() if lines}
     assert counts == NAMES_FAMILIES, {n: sorted(found[n]) for n in counts if counts[n] != NAMES_FAMILIES.get(n)}
 
@@ -687,7 +723,7 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
     of_machines = {
         node.name
         for p in SOURCES
-        if part_of(p) == "machines"
+        if room_of(p) == "machines"
         for node in parsed(p).body
         if isinstance(node, ast.ClassDef)
     }
@@ -695,7 +731,7 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
     wrong = {
         f"{name_of(p)}: {node.name}"
         for p in SOURCES
-        if part_of(p) in ("schedules", "library")
+        if part_of(p) in ("kernels.declare", "library")
         for node in nodes_of(parsed(p))
         if isinstance(node, ast.ClassDef) and of_machines & {ast.unparse(base) for base in node.bases}
     }
@@ -718,7 +754,7 @@ def test_a_manifest_is_one_value_that_imports_no_machine() -> None:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    assert manifests == {*places, ("npusim.machines.node", "NODE")}
+    assert manifests == {*places, ("npusim.machines.node_family", "NODE")}
 
 
 # ---------------------------------------------------------------- kinds of problems
@@ -727,7 +763,7 @@ def test_a_manifest_is_one_value_that_imports_no_machine() -> None:
 #: A test of a problem's kind: of an object, or of a schedule's class of problems.
 ASKS_FOR_KIND = re.compile(r"is(instance|subclass)\([^)]*Problem\b")
 #: Lines with such a test, by file: each may lose some, and no file may begin.  A problem answers for itself.
-ASKED: dict[str, int] = {"machines/ascend/machine.py": 2, "simulation/node.py": 5, "simulation/plan.py": 5}
+ASKED: dict[str, int] = {"machines/ascend/ascend_machine.py": 2, "simulation/node_run.py": 5, "simulation/plan.py": 5}
 
 
 def test_a_problem_is_not_asked_for_its_kind() -> None:

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from npusim.cli.app import app
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
-from npusim.explore import explore
 from npusim.library import SCHEDULES
 from npusim.run import run
 from npusim.simulation.plan import target_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request
+from npusim.studies.explore import explore
 from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
-from npusim import baseline
-from npusim.baseline import CheckOutcome, check_baselines, cycles_of
 from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, ExpectedDecision, accepted_text, load_case
 from npusim.errors import OutputError, SpecError
-from npusim.explore import explore
-from npusim.machines.ascend.pricing import EnginePricing
+from npusim.machines.ascend.ascend_pricing import EnginePricing
 from npusim.run import run
+from npusim.studies import baseline
+from npusim.studies.baseline import CheckOutcome, check_baselines, cycles_of
+from npusim.studies.explore import explore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -231,7 +231,7 @@ def test_file_that_cannot_be_written_stays(case: Path, monkeypatch: pytest.Monke
     def refuse(file: Path, _content: bytes) -> None:
         raise OutputError(f"{file}: cannot be written")
 
-    monkeypatch.setattr("npusim.baseline.cycles.write_whole", refuse)
+    monkeypatch.setattr("npusim.studies.baseline.cycles.write_whole", refuse)
     with pytest.raises(OutputError, match=r"small\.yaml: cannot be written"):
         check_baselines(case, update=True)
     assert (case / "small.yaml").read_text() == CASE

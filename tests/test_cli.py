@@ -25,12 +25,12 @@ from npusim import __version__, run
 from npusim.cli.app import VERBS as GROUPS
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
-from npusim.config.node import list_nodes
+from npusim.config.node_file import list_nodes
 from npusim.errors import ContradictionError, SpecError
-from npusim.explore import search as search_module
-from npusim.explore.store import read_store
-from npusim.machines.ascend.pricing import EnginePricing
-from npusim.report.record import load_result
+from npusim.machines.ascend.ascend_pricing import EnginePricing
+from npusim.report.result_json import load_result
+from npusim.studies.explore import search as search_module
+from npusim.studies.explore.store import read_store
 
 if TYPE_CHECKING:
     from typer.testing import Result

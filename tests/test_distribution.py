@@ -12,7 +12,7 @@ import pytest
 import npusim
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "probe/*.txt", "formats/*.npz", "py.typed")
+DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "studies/probe/*.txt", "formats/*.npz", "py.typed")
 
 
 def package_files() -> set[str]:

@@ -22,11 +22,11 @@ from npusim.config.huggingface import import_config
 from npusim.config.load import load_workload
 from npusim.config.yaml_text import MOST_VALUES
 from npusim.errors import SpecError, TensorError
-from npusim.explore.store import PointOutcome, export
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
 from npusim.sanitize import csv_cell, json_safe, visible
-from npusim.simulation.inputs import load_tensors
-from npusim.validate.vectors import load_vectors
+from npusim.simulation.tensor_files import load_tensors
+from npusim.studies.explore.store import PointOutcome, export
+from npusim.studies.validate.vectors import load_vectors
 
 if TYPE_CHECKING:
     from pathlib import Path

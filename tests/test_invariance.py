@@ -16,20 +16,20 @@ from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
-from npusim.invariance import ASPECTS
 from npusim.library import find_schedule
-from npusim.numerics.inputs import recipe_source
-from npusim.numerics.paths import Place, compute
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.program.numerics.paths import Place, compute
+from npusim.simulation.chosen_tile import choose_tile
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import row_key
+from npusim.studies.invariance import ASPECTS
 from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 DECODE = Problem(heads=3, kv_heads=1, seq_q=1, seq_kv=150, head_dim=32)
 FIELDS: dict[str, Any] = {"block_q": 32, "block_kv": 32}

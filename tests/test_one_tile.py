@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.config.cases import MeasurementCase
-from npusim.invariance import examine as varied
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
-from npusim.stress.search import StressedRun
-from npusim.validate.diff import diff
-from npusim.validate.judge import judge
-from npusim.validate.times import Predictor
+from npusim.studies.invariance import examine as varied
+from npusim.studies.stress.worst_search import StressedRun
+from npusim.studies.validate.diff import diff
+from npusim.studies.validate.judge import judge
+from npusim.studies.validate.measured_times import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ import pytest
 import npusim
 from npusim.errors import NpusimError
 from npusim.simulation.request import Count, RunOptions
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 
 NOTEBOOK = Path(__file__).parents[1] / "reports" / "notebook" / "notebook.ipynb"
 

@@ -12,20 +12,20 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
-from npusim.algorithms.blocks import kv_runs
 from npusim.cli.app import app
 from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import CopyProblem, Dtype, GemmProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
-from npusim.explore.exploration import search
-from npusim.explore.search import Options
-from npusim.explore.space import SearchRequest
+from npusim.kernels.attention.call_blocks import kv_runs
 from npusim.library import find_schedule
 from npusim.simulation.plan import Plan, plan_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request, RunOptions, command
 from npusim.simulation.simulate import run_request
+from npusim.studies.explore.exploration import search
+from npusim.studies.explore.search import Options
+from npusim.studies.explore.space import SearchRequest
 
 #: What `npusim.explore` has besides what it asks for.
 OF_A_SEARCH = frozenset(

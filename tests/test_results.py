@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.report.record import load_result, record_of
-from npusim.timing.result import units_of
+from npusim.program.timing.timing_result import units_of
+from npusim.report.result_json import load_result, record_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 SCREEN = 60 * 200
 

@@ -11,10 +11,10 @@ from numerics.test_executor import plain_attention
 import npusim
 from npusim.config.packaged import packaged_tensors
 from npusim.errors import NpusimError, SpecError, TensorError, TilingError
+from npusim.kernels.declare import define
 from npusim.machines.base import Machine
-from npusim.schedules import define
-from npusim.simulation import tile
-from npusim.simulation.inputs import load_tensors
+from npusim.simulation import chosen_tile as tile
+from npusim.simulation.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from npusim.errors import TensorError
 from npusim.formats import get_format
 from npusim.run import run
-from npusim.simulation.inputs import load_tensors
+from npusim.simulation.tensor_files import load_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

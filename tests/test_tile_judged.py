@@ -9,10 +9,10 @@ import pytest
 
 import npusim
 from npusim.config.load import apply_overrides, load_device, load_workload
-from npusim.simulation import tile
+from npusim.simulation import chosen_tile
+from npusim.simulation.chosen_tile import HEADS, final_problem, judged_problem
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import HEADS, final_problem, judged_problem
 
 LIBRARY = {"warps": 4, "stages": "library"}
 #: Calls whose shorter call has another best tile, and tiles that are fast on them.
@@ -85,16 +85,16 @@ def test_a_what_if_takes_no_slower_tile_than_the_unchanged_device(monkeypatch: p
     two_steps = (128, 256, 8, 3)
     of_device = {True: {(64, 128, 4, 3): 0.8, two_steps: 0.6}, False: {(64, 128, 4, 3): 1.2, two_steps: 0.9}}
 
-    def simulated(trial: tile._Trial, tiling: Any, fields: Any) -> tile._Tried:
+    def simulated(trial: chosen_tile._Trial, tiling: Any, fields: Any) -> chosen_tile._Tried:
         sizes = tiling.block_q, tiling.block_kv, tiling.warps, tiling.stages
         changed = {n: v for n, v in tiling if v != getattr(trial.tiling, n)}
-        return tile._Tried(of_device[trial.device.unchanged is None].get(sizes, 1.0), changed)
+        return chosen_tile._Tried(of_device[trial.device.unchanged is None].get(sizes, 1.0), changed)
 
-    monkeypatch.setattr(tile._Trial, "_simulated", simulated)
-    monkeypatch.setattr(tile, "remembered", lambda _kind, _schedule, _device, _call, make: make())
+    monkeypatch.setattr(chosen_tile._Trial, "_simulated", simulated)
+    monkeypatch.setattr(chosen_tile, "remembered", lambda _kind, _schedule, _device, _call, make: make())
     for overrides in (None, {"clock_hz": "1e9"}):
-        tile._choice.cache_clear()
+        chosen_tile._choice.cache_clear()
         request = Request("flash", hw="h200", workload="smollm2", seq=512, overrides=overrides, numerics=False)
-        fields = tile.choose_tile(plan_of(request)).fields
+        fields = chosen_tile.choose_tile(plan_of(request)).fields
         assert {"block_kv": 256, "warps": 8, "stages": 3}.items() <= fields.items()
-    tile._choice.cache_clear()
+    chosen_tile._choice.cache_clear()

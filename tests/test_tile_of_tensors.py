@@ -10,9 +10,9 @@ import pytest
 
 import npusim
 from npusim.library import SCHEDULES
+from npusim.simulation.chosen_tile import choose_tile, program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import choose_tile, program_of
 
 #: A default takes at most so much longer than the best of a search.
 MOST = 1.05

@@ -112,7 +112,7 @@ def test_a_search_over_numbers_of_a_device_states_them_so() -> None:
 
 def test_one_process_is_no_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("npusim.cli.explore.LONG_S", 0.0)
+    monkeypatch.setattr("npusim.cli.explore_command.LONG_S", 0.0)
     asked = ["explore", "flash", "--seq", "256", "-f", "block_kv=128", "-j1"]
     said = CliRunner().invoke(app, asked).stderr
     assert "1 point in 1 family, about 0 s with 1 process;" in said

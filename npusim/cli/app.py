@@ -14,21 +14,21 @@ import typer
 
 from npusim import __version__
 from npusim.cli import (
-    checks,
-    compare,
-    explore,
-    formats,
+    check_commands,
+    compare_command,
+    explore_command,
+    format_command,
     guide,
-    inputs,
-    layout,
-    measure,
-    probe,
-    program,
-    record,
-    run,
-    stress,
-    tune,
-    warm,
+    hw_command,
+    layout_command,
+    measure_commands,
+    probe_command,
+    program_command,
+    record_command,
+    run_command,
+    stress_command,
+    tune_command,
+    warm_command,
 )
 from npusim.cli import options as o
 from npusim.cli.console import say
@@ -190,7 +190,21 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for module in (run, compare, explore, checks, measure, layout, formats, guide, record, program, stress, warm, tune):
+for module in (
+    run_command,
+    compare_command,
+    explore_command,
+    check_commands,
+    measure_commands,
+    layout_command,
+    format_command,
+    guide,
+    record_command,
+    program_command,
+    stress_command,
+    warm_command,
+    tune_command,
+):
     app.add_typer(module.app)
-for verbs in (inputs.hw, inputs.workload, guide.new, measure.export, probe.probe):
+for verbs in (hw_command.hw, hw_command.workload, guide.new, measure_commands.export, probe_command.probe):
     app.add_typer(verbs)

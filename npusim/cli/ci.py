@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 if TYPE_CHECKING:
-    from npusim.baseline import CheckOutcome
+    from npusim.studies.baseline import CheckOutcome
 
 #: GitHub's escapes of a message, and those that a property needs besides (actions/toolkit, command.ts).
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})

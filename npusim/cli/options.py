@@ -15,8 +15,8 @@ import typer
 from npusim.cli import completion
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
+from npusim.kernels.triton import is_launch
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
-from npusim.ttir import is_launch
 from npusim.units import ascii_digits
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def share(text: str, option: str) -> float:
 
 
 def _schedules() -> list[str]:
+    from npusim.kernels.declare.plugins import offered
     from npusim.library import SCHEDULES
-    from npusim.schedules.plugins import offered
 
     return sorted({*(name for name, _ in SCHEDULES), *offered()})
 
@@ -278,8 +278,8 @@ def required_schedule(name: str | None, verb: str) -> str:
     """Return the schedule's name; without one raise `SpecError` that lists all there are."""
     if name is not None:
         return name
+    from npusim.kernels.declare.plugins import offered
     from npusim.library import SCHEDULES
-    from npusim.schedules.plugins import offered
 
     families: dict[str, list[str]] = {}
     for schedule in SCHEDULES.values():

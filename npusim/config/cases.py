@@ -119,7 +119,7 @@ class Measured(SpecModel):
                 yield name, value
 
 
-#: What a latency is: `npusim.timing.result.KINDS`, in ``npusim run``'s words.
+#: What a latency is: `npusim.program.timing.timing_result.KINDS`, in ``npusim run``'s words.
 Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 

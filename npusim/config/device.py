@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
+from npusim.config.core_units import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
 from npusim.config.family import FAMILIES, MACHINES, is_registered, registered
 from npusim.config.messages import suggest
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at

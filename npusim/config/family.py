@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
 )
 #: Several devices, which no device file names as its family.
 NODE_FAMILY = "node"
-_NODE = "npusim.machines.node:NODE"
+_NODE = "npusim.machines.node_family:NODE"
 
 #: Kinds of processors, by which kernels state defaults and presets that differ.
 Processor = Literal["npu", "gpu", "cpu"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast,
 
 from pydantic import ConfigDict, Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
+from npusim.config.head_scores import GivenBias, bias_row
 from npusim.config.messages import explain
 from npusim.config.model import (
     HeadCount,
@@ -21,7 +22,6 @@ from npusim.config.model import (
     StrictFloat,
     fault_at,
 )
-from npusim.config.scores import GivenBias, bias_row
 from npusim.config.seen import KeyRanges, pairs_seen
 from npusim.errors import SpecError
 from npusim.units import ceil_div

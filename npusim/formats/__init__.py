@@ -3,7 +3,7 @@
 Importing this package imports numpy but not numba; the first call of a kernel does.
 """
 
-from npusim.formats.blocks import (
+from npusim.formats.block_formats import (
     BLOCK_FORMATS,
     SCALE_RULES,
     BlockArray,

@@ -3,7 +3,7 @@
 Only ``+ - * /``, square root and exact scaling are used, in one written order, so the bits are
 the same on every machine (numpy's own ``exp`` and ``log`` change with the CPU's dispatch).  Each
 function states the relative error it stays within; callers that claim correct rounding test
-against that bound and hand the undecided inputs to :mod:`npusim.formats.exact`.
+against that bound and hand the undecided inputs to :mod:`npusim.formats.exact_rounding`.
 """
 
 from __future__ import annotations

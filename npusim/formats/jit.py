@@ -23,7 +23,7 @@ import numpy as np
 from npusim import cache
 from npusim.errors import NpusimError
 from npusim.formats import shipped
-from npusim.formats.parts import (
+from npusim.formats.kernel_parts import (
     ArgumentType,
     InlinedFunction,
     Intrinsic,

@@ -35,7 +35,7 @@ from numba.core.compiler import Compiler
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import infer_getattr, lower_builtin, lower_getattr, lower_getattr_generic, models, register_model
 
-from npusim.formats import parts
+from npusim.formats import kernel_parts
 
 #: What compilers call of their own accord, and every process has.
 _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", "rint"})
@@ -53,7 +53,7 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
         no_cfunc_wrapper=True,
         pipeline_class=_LeanCompiler,
         _nrt=False,
-    )(parts.with_globals(function, _part_of))
+    )(kernel_parts.with_globals(function, _part_of))
     is_collected, colours = gc.isenabled(), errors._termcolor_inst
     gc.disable()  # a tenth of the time: what a compiler makes lives until it is through
     errors._termcolor_inst = _NoColours()
@@ -77,9 +77,9 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
 def _type_of(kind: Any) -> Any:
     if isinstance(kind, str):
         return {"i": types.int64, "d": types.float64, "b": types.boolean, "n": types.none}[kind]
-    if isinstance(kind, parts.TableKind):
+    if isinstance(kind, kernel_parts.TableKind):
         return _table_type(kind)
-    if parts.is_array(kind):
+    if kernel_parts.is_array(kind):
         return types.Array(numba.from_dtype(np.dtype(kind[0])), kind[1], "C")
     return types.BaseTuple.from_types(tuple(_type_of(entry) for entry in kind))
 
@@ -92,9 +92,9 @@ def _table_type(kind: Any) -> TableType:
 
 @functools.cache
 def _part_of(part: Any) -> Any:
-    if isinstance(part, parts.Intrinsic):
-        return parts.intrinsic_of(part)
-    return _translated(parts.with_globals(part.function, _part_of))
+    if isinstance(part, kernel_parts.Intrinsic):
+        return kernel_parts.intrinsic_of(part)
+    return _translated(kernel_parts.with_globals(part.function, _part_of))
 
 
 class _PartLibrary(JITCodeLibrary):

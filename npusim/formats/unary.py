@@ -15,7 +15,7 @@ from npusim.errors import FormatError
 from npusim.formats import exponential
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
-from npusim.formats.exact import function_value, round_fraction
+from npusim.formats.exact_rounding import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
 
 #: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.

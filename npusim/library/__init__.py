@@ -18,9 +18,9 @@ from npusim.config.messages import choices
 from npusim.config.packaged import installed
 from npusim.config.tiling import of_schedule
 from npusim.errors import SpecError
-from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule
-from npusim.ttir import is_launch, is_recorded
+from npusim.kernels.declare import plugins
+from npusim.kernels.declare.registry import Schedule
+from npusim.kernels.triton import is_launch, is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,9 +82,9 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     ours = packaged(name)
     plugins.refuse_twice(name)
     if is_recorded(name):
-        return {s.family: s for s in importlib.import_module("npusim.schedules.recorded").load(name)}
+        return {s.family: s for s in importlib.import_module("npusim.kernels.triton.recorded").load(name)}
     if is_launch(name):
-        return {s.family: s for s in importlib.import_module("npusim.schedules.triton").load(name)}
+        return {s.family: s for s in importlib.import_module("npusim.kernels.triton.launch").load(name)}
     source = name if outside.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(source)} if source else {}
     taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)

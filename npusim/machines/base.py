@@ -6,27 +6,27 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.gemm import gemm
-from npusim.algorithms.phase import BySize, tensor_of
 from npusim.config.family import registered
 from npusim.errors import TilingError
-from npusim.ir.buffers import AddressSpace
-from npusim.ir.program import ProgramPhase, TileProgram
-from npusim.ir.tile import GlobalTensor
+from npusim.kernels.attention.products import gemm
+from npusim.kernels.form.phase import BySize, tensor_of
 from npusim.machines.footprint import Footprint
+from npusim.program.ir.buffers import AddressSpace
+from npusim.program.ir.tile import GlobalTensor
+from npusim.program.ir.tile_program import ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.algorithms.phase import Phase, WorkTile
-    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.config.family import Settings
-    from npusim.config.node import NodeSpec
+    from npusim.config.node_file import NodeSpec
     from npusim.config.tiling import Tiling
-    from npusim.ir.buffers import Allocator
-    from npusim.ir.program import Item, Pricing, Queue, Serves
+    from npusim.kernels.attention.tiling_mask import MaskKind
+    from npusim.kernels.form.phase import Phase, WorkTile
     from npusim.machines.frame import Frame
+    from npusim.program.ir.buffers import Allocator
+    from npusim.program.ir.tile_program import Item, Pricing, Queue, Serves
 
 
 class AttentionPace(NamedTuple):

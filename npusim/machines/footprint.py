@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE, Visit
-from npusim.algorithms.tiling_mask import SeenMask
-from npusim.ir.program import Touch
+from npusim.kernels.attention.tiling_mask import SeenMask
+from npusim.kernels.form.phase import WHOLE, Visit
+from npusim.program.ir.tile_program import Touch
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from npusim.algorithms.phase import WorkTile
+    from npusim.kernels.form.phase import WorkTile
     from npusim.machines.frame import Frame
 
 

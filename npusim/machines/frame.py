@@ -9,25 +9,25 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
-from npusim.algorithms.language import ONE
-from npusim.algorithms.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.formats.mma_arithmetic import row_for
-from npusim.ir.op import Attributes, Opcode
-from npusim.ir.opaque import indices, varying
-from npusim.ir.program import Body
-from npusim.ir.program import Loop as ProgramLoop
-from npusim.ir.tile import GlobalTile
+from npusim.kernels.form.flow import conflicts, flow, is_visited, storage, views, widest
+from npusim.kernels.form.language import ONE
+from npusim.kernels.form.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
+from npusim.program.ir.op import Attributes, Opcode
+from npusim.program.ir.opaque import indices, varying
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.ir.tile_program import Body
+from npusim.program.ir.tile_program import Loop as ProgramLoop
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
-    from npusim.ir.op import Step
-    from npusim.ir.program import Item
-    from npusim.ir.tile import GlobalTensor
+    from npusim.kernels.form.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
+    from npusim.program.ir.op import Step
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.ir.tile_program import Item
 
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its block's.

@@ -10,20 +10,20 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, RouteSpec
+from npusim.config.core_units import DmaEngine, FixpipeEngine, RouteSpec
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import stored_format
-from npusim.ir.op import Opcode, Step
-from npusim.ir.program import Cost
-from npusim.ir.residency import Residency, residency
-from npusim.ir.tile import GlobalTile, Operand, memory_of
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.residency import Residency, residency
+from npusim.program.ir.tile import GlobalTile, Operand, memory_of
+from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Queue, TileProgram
+    from npusim.program.ir.tile_program import Queue, TileProgram
 
 
 #: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).

@@ -16,19 +16,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import NpusimError
-from npusim.machines.published import find_kernel
-from npusim.machines.published.kernel import GpuKernel, PublishedKernel
+from npusim.kernels.declare.registry import effective
+from npusim.machines.published_kernel import GpuKernel, PublishedKernel
+from npusim.machines.published_kernels import find_kernel
+from npusim.program.timing.timing_result import BOUND_SHARE, LINK_SHARE
 from npusim.report.text import percent
-from npusim.schedules.registry import effective
+from npusim.simulation.chosen_tile import PAIRS, WORTH, remembered
 from npusim.simulation.request import Request, command
-from npusim.simulation.tile import PAIRS, WORTH, remembered
 from npusim.simulation.variants import Variant, Variants
-from npusim.timing.result import BOUND_SHARE, LINK_SHARE
 
 if TYPE_CHECKING:
-    from npusim.report.record import RunRecord
-    from npusim.simulation.result import RunData
-    from npusim.timing.result import QueueUse, TimingRecord
+    from npusim.program.timing.timing_result import QueueUse, TimingRecord
+    from npusim.report.result_json import RunRecord
+    from npusim.simulation.run_result import RunData
 
 #: Core groups whose mean end lies below this share of the last end are unevenly loaded.
 EVEN_SHARE = 0.85

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
-from npusim.report.program import program_tables
-from npusim.report.record import read_json
+from npusim.report.program_table import program_tables
+from npusim.report.result_json import read_json
 
 if TYPE_CHECKING:
-    from npusim.numerics.result import NumericResult
+    from npusim.program.numerics.bits_result import NumericResult
     from npusim.report.timeline import Slice, Timeline
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1

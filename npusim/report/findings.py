@@ -29,17 +29,17 @@ from npusim.report.text import (
     whole,
 )
 from npusim.simulation.request import short_name
+from npusim.studies.validate.given_output import BLANK
+from npusim.studies.validate.measured_times import Residual, TimesReport, median_error
 from npusim.units import plural
-from npusim.validate.given import BLANK
-from npusim.validate.times import Residual, TimesReport, median_error
 
 if TYPE_CHECKING:
     from npusim.config.cases import Interval
-    from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity
-    from npusim.validate.calibrate import Calibration
-    from npusim.validate.diff import Difference, Explanation
-    from npusim.validate.kernels import BitsReport
+    from npusim.studies.invariance import Finding, Invariance, Tried
+    from npusim.studies.validate.calibrate import Calibration
+    from npusim.studies.validate.diff import Difference, Explanation
+    from npusim.studies.validate.kernels import BitsReport
 
 SCHEMA_VERSION = 1
 

@@ -25,7 +25,7 @@ from npusim.simulation.simulate import run_request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.layout.chain import Chain, Source, chain, held
-from npusim.layout.fragment import Arrangement, Fragment
+from npusim.formats.layout.chain import Chain, Source, chain, held
+from npusim.formats.layout.fragment import Arrangement, Fragment
 from npusim.report.text import Fact, Facts, cells, document
 from npusim.units import plural
 
 if TYPE_CHECKING:
-    from npusim.layout.instruction import MmaInstruction
+    from npusim.formats.layout.instruction import MmaInstruction
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
 #: black text readable, where a terminal has only 256.

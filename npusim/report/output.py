@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import OutputError, SpecError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import REPORT_FILE, RESULT_FILE, read_json, record_of
+from npusim.report.result_json import REPORT_FILE, RESULT_FILE, read_json, record_of
 from npusim.report.text import to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILE, trace_json
@@ -22,7 +22,7 @@ from npusim.report.trace import TRACE_FILE, trace_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"

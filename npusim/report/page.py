@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from npusim import __version__, cache
 from npusim.report.charts import PagePart, altair
-from npusim.report.compare import Comparison, compare, comparison_part
+from npusim.report.comparison import Comparison, compare, comparison_part
 from npusim.report.figures import load_figures
-from npusim.report.inputs import asked_text
-from npusim.report.record import REPORT_FILE, RESULT_FILE, RunRecord, load_result
-from npusim.report.search import about_of, exploration_part, rows_of
+from npusim.report.result_json import REPORT_FILE, RESULT_FILE, RunRecord, load_result
+from npusim.report.run_inputs import asked_text
+from npusim.report.search_tables import about_of, exploration_part, rows_of
 from npusim.report.tables import VERDICT, run_figures, run_table, run_tiles, verdict
 from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible

@@ -22,8 +22,8 @@ from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 from npusim.sanitize import csv_text
 
 if TYPE_CHECKING:
-    from npusim.report.record import RunRecord
-    from npusim.timing.result import QueueUse, TimingRecord
+    from npusim.program.timing.timing_result import QueueUse, TimingRecord
+    from npusim.report.result_json import RunRecord
 
 PipeValue = str | int | float | None
 PipeColumns = dict[str, list[PipeValue]]

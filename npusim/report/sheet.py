@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.report.inputs import problem_text
 from npusim.report.pipes import read_pipes
-from npusim.report.record import RunRecord, load_result, record_of
+from npusim.report.result_json import RunRecord, load_result, record_of
+from npusim.report.run_inputs import problem_text
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
-    from npusim.timing.result import QueueUse, TimingRecord
+    from npusim.program.timing.timing_result import QueueUse, TimingRecord
+    from npusim.simulation.run_result import RunData
 
 #: What a unit's time goes to: its kind and its name.
 Item = tuple[str, str]

@@ -7,18 +7,18 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from npusim.report import bits, times
+from npusim.report import bits_table, times
 from npusim.report.advice import Trial, advise, decoding
 from npusim.report.charts import Figure, FigureTile
-from npusim.report.inputs import asked_text, tiling_text
-from npusim.report.program import program_figures
+from npusim.report.program_table import program_figures
+from npusim.report.run_inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from npusim.numerics.result import NumericRecord
-    from npusim.report.record import RunRecord
-    from npusim.timing.result import TimingRecord
+    from npusim.program.numerics.bits_result import NumericRecord
+    from npusim.program.timing.timing_result import TimingRecord
+    from npusim.report.result_json import RunRecord
 
 
 VERDICT = "verdict"
@@ -36,7 +36,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
     timing = record.timing
     first = [(VERDICT, (verdict(record),)), *_inputs(record, is_full=is_full)]
     blocks: list[Block] = [Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")]
-    after = [*bits.bits_facts(record, is_full=is_full)]
+    after = [*bits_table.bits_facts(record, is_full=is_full)]
     if timing is None:
         blocks.append(Facts((*first, ("latency", cells("not modelled on this device")))))
     else:
@@ -44,7 +44,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
         if is_full:
             blocks += [times.links_grid(record, timing)] if timing.link_bytes else []
             after += times.constants_facts(timing)
-    after += bits.presets_facts(record)
+    after += bits_table.presets_facts(record)
     decode = decoding(record)
     if decode is not None:
         after.append(("decode", cells(decode, style="warn")))
@@ -127,7 +127,7 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
 
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
-    rmse = "not finite" if numerics.rmse is None else bits.scientific(numerics.rmse)
+    rmse = "not finite" if numerics.rmse is None else bits_table.scientific(numerics.rmse)
     is_bad = numerics.rmse is None or numerics.rmse >= UNLIKE
     yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", is_bad)
     overflow, nan = sum(numerics.overflow_counts.values()), sum(numerics.nan_counts.values())
@@ -149,7 +149,7 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     if buffers:
         yield times.memories_figure(buffers)
     if drawn.get("rows"):
-        yield bits.errors_figure(record, drawn)
+        yield bits_table.errors_figure(record, drawn)
     if timing is not None and timing.constants:
         yield times.constants_figure(timing)
     yield from program_figures(drawn.get("program", ()))

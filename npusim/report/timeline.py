@@ -15,17 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
-from npusim.ir.walk import OpTemplate, Path, Templates, required_count, unrolled
 from npusim.machines.tracks import Track, track_of
-from npusim.timing.gpu_pipes import PIPE_BUSY
-from npusim.timing.stream import Streams
-from npusim.timing.summary import NO_INSTRUCTION
+from npusim.program.ir.walk import OpTemplate, Path, Templates, required_count, unrolled
+from npusim.program.timing.gpu_pipes import PIPE_BUSY
+from npusim.program.timing.stream import Streams
+from npusim.program.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from npusim.numerics.result import NumericEvent
-    from npusim.simulation.result import RunData
-    from npusim.timing.result import QueueUse, Span, TimingResult
+    from npusim.program.numerics.bits_result import NumericEvent
+    from npusim.program.timing.timing_result import QueueUse, Span, TimingResult
+    from npusim.simulation.run_result import RunData
 
 #: Cause of a wait: other core groups have yet to end the phase before; then blocks are dealt out.
 BARRIER = "phase barrier"

@@ -9,16 +9,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import LOOP_BOUNDS, track_of
+from npusim.program.timing.summary import NO_INSTRUCTION
+from npusim.program.timing.timing_result import BOUND_SHARE, QueueUse, Roofline, TimingRecord, method_text
 from npusim.report import charts
 from npusim.report.advice import EVEN_SHARE
 from npusim.report.charts import Figure, Row
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
-from npusim.timing.result import BOUND_SHARE, QueueUse, Roofline, TimingRecord, method_text
-from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from npusim.report.record import RunRecord
+    from npusim.report.result_json import RunRecord
 
 #: What a queue or pipe spends its time on, in the order in which bars show it.
 SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
@@ -30,7 +30,7 @@ SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "idle",
     "finished",
 )
-#: What a published time can be (`npusim.timing.result.KINDS`), in words.
+#: What a published time can be (`npusim.program.timing.timing_result.KINDS`), in words.
 _MEASURED = MappingProxyType(
     {
         "core": "the cores, from the start of the first to the end of the last",

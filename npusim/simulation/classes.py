@@ -2,7 +2,7 @@
 
 A key contains everything that determines a value: instructions with their attributes, formats, starts, constants, the
 order of each sum, sizes along axes that are summed or along which a state is carried, and the choices of compiled code
-that decide bits (`npusim.ttir.lowered`).  Blocks of rows and columns,
+that decide bits (`npusim.kernels.triton.compiled_choices`).  Blocks of rows and columns,
 stages, warps behind products and placement are left out: no element depends on another row or column, but along these
 axes.
 
@@ -20,16 +20,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.formats.reductions import normal_order
-from npusim.ir.content import uncollected
-from npusim.ir.op import Opcode
-from npusim.ttir.lowered import UNKNOWN
+from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.program.ir.content import uncollected
+from npusim.program.ir.op import Opcode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npusim.algorithms.phase import Instruction, Phase, Stage, TileLoop
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.kernels.form.phase import Instruction, Phase, Stage, TileLoop
+    from npusim.program.ir.tile_program import TileProgram
 
 #: Elements that one instruction of a matrix unit adds up, in the name of its arithmetic.
 _DEPTH = re.compile(r"\.k(\d+)\.")

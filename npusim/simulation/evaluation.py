@@ -17,8 +17,8 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
 from npusim.library import find_schedule
-from npusim.numerics.evaluate import evaluate, execute_rows, variant_rows
-from npusim.numerics.inputs import (
+from npusim.program.numerics.evaluate import evaluate, execute_rows, variant_rows
+from npusim.program.numerics.input_tensors import (
     array_source,
     drawn_source,
     kernel_source,
@@ -29,7 +29,7 @@ from npusim.numerics.inputs import (
     with_padding,
     without_padding,
 )
-from npusim.numerics.reference import attention
+from npusim.program.numerics.reference import attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.problem import KernelProblem, Problem
-    from npusim.ir.program import TileProgram
-    from npusim.ir.tile import GlobalTensor
-    from npusim.numerics.evaluate import BlockRows, Output, Programs
-    from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import NumericResult
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.evaluate import BlockRows, Output, Programs
+    from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
 
 #: A device whose cores do any arithmetic, for what a kernel computes in float64.

@@ -9,20 +9,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from npusim.config.head_scores import GivenBias
 from npusim.config.layers import ModelProblem
-from npusim.config.node import NodeDevice, NodeSpec
+from npusim.config.node_file import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
-from npusim.config.scores import GivenBias
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_format
+from npusim.kernels.declare.define import machine_of
 from npusim.library import find_schedule, is_of_models
-from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
-from npusim.schedules.define import machine_of
-from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection, unlikely_reading
+from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
+from npusim.program.timing import method_named
 from npusim.simulation.request import CALL, LAST, refuse
-from npusim.timing import method_named
+from npusim.simulation.tensor_files import (
+    check_finite,
+    chosen_tensors,
+    kernel_tensors,
+    load_projection,
+    unlikely_reading,
+)
 from npusim.units import ceil_div, format_duration, format_value
 
 if TYPE_CHECKING:
@@ -33,16 +39,16 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
-    from npusim.ir.program import TileProgram
+    from npusim.kernels.declare.node_define import PartialSums
+    from npusim.kernels.declare.registry import Precision
     from npusim.library import Schedule
     from npusim.machines.base import Machine
-    from npusim.numerics.evaluate import Choice, References
-    from npusim.numerics.executor import HeadSource
-    from npusim.schedules.node_define import PartialSums
-    from npusim.schedules.registry import Precision
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.evaluate import Choice, References
+    from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.evaluation import Subject
-    from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Groups, Request
+    from npusim.simulation.tensor_files import Tensors
 
 #: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
 PAIR_S = 0.4e-6
@@ -76,7 +82,7 @@ class Plan:
     ignored: tuple[str, ...]
     #: How the tensors were read, where another layout is likelier.
     reading: str = ""
-    #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
+    #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.chosen_tile`), or stay as declared.
     is_open: bool = False
     #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
     #: tensors by tiling: computed once.

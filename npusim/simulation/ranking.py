@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npusim.config.family import registered
+from npusim.program.timing.timing_result import Limit
 from npusim.simulation.classes import class_key
-from npusim.timing.result import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.bands import Validated
     from npusim.config.device import DeviceSpec, L2State
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 #: Share of the least time within which configurations are taken to be as fast: times of memory-bound kernels on a chip
 #: lie as near to one another (issue 57), so that a rule decides between them.

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
-from npusim.ttir import is_launch, is_recorded, launch_parts
+from npusim.kernels.triton import is_launch, is_recorded, launch_parts
 from npusim.units import format_value, parse_count
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec, L2State
-    from npusim.config.node import NodeSpec
+    from npusim.config.node_file import NodeSpec
     from npusim.config.problem import AnyProblem, CacheFormat, Dtype, Problem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.library import Schedule
-    from npusim.numerics.evaluate import Choice
+    from npusim.program.numerics.evaluate import Choice
 
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
@@ -439,8 +439,8 @@ class Request:
 
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
-        from npusim.config.node import load_machine
-        from npusim.schedules.define import unread_keys
+        from npusim.config.node_file import load_machine
+        from npusim.kernels.declare.define import unread_keys
 
         return load_machine(self.named_device(), self.overrides, unread_keys)
 

@@ -14,12 +14,12 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
+from npusim.kernels.declare.registry import NAMED
 from npusim.library import SCHEDULES
-from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
-from npusim.numerics.reference import summarise_errors
-from npusim.schedules.registry import NAMED
+from npusim.program.numerics.evaluate import compared_rows, execute_rows, named_choices
+from npusim.program.numerics.reference import summarise_errors
 from npusim.simulation.evaluation import bits_of, source_of, subject_of
-from npusim.simulation.result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence
+from npusim.simulation.run_result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.quantity import Choice
-    from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import BlockRows
-    from npusim.numerics.result import NumericResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.evaluate import BlockRows
     from npusim.simulation.plan import Plan
 
 

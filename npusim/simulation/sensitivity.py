@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.config.load import reader_of
-from npusim.config.node import load_machine
+from npusim.config.node_file import load_machine
 from npusim.errors import SpecError
-from npusim.ir.walk import Templates
-from npusim.schedules.define import machine_of, unread_keys
+from npusim.kernels.declare.define import machine_of, unread_keys
+from npusim.program.ir.walk import Templates
+from npusim.program.timing import METHODS
 from npusim.simulation.simulate import simulate_program
-from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.quantity import Quantity
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 #: The step of issue-grade sensitivity tables: a fifth up and down.
 STEP = 0.2

@@ -15,16 +15,16 @@ import numpy as np
 
 from npusim.errors import SpecError
 from npusim.formats import cast, get_format
-from npusim.numerics.executor import POISON, execute
-from npusim.numerics.inputs import kernel_source
+from npusim.kernels.triton.calls import Argument, Call, call_of
+from npusim.kernels.triton.rolled_rows import with_scratch_kept
+from npusim.kernels.triton.ttir_text import read as read_ttir
+from npusim.program.numerics.executor import POISON, execute
+from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.simulate import run_request
-from npusim.ttir.calls import Argument, Call, call_of
-from npusim.ttir.rolled import with_scratch_kept
-from npusim.ttir.text import read as read_ttir
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 class SequenceRun(NamedTuple):

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.outside import with_origin
 from npusim.errors import TilingError
-from npusim.ir.check import check
-from npusim.schedules.define import machine_of
-from npusim.simulation.apart import done_apart
+from npusim.kernels.declare.define import machine_of
+from npusim.program.ir.check import check
+from npusim.program.timing import auto, method_named
+from npusim.program.timing.precompile import compiled_before, compiled_meanwhile
+from npusim.program.timing.stream import Streams
+from npusim.program.timing.summary import check_sanity
+from npusim.program.timing.trace_head import first_spans
+from npusim.simulation.chosen_tile import program_of, starting_with
 from npusim.simulation.evaluation import bits_of, compared_variants
-from npusim.simulation.inputs import inputs_notes, padding_note
+from npusim.simulation.other_process import done_apart
 from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups, without_effect
-from npusim.simulation.result import (
-    ComputedBits,
-    PresetOutcome,
-    RunData,
-    arithmetic_evidence,
-    result_of,
-    row_sum_evidence,
-)
 from npusim.simulation.robustness import (
     ROUNDED,
     Compared,
@@ -32,12 +29,15 @@ from npusim.simulation.robustness import (
     finite_choices,
     rows_under,
 )
-from npusim.simulation.tile import program_of, starting_with
-from npusim.timing import auto, method_named
-from npusim.timing.precompile import compiled_before, compiled_meanwhile
-from npusim.timing.stream import Streams
-from npusim.timing.summary import check_sanity
-from npusim.timing.trace_head import first_spans
+from npusim.simulation.run_result import (
+    ComputedBits,
+    PresetOutcome,
+    RunData,
+    arithmetic_evidence,
+    result_of,
+    row_sum_evidence,
+)
+from npusim.simulation.tensor_files import inputs_notes, padding_note
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
-    from npusim.ir.walk import Templates
-    from npusim.numerics.evaluate import BlockRows
-    from npusim.numerics.result import NumericResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.ir.walk import Templates
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.evaluate import BlockRows
+    from npusim.program.timing.timing_result import TimingResult
     from npusim.simulation.request import Groups, Request
-    from npusim.timing.result import TimingResult
 
 
 #: Rows of the output of all heads beyond which a run alone takes most of half a gigabyte.
@@ -66,7 +66,7 @@ def run_request(request: Request) -> RunData:
 def run_plan(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan."""
     if plan.machine.node is not None:
-        from npusim.simulation.node import run_on_node
+        from npusim.simulation.node_run import run_on_node
 
         return run_on_node(plan)
     r, device = plan.request, plan.device
@@ -262,7 +262,7 @@ def simulate_program(
     """
     simulate, quickly = method_named(method), method_named("auto")
     if machine_of(device).node is not None:
-        from npusim.simulation.node import time_on_node
+        from npusim.simulation.node_run import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
     streams = Streams(program, device, templates)

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling
 from npusim.formats import get_format
-from npusim.ir.content import kept_by_blocks
-from npusim.ir.op import Opcode
-from npusim.ir.program import Loop
-from npusim.ir.tile import GlobalTile
-from npusim.numerics.evaluate import needed_blocks
+from npusim.program.ir.content import kept_by_blocks
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.ir.tile_program import Loop
+from npusim.program.numerics.evaluate import needed_blocks
+from npusim.simulation.chosen_tile import candidates, open_fields, program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
-from npusim.simulation.tile import candidates, open_fields, program_of
 from npusim.units import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
-    from npusim.ir.op import Attributes, Source, Step
-    from npusim.ir.program import Item, TileProgram
-    from npusim.numerics.paths import Place
+    from npusim.program.ir.op import Attributes, Source, Step
+    from npusim.program.ir.tile_program import Item, TileProgram
+    from npusim.program.numerics.paths import Place
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 

@@ -6,12 +6,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.program.timing.engine_code import code_of, equal_groups
+from npusim.program.timing.mean_field import MeanField
+from npusim.program.timing.stream import Streams
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import evaluate_plan, run_request
-from npusim.timing.engine_code import code_of, equal_groups
-from npusim.timing.mean_field import MeanField
-from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import load_measurements
 from npusim.config.problem import Problem
+from npusim.program.timing.timing_result import TimingResult
 from npusim.run import run
-from npusim.timing.result import TimingResult
 from reports.parts.document import Section, gather, percent, save_page, table
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.load import load_device
-from npusim.validate.times import Predictor
+from npusim.studies.validate.measured_times import Predictor
 from reports.ascend_timing import study
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npusim.config.cases import load_measurements
 from npusim.config.load import load_workload
 from npusim.config.problem import LayerProblem, Problem
+from npusim.program.timing.timing_result import TimingResult
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
-from npusim.timing.result import TimingResult
-from npusim.validate.times import Predictor
+from npusim.studies.validate.measured_times import Predictor
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.cases import load_measurements
 from npusim.config.load import load_device
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 from reports.parts.chart import chart

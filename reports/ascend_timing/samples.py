@@ -6,26 +6,26 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.algorithms.blocks import grid
-from npusim.algorithms.gemm import gemm
-from npusim.algorithms.phase import Instruction, Name, Phase, Stage, TileLoop
-from npusim.config.engine import VectorEngine
+from npusim.config.core_units import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem
-from npusim.ir.op import Opcode, Step
-from npusim.ir.residency import Residency
-from npusim.ir.tile import GlobalTensor, Tile
-from npusim.layout.memory import BankModel, wavefronts
-from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
-from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
+from npusim.formats.layout.wavefronts import BankModel, wavefronts
+from npusim.kernels.attention.call_blocks import grid
+from npusim.kernels.attention.products import gemm
+from npusim.kernels.form.phase import Instruction, Name, Phase, Stage, TileLoop
+from npusim.machines.ascend.ascend_machine import AscendMachine
+from npusim.machines.ascend.ascend_pricing import AscendPricing, vector_cycles
+from npusim.machines.ascend.product_plan import AscendTiling, gemm_tiling
 from npusim.machines.decisions import AscendDecisions
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.residency import Residency
+from npusim.program.ir.tile import GlobalTensor, Tile
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 __all__ = ["Sample", "samples"]
 

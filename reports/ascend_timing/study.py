@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.load import load_device
-from npusim.config.node import load_machine
-from npusim.validate.times import Predictor
+from npusim.config.node_file import load_machine
+from npusim.studies.validate.measured_times import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,8 @@ import numpy as np
 from npusim.config.load import load_workload
 from npusim.formats import BLOCK_FORMATS, cast, quantize
 from npusim.formats.cast import widen
-from npusim.numerics.inputs import recipe_source
-from npusim.simulation.inputs import read_tensors
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.simulation.tensor_files import read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from reports.parts.kernel import declared_tiling
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.timing.result import TimingResult
+    from npusim.program.timing.timing_result import TimingResult
 
 __all__ = ["write"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import npusim
 from npusim.config.load import load_device
-from npusim.report.search import front_of, map_of
+from npusim.report.search_tables import front_of, map_of
 from reports.parts.chart import svg
 from reports.parts.document import Section, gather, percent, save_page, table
 from reports.parts.kernel import declared_tiling
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from npusim.explore import Exploration
+    from npusim.studies.explore import Exploration
 
 __all__ = ["write"]
 

@@ -7,13 +7,13 @@ import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import npusim
-from npusim.algorithms.flash import attend, flash
-from npusim.algorithms.gemm import product_by_tiles
-from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.preparation import scaled
-from npusim.algorithms.split import merge_last, split
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import NpusimError
+from npusim.kernels.attention.online_softmax import attend, flash
+from npusim.kernels.attention.preparation import scaled
+from npusim.kernels.attention.products import product_by_tiles
+from npusim.kernels.attention.split import merge_last, split
+from npusim.kernels.form.lowering import Kernel
 from npusim.library.fp8_attention import fp8
 from npusim.library.pasa import pasa
 from npusim.library.standard import masked, softmax_whole

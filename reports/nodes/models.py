@@ -11,12 +11,12 @@ import npusim
 from npusim.config.cases import load_measurements
 from npusim.config.layers import ModelProblem
 from npusim.config.load import load_workload
-from npusim.config.node import load_node_device
-from npusim.node.memory import longest, memory_plan
-from npusim.node.result import NodeTiming
+from npusim.config.node_file import load_node_device
+from npusim.machines.node.layers_in_memory import longest, memory_plan
+from npusim.machines.node.node_result import NodeTiming
+from npusim.program.timing.timing_result import TimingResult
 from npusim.simulation.plan import layer_problem
-from npusim.timing.result import TimingResult
-from npusim.validate.times import Predictor, validate_times
+from npusim.studies.validate.measured_times import Predictor, validate_times
 from reports.nodes import study
 from reports.parts.document import Section, number, percent, table
 from reports.parts.kernel import declared_tiling
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npusim.config.cases import MeasurementCase
-    from npusim.config.node import NodeDevice
-    from npusim.validate.times import TimesReport
+    from npusim.config.node_file import NodeDevice
+    from npusim.studies.validate.measured_times import TimesReport
 
 __all__ = [
     "attention_bits",

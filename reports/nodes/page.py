@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.config.cases import load_measurements
-from npusim.config.node import load_node, load_node_device
-from npusim.node.result import NodeTiming
-from npusim.validate.times import validate_times
+from npusim.config.node_file import load_node, load_node_device
+from npusim.machines.node.node_result import NodeTiming
+from npusim.studies.validate.measured_times import validate_times
 from reports.nodes import models, study
 from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.validation.study import wrong_signs
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
-    from npusim.validate.times import Residual, TimesReport
+    from npusim.simulation.run_result import RunData
+    from npusim.studies.validate.measured_times import Residual, TimesReport
 
 __all__ = ["write"]
 

@@ -11,23 +11,23 @@ import numpy as np
 import npusim
 from npusim import formats
 from npusim.config.load import load_workload
-from npusim.config.node import load_node, load_node_device
+from npusim.config.node_file import load_node, load_node_device
 from npusim.config.problem import CopyProblem, LayerProblem
-from npusim.explore import explore
-from npusim.node.collective import CollectiveCall, alpha_beta, collective, plan_collective
-from npusim.node.program import cut_rows
-from npusim.node.reduction import execute
-from npusim.node.result import NodeTiming
-from npusim.node.topology import Topology
+from npusim.machines.node.collective import CollectiveCall, alpha_beta, collective, plan_collective
+from npusim.machines.node.node_program import cut_rows
+from npusim.machines.node.node_result import NodeTiming
+from npusim.machines.node.reduction import execute
+from npusim.machines.node.topology import Topology
+from npusim.studies.explore import explore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from npusim.config.node import NodeDevice
-    from npusim.node.collective import Algorithm, AlphaBeta, Collective
-    from npusim.simulation.result import RunData
+    from npusim.config.node_file import NodeDevice
+    from npusim.machines.node.collective import Algorithm, AlphaBeta, Collective
+    from npusim.simulation.run_result import RunData
 
 __all__ = [
     "CAUSAL",

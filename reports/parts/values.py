@@ -10,19 +10,19 @@ import numpy as np
 from npusim.config.load import load_device
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Choice, References
-    from npusim.numerics.executor import HeadSource, Observer
-    from npusim.numerics.result import NumericResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.evaluate import Choice, References
+    from npusim.program.numerics.executor import HeadSource, Observer
 
 __all__ = ["ASCEND", "GPU", "observe", "program_of", "values"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.load import load_device, load_workload
 from npusim.formats import get_format
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from reports.parts.document import Section, number, percent, table
 from reports.parts.values import ASCEND, values
 from reports.pasa_numerics import study
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.problem import Problem
-    from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import NumericResult
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.executor import HeadSource
 
 __all__ = ["GAIN", "limits", "models", "orders", "ranges", "real"]
 

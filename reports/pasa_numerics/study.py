@@ -18,16 +18,16 @@ from npusim import formats
 from npusim.config.load import load_workload
 from npusim.config.problem import AmplifiedData, HybridData, Problem, UniformData
 from npusim.library.pasa import ShiftingMatrix, optimal_beta
-from npusim.numerics.inputs import array_source, recipe_source
-from npusim.simulation.inputs import load_tensors
+from npusim.program.numerics.input_tensors import array_source, recipe_source
+from npusim.simulation.tensor_files import load_tensors
 from reports.parts.document import number, scattered
 from reports.parts.values import GPU, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import NumericResult
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.executor import HeadSource
 
 __all__ = [
     "ALLOCATIONS",

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
-from npusim.ir.op import Opcode
-from npusim.ir.tile import GlobalTile
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.numerics.input_tensors import recipe_source
 from reports.parts.values import GPU, observe, values
 from reports.pcast_numerics import study
 from reports.pcast_numerics.theory import largest_zero
@@ -24,7 +24,7 @@ from reports.pcast_numerics.theory import largest_zero
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npusim.numerics.executor import HeadSource, Moment
+    from npusim.program.numerics.executor import HeadSource, Moment
 
 __all__ = [
     "DYNAMIC",

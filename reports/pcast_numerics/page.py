@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from npusim.numerics.result import Diagnosis
+    from npusim.program.numerics.bits_result import Diagnosis
 
 __all__ = ["TABLE_1", "TABLE_2", "write"]
 

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem, SinkData
-from npusim.numerics.inputs import array_source, recipe_source
-from npusim.simulation.inputs import load_tensors
+from npusim.program.numerics.input_tensors import array_source, recipe_source
+from npusim.simulation.tensor_files import load_tensors
 from reports.parts.values import GPU, observe, values
 from reports.pcast_numerics.weights import EffectiveWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import Diagnosis
+    from npusim.program.numerics.bits_result import Diagnosis
+    from npusim.program.numerics.executor import HeadSource
 
 __all__ = [
     "PRECISIONS",

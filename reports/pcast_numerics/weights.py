@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.ir.op import Opcode
-from npusim.ir.tile import GlobalTile
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from npusim.numerics.executor import Moment
+    from npusim.program.numerics.executor import Moment
 
 Doubles = NDArray[np.float64]
 #: Called with a finished block and its weights, (rows, keys) float64, 0 where no key was visited.

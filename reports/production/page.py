@@ -13,14 +13,14 @@ from npusim.config.cases import load_measurements
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 from reports.parts.document import Section, gather, percent, save_page, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.cases import MeasurementCase
-    from npusim.validate.times import Residual
+    from npusim.studies.validate.measured_times import Residual
 
 __all__ = ["KERNELS", "load_rows", "write"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import npusim
-from npusim.ttir.calls import Calls
+from npusim.kernels.triton.calls import Calls
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "tests"

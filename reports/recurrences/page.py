@@ -14,7 +14,7 @@ from npusim.config.problem import KernelProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.library import find_schedule
-from npusim.timing.auto import simulate
+from npusim.program.timing.auto import simulate
 from reports.parts.document import Section, gather, percent, save_page, table
 from reports.recurrences import backward
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import npusim
-from npusim.algorithms.split_rules import RULES
+from npusim.kernels.attention.split_rules import RULES
 from npusim.report.findings import VERDICTS
 from npusim.run import run
 from reports.parts.document import Section, gather, save_page, table

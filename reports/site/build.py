@@ -44,16 +44,21 @@ PAGES = {
 MODULES = {
     "npusim": (
         "npusim.run.run",
-        "npusim.report.compare.compare",
+        "npusim.report.comparison.compare",
         "npusim.explore.explore",
         "npusim.invariance.invariant",
         "npusim.stress.stress",
-        "npusim.schedules.triton.triton",
+        "npusim.kernels.triton.launch.triton",
         "npusim.errors",
     ),
-    "npusim.kernel": ("npusim.kernel", "npusim.algorithms.language"),
+    "npusim.kernel": ("npusim.kernel", "npusim.kernels.form.language"),
     "npusim.machine": ("npusim.machine",),
-    "npusim.formats": ("npusim.formats", "npusim.formats.cast", "npusim.formats.blocks", "npusim.formats.matmul"),
+    "npusim.formats": (
+        "npusim.formats",
+        "npusim.formats.cast",
+        "npusim.formats.block_formats",
+        "npusim.formats.matmul",
+    ),
 }
 #: Pages that are alone under their tab: an empty menu beside them would narrow their code.
 ALONE = "---\nhide: [navigation]\n---\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.kernel import FlashPrecision, attention, exp, full, kernel, maximum, tiles, where
 
 if TYPE_CHECKING:
-    from npusim.algorithms.lowering import Kernel
+    from npusim.kernels.form.lowering import Kernel
 
 FP32 = FlashPrecision("fp32")
 

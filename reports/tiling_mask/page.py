@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from npusim.algorithms.blocks import attention_cells
-from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
+from npusim.kernels.attention.call_blocks import attention_cells
+from npusim.kernels.attention.tiling_mask import DEFAULT_M, TilingMask
 from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.parts.values import program_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
-from npusim.timing.result import Limit
 from reports.parts.document import Section, gather, percent, save_page, table
 
 __all__ = ["write"]

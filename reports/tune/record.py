@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.problem import KernelProblem
 from npusim.simulation.request import Request
-from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import predict_all
+from npusim.studies.tune.configurations import configurations_of
+from npusim.studies.tune.prediction import predict_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from npusim.tune.prediction import Configuration
+    from npusim.studies.tune.prediction import Configuration
 
 HERE = Path(__file__).resolve().parent
 DEVICE = "h100"

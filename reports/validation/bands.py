@@ -22,11 +22,11 @@ if __name__ == "__main__":
 from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, band, cores_of, kind_of, numbers_of, sizes_of, tile_of
 from npusim.config.device_tables import ESTIMATED
 from npusim.config.family import NODE_FAMILY
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node_file import NodeDevice, load_machine
 from npusim.config.packaged import packaged_folder, read_table
 from npusim.library import SCHEDULES
 from npusim.report.output import write_whole
-from npusim.validate.times import Predictor
+from npusim.studies.validate.measured_times import Predictor
 from reports.validation import study
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.load import load_device
-from npusim.validate.times import Predictor, kendall_tau, regret
+from npusim.studies.validate.measured_times import Predictor, kendall_tau, regret
 from reports.validation.study import Errors, counted
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import load_measurements
-from npusim.validate.kernels import check_kernels
-from npusim.validate.times import validate_times
-from npusim.validate.vectors import check_vectors
+from npusim.studies.validate.kernels import check_kernels
+from npusim.studies.validate.measured_times import validate_times
+from npusim.studies.validate.vectors import check_vectors
 from reports.ascend_timing.study import REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from npusim.config.cases import MeasurementCase
-    from npusim.validate.times import GroupRank, Residual
-    from npusim.validate.vectors import VectorReport
+    from npusim.studies.validate.measured_times import GroupRank, Residual
+    from npusim.studies.validate.vectors import VectorReport
 
 HERE = Path(__file__).resolve().parent
 SILICON = HERE.parent / "silicon"

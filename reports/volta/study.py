@@ -5,15 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.engine import WarpMatrixEngine
+from npusim.config.core_units import WarpMatrixEngine
 from npusim.config.load import load_device
 from npusim.config.problem import NormalData, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
-from npusim.layout.chain import chain
-from npusim.layout.fragment import arrangement
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import VOLTA_BANKS, fragment_addresses, padded, swizzled, wavefronts
+from npusim.formats.layout.chain import chain
+from npusim.formats.layout.fragment import arrangement
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import VOLTA_BANKS, fragment_addresses, padded, swizzled, wavefronts
 from npusim.library import find_schedule
 from npusim.library.volta_flash import VoltaPrecision
 from npusim.machines.sm.core import SmFields
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from npusim.config.problem import DataRecipe
-    from npusim.numerics.result import NumericResult
+    from npusim.program.numerics.bits_result import NumericResult
 
 __all__ = ["MMA", "V100", "Kernel", "bank_cycles", "chains", "instruction_times", "kernel", "numerics", "shape"]
 

@@ -18,9 +18,9 @@ from npusim.formats import matmul
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from npusim.algorithms.phase import WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
+    from npusim.kernels.form.phase import WorkTile
 
 Array = np.ndarray[Any, Any]
 

@@ -10,14 +10,14 @@ import pytest
 
 import npusim
 from npusim import kernel as words
-from npusim.algorithms.phase import Instruction
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
-from npusim.ir.op import SOURCES, Opcode
 from npusim.kernel import FlashPrecision, GlobalTensor, TilingMask, attention, kernel
+from npusim.kernels.form.phase import Instruction
 from npusim.library import find_schedule
+from npusim.program.ir.op import SOURCES, Opcode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from npusim import kernel as words
 from npusim.config.load import load_device
 from npusim.config.tiling import build_tiling
 from npusim.errors import FlagError, ProgramError, SpecError, TilingError
-from npusim.ir.check import check
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
 from tests.algorithms.drawn import Drawn
 from tests.algorithms.interpreter import Machine, Run
 

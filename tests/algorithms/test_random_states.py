@@ -10,12 +10,12 @@ import pytest
 
 from npusim import formats
 from npusim import kernel as words
-from npusim.algorithms.phase import Stacked, tensor_of
 from npusim.config.tiling import build_tiling
 from npusim.errors import FlagError, ProgramError, SpecError, TilingError
-from npusim.ir.check import check
-from npusim.numerics.executor import execute
-from npusim.schedules.define import attention_fields, machine_of
+from npusim.kernels.declare.define import attention_fields, machine_of
+from npusim.kernels.form.phase import Stacked, tensor_of
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
 from tests.algorithms.drawn_states import AXES, STILL, DrawnStates
 from tests.algorithms.interpreter import Array, Machine, Numbers
 from tests.algorithms.test_random_kernels import device_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from npusim.algorithms.phase import Phase, WorkTile
-    from npusim.ir.program import TileProgram
+    from npusim.kernels.form.phase import Phase, WorkTile
+    from npusim.program.ir.tile_program import TileProgram
 
 MACHINES = ("ascend_910b2", "ascend_950", "h200", "a100", "a10", "v100", "t4")
 #: A refusal is for a user: none of these words, which speak of how a machine is built.

@@ -11,17 +11,17 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError, TilingError
-from npusim.ir.check import check
 from npusim.kernel import GlobalTensor, Phase, Stacked, TileRun, WorkTile, exp, full, grid, kernel, tiles, with_columns
-from npusim.numerics.executor import execute
-from npusim.schedules.define import attention_fields, machine_of
-from npusim.timing.auto import simulate
+from npusim.kernels.declare.define import attention_fields, machine_of
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
+from npusim.program.timing.auto import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 F32 = "float32"
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a100", "v100")

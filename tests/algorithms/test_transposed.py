@@ -15,15 +15,15 @@ from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
-from npusim.ir.check import check
 from npusim.kernel import FlashPrecision, GlobalTensor, full, grid, kernel, schedule, tiles, with_columns
-from npusim.numerics.executor import execute
-from npusim.schedules.define import attention_fields, machine_of
+from npusim.kernels.declare.define import attention_fields, machine_of
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
 from npusim.simulation.simulate import simulate_program
 from tests.algorithms.interpreter import Machine, Numbers
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 LINEAR = f"{Path(__file__).parents[1]}/plugins/linear_attention.py:LINEAR_ATTENTION"
 M, N, K, TILE = 128, 96, 200, 64

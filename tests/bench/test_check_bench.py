@@ -11,12 +11,12 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.ir.check import check
-from npusim.ir.walk import Templates
 from npusim.library import SCHEDULES
+from npusim.program.ir.check import check
+from npusim.program.ir.walk import Templates
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 pytestmark = pytest.mark.bench
 REPEATS = 5

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from npusim.explore import explore
+from npusim.studies.explore import explore
 
 pytestmark = pytest.mark.bench
 FIELDS = {

@@ -15,11 +15,11 @@ from bench.test_timing_bench import bare_loops
 
 from npusim.config.problem import Problem
 from npusim.library import find_schedule
-from npusim.timing import METHODS
+from npusim.program.timing import METHODS
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.timing.result import TimingResult
+    from npusim.program.timing.timing_result import TimingResult
 
 pytestmark = pytest.mark.bench
 REPEATS = 7

@@ -9,7 +9,7 @@ import pytest
 
 import npusim
 from npusim.config.load import load_workload
-from npusim.config.node import load_node_device
+from npusim.config.node_file import load_node_device
 
 LIMIT_S = 1.0
 REPEATS = 3

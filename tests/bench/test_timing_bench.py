@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import simpy
 
-from npusim.timing import des
-from npusim.timing.stream import Streams
+from npusim.program.timing import des
+from npusim.program.timing.stream import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 EVENTS = 200_000
 REPEATS = 3

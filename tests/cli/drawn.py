@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads, load_device
-from npusim.config.node import list_nodes
+from npusim.config.node_file import list_nodes
 from npusim.config.packaged import packaged_folder
 from npusim.config.tiling import tiling_fields
 from npusim.formats import ARITHMETICS

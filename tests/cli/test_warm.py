@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
+from npusim.program.timing import mean_field_kernel
 from npusim.simulation import warm
-from npusim.timing import mean_field_kernel
 
 if TYPE_CHECKING:
     import pytest

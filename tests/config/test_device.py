@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.config.core_units import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
 from npusim.config.load import load_device
 from npusim.units import ceil_div
 

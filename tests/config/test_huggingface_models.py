@@ -13,7 +13,7 @@ from npusim.config.huggingface import import_config, workload_yaml
 from npusim.config.huggingface_keys import unread_keys
 from npusim.config.load import load_workload
 from npusim.errors import SpecError
-from npusim.report.inputs import read_as
+from npusim.report.run_inputs import read_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable

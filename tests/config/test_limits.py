@@ -6,7 +6,7 @@ import pytest
 
 from npusim import run
 from npusim.config.load import list_devices, load_device
-from npusim.config.node import load_machine
+from npusim.config.node_file import load_machine
 from npusim.errors import SpecError
 
 

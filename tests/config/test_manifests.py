@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.algorithms.flash import FlashPrecision
 from npusim.config.family import FAMILIES, CoreFamily, Kind, registered, running
 from npusim.config.tiling import Blocks, Field, Tiling
 from npusim.errors import SpecError
+from npusim.kernels.attention.online_softmax import FlashPrecision
+from npusim.kernels.declare.define import machine_class, schedule
+from npusim.kernels.declare.registry import as_family
 from npusim.library import SCHEDULES, find_schedule
 from npusim.machines.base import Machine
-from npusim.machines.published import kernels
-from npusim.machines.published.kernel import PublishedKernel
-from npusim.schedules.define import machine_class, schedule
-from npusim.schedules.registry import as_family
+from npusim.machines.published_kernel import PublishedKernel
+from npusim.machines.published_kernels import kernels
 
 
 class Undecided(NamedTuple):

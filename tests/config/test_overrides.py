@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from npusim.config.load import apply_overrides, load_device
-from npusim.schedules.define import unread_keys
+from npusim.kernels.declare.define import unread_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ import typing
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from npusim.config import device, engine
+from npusim.config import core_units, device
 from npusim.config.load import list_devices, load_device
 from npusim.config.quantity import Choice, Quantity, WholeQuantity, has_unit
 
@@ -28,7 +28,7 @@ def test_every_number_of_every_model_has_its_unit_in_its_key() -> None:
 
     names = [
         f"{model.__name__}.{name}"
-        for module in (device, engine)
+        for module in (device, core_units)
         for model in vars(module).values()
         if isinstance(model, type) and issubclass(model, BaseModel)
         for name, field in model.model_fields.items()

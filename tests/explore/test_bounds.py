@@ -10,21 +10,21 @@ import pytest
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.errors import NpusimError, TilingError
-from npusim.explore import explore
-from npusim.explore.bounds import Bound, alone_bound, work_bound
-from npusim.explore.space import SearchRequest, declared
-from npusim.ir.families import families_of
 from npusim.library import SCHEDULES, find_schedule
+from npusim.program.ir.families import families_of
+from npusim.program.timing import METHODS, des
+from npusim.program.timing.engine_code import Code
+from npusim.program.timing.stream import Streams
 from npusim.simulation.request import Request
 from npusim.simulation.variants import Variants
-from npusim.timing import METHODS, des
-from npusim.timing.engine_code import Code
-from npusim.timing.stream import Streams
+from npusim.studies.explore import explore
+from npusim.studies.explore.bounds import Bound, alone_bound, work_bound
+from npusim.studies.explore.space import SearchRequest, declared
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
     from npusim.library import Schedule
+    from npusim.program.ir.tile_program import TileProgram
 
 DEVICE = load_device("ascend_910b2")
 FIELDS = {

@@ -14,16 +14,16 @@ import pytest
 
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
-from npusim.explore import explore
-from npusim.explore.space import SearchRequest
 from npusim.library import find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
+from npusim.studies.explore import explore
+from npusim.studies.explore.space import SearchRequest
 
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
-    from npusim.explore import Exploration
-    from npusim.explore.store import PointOutcome
+    from npusim.studies.explore import Exploration
+    from npusim.studies.explore.store import PointOutcome
 
 WINDOW = f"{Path(__file__).parents[1] / 'plugins' / 'window.py'}:WINDOW"
 SIZES = (16, 32, 64, 128)

@@ -12,10 +12,10 @@ import pytest
 
 import npusim
 from npusim.errors import NpusimError
-from npusim.explore import cluster as under_test
-from npusim.explore.cluster import ClusterExecutor, checked, installed
-from npusim.explore.executors import executor
-from npusim.explore.tasks import Lost
+from npusim.studies.explore import cluster as under_test
+from npusim.studies.explore.cluster import ClusterExecutor, checked, installed
+from npusim.studies.explore.executors import executor
+from npusim.studies.explore.tasks import Lost
 
 pytest.importorskip("distributed", reason="npusim[cluster] is not installed")
 

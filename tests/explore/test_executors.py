@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from npusim.errors import NpusimError, TilingError
-from npusim.explore.executors import ProcessExecutor, executor
-from npusim.explore.tasks import Lost
+from npusim.studies.explore.executors import ProcessExecutor, executor
+from npusim.studies.explore.tasks import Lost
 
 
 def _square(number: int) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
     script = tmp_path / "search.py"
     script.write_text(
         "import os, time\n"
-        "from npusim.explore.executors import ProcessExecutor\n"
+        "from npusim.studies.explore.executors import ProcessExecutor\n"
         "def work(seconds):\n"
         "    os.write(1, f'{os.getpid()}\\n'.encode())\n"  # at once: lines of two workers stay apart
         "    time.sleep(seconds)\n"
@@ -99,7 +99,7 @@ def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
         (here / f"{name}.py").write_text("import pathlib\npathlib.Path('ran').write_text(__name__)\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "from npusim.explore.executors import executor\n"
+        "from npusim.studies.explore.executors import executor\n"
         "def folder(number):\n"
         "    import numpy, os\n"
         "    return os.getcwd()\n"
@@ -122,7 +122,7 @@ def test_workers_are_forked_where_there_is_one_thread(tmp_path: Path, *, has_thr
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, threading\n"
-        "from npusim.explore.executors import executor\n"
+        "from npusim.studies.explore.executors import executor\n"
         "loaded = []\n"
         "def known(number):\n"
         "    return len(loaded)\n"

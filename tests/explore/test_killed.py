@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from npusim.errors import SpecError
-from npusim.explore import explore
-from npusim.explore.store import read_store
+from npusim.studies.explore import explore
+from npusim.studies.explore.store import read_store
 
 pytestmark = pytest.mark.exhaustive
 FIELDS = {

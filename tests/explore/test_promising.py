@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.explore import explore
-from npusim.explore.exploration import front
-from npusim.explore.search import LARGE, STEPS, Progress, Search, _OutOfTimeError
-from npusim.explore.store import PointOutcome
 from npusim.run import run
+from npusim.studies.explore import explore
+from npusim.studies.explore.exploration import front
+from npusim.studies.explore.search import LARGE, STEPS, Progress, Search, _OutOfTimeError
+from npusim.studies.explore.store import PointOutcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,10 +52,10 @@ def test_processes_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_search_says_how_long_its_stage_takes() -> None:
-    from npusim.explore.exploration import search
-    from npusim.explore.search import Options
-    from npusim.explore.space import SearchRequest
     from npusim.simulation.request import Request
+    from npusim.studies.explore.exploration import search
+    from npusim.studies.explore.search import Options
+    from npusim.studies.explore.space import SearchRequest
 
     told: list[Progress] = []
     fields = {"block_q": (32, 64), "block_kv": (64, 128), "vector_rows": (8, 16)}

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from npusim import NpusimError, explore, run
 from npusim.cli.app import app
-from npusim.report.inputs import tiling_text
-from npusim.report.record import record_of
+from npusim.report.result_json import record_of
+from npusim.report.run_inputs import tiling_text
 
 if TYPE_CHECKING:
     from pathlib import Path

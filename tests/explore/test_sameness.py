@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.ir.check import check
-from npusim.ir.sameness import ProgramContent
+from npusim.program.ir.check import check
+from npusim.program.ir.sameness import ProgramContent
+from npusim.program.timing import METHODS
 from npusim.simulation.request import Request
 from npusim.simulation.variants import Variants
-from npusim.timing import METHODS
 
 if TYPE_CHECKING:
     from npusim.simulation.simulate import BuiltPlan

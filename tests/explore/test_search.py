@@ -12,23 +12,23 @@ import pytest
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
-from npusim.explore import exploration, explore, points
-from npusim.explore.search import Options, Progress
-from npusim.explore.space import MOST_POINTS, SearchRequest
-from npusim.explore.store import PointOutcome, read_store
 from npusim.library import find_schedule
 from npusim.machines.ascend.group import AscendGroup
-from npusim.report.search import front_of
+from npusim.report.search_tables import front_of
 from npusim.run import run
 from npusim.simulation import simulate
 from npusim.simulation.request import Request
+from npusim.studies.explore import exploration, explore, points
+from npusim.studies.explore.search import Options, Progress
+from npusim.studies.explore.space import MOST_POINTS, SearchRequest
+from npusim.studies.explore.store import PointOutcome, read_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.explore import Exploration
-    from npusim.ir.buffers import Ring
     from npusim.machines.ascend.group import VectorCore
+    from npusim.program.ir.buffers import Ring
+    from npusim.studies.explore import Exploration
 
 # 100 is no multiple of 16; 2048 queries a block do not fit UB.
 FIELDS = {"block_kv": [256, 512], "block_q": [128, 100, 2048]}

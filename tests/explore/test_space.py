@@ -6,8 +6,8 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.explore.space import SearchRequest, checked_axes, chunks, combinations, declared, parse_field
 from npusim.simulation.request import Request
+from npusim.studies.explore.space import SearchRequest, checked_axes, chunks, combinations, declared, parse_field
 
 
 class _Tiling(Tiling):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.config.load import load_device
-from npusim.explore.bounds import work_bound
-from npusim.explore.spans import QueueEntry, spans, waited_for
-from npusim.timing import METHODS
-from npusim.timing.stream import clocked
+from npusim.program.timing import METHODS
+from npusim.program.timing.stream import clocked
+from npusim.studies.explore.bounds import work_bound
+from npusim.studies.explore.spans import QueueEntry, spans, waited_for
 
 if TYPE_CHECKING:
     from tests.conftest import FlashBuilder

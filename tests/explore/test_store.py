@@ -11,8 +11,8 @@ import pytest
 
 import npusim
 from npusim.errors import OutputError, SpecError
-from npusim.explore import explore
-from npusim.explore.store import PointOutcome, open_store, read_store
+from npusim.studies.explore import explore
+from npusim.studies.explore.store import PointOutcome, open_store, read_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,7 @@ def test_a_file_that_no_search_wrote_is_refused_before_a_search(
     other = sqlite3.connect(tmp_path / "other.sqlite")
     other.executescript("CREATE TABLE about (name TEXT, value TEXT); INSERT INTO about VALUES ('author', '\"me\"')")
     other.close()
-    searching = importlib.import_module("npusim.explore.search")
+    searching = importlib.import_module("npusim.studies.explore.search")
     monkeypatch.setattr(searching, "evaluate", lambda job: pytest.fail("searched"))
     for path in list(tmp_path.iterdir()):
         before = path.read_bytes()
@@ -181,7 +181,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, storing = tmp_path / "s.sqlite", importlib.import_module("npusim.explore.store")
+    path, storing = tmp_path / "s.sqlite", importlib.import_module("npusim.studies.explore.store")
 
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
@@ -200,7 +200,7 @@ def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypat
 def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, fields = tmp_path / "s.sqlite", {"block_kv": [64, 128, 256], "block_q": [32, 64]}
     first = explore("flash", fields, seq=256, out=path)
-    searching = importlib.import_module("npusim.explore.search")
+    searching = importlib.import_module("npusim.studies.explore.search")
     monkeypatch.setattr(searching, "evaluate", lambda job: pytest.fail("evaluated again"))
     assert explore("flash", fields, seq=256, out=path, resume=True).outcomes == first.outcomes
     with pytest.raises(SpecError, match="holds another search"):

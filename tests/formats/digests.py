@@ -26,10 +26,10 @@ from npusim.formats.cast import NAN_RULES, OVERFLOWS
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sub
 from npusim.formats.reductions import ORDERS
 from npusim.library import SCHEDULES
-from npusim.node.collective import ALGORITHMS, collective
-from npusim.node.reduction import execute
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import array_source
+from npusim.machines.node.collective import ALGORITHMS, collective
+from npusim.machines.node.reduction import execute
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import array_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npusim.formats import cast, get_arithmetic, get_format, matmul
-from npusim.formats.exact import round_fraction
+from npusim.formats.exact_rounding import round_fraction
 from npusim.formats.jit import kernel
 from npusim.formats.mma_arithmetic import ARITHMETICS
 from npusim.formats.reduction_kernels import round_sum

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from npusim.formats import ARITHMETICS
-from npusim.validate.vectors import check_vectors
+from npusim.studies.validate.vectors import check_vectors
 from reports.validation import study
 from reports.validation.study import recorded
 
@@ -42,7 +42,7 @@ def test_corner_cases_of_an_h200_are_equal() -> None:
 
 
 def test_units_marked_as_confirmed_are_those_the_files_confirm(golden: Any) -> None:
-    from npusim.validate.vectors import load_vectors
+    from npusim.studies.validate.vectors import load_vectors
 
     names = {key.partition("@")[0] for file in ("mma_h200.npz", "mma_leeds.npz") for key in load_vectors(golden(file))}
     marked = {name for name, unit in ARITHMETICS.items() if unit.evidence == "hardware-vectors"}

@@ -11,7 +11,7 @@ import pytest
 from npusim import formats
 from npusim.errors import FormatError
 from npusim.formats import VARIANTS, get_format
-from npusim.formats.exact import function_value
+from npusim.formats.exact_rounding import function_value
 from npusim.formats.exponential import RELATIVE_ERROR
 from npusim.formats.unary import FUNCTIONS, POLYNOMIALS, unary_table
 from tests.formats.reference import decode, encode, fma_reference

@@ -7,7 +7,7 @@ import pytest
 
 from npusim.errors import FormatError, TensorError
 from npusim.formats import matmul
-from npusim.validate.vectors import check_vectors, load_vectors
+from npusim.studies.validate.vectors import check_vectors, load_vectors
 
 if TYPE_CHECKING:
     from pathlib import Path

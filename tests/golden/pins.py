@@ -19,26 +19,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.baseline.cycles import busy_cycles
 from npusim.config.family import NODE_FAMILY
 from npusim.config.load import load_device as read_device
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
-from npusim.ir.program import Loop
-from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.library import SCHEDULES
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source, with_followers
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.tile_program import Loop
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source, with_followers
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
+from npusim.studies.baseline.cycles import busy_cycles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import TileOp
-    from npusim.ir.program import Item, TileProgram
+    from npusim.program.ir.op import TileOp
+    from npusim.program.ir.tile_program import Item, TileProgram
 
 PINS = Path(__file__).with_name("pins.json")
 #: Why pins moved: a line a change, the digest of ``pins.json`` after it.

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from npusim.baseline import check_baselines
 from npusim.config.cases import DecisionFile, load_case
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import KernelProblem
 from npusim.library import SCHEDULES
+from npusim.studies.baseline import check_baselines
 
 FOLDER = Path(__file__).resolve().parents[1] / "baselines"
 #: Attention that no real kernel computes on the device (`Schedule.study`), and a node's row operations.

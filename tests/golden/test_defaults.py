@@ -6,7 +6,7 @@ import defaults
 import pytest
 
 from npusim.config.device import DeviceSpec
-from npusim.config.node import load_machine
+from npusim.config.node_file import load_machine
 from npusim.config.packaged import list_packaged
 
 ROWS = defaults.rows()

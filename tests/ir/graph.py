@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from npusim.ir.walk import ResolvedOp, Walker
+from npusim.program.ir.walk import ResolvedOp, Walker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 
 def window_graph(program: TileProgram, operations: Iterable[ResolvedOp]) -> nx.DiGraph[int]:

@@ -15,16 +15,16 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.formats import get_format
-from npusim.ir.buffers import Ring
-from npusim.ir.program import Body, Loop, ProgramPhase, TileProgram
-from npusim.ir.tile import GlobalTile, RingTile, Tile
-from npusim.ir.walk import ResolvedOp, Walker, walk
+from npusim.program.ir.buffers import Ring
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.tile_program import Body, Loop, ProgramPhase, TileProgram
+from npusim.program.ir.walk import ResolvedOp, Walker, walk
 
 if TYPE_CHECKING:
     from random import Random
 
-    from npusim.ir.op import Step, TileOp
-    from npusim.ir.program import Item
+    from npusim.program.ir.op import Step, TileOp
+    from npusim.program.ir.tile_program import Item
 
 
 class Runs(NamedTuple):

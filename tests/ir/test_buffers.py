@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from npusim.errors import BufferOverflowError, ProgramError
-from npusim.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.program.ir.buffers import AddressSpace, Allocator, Ring
 
 
 def allocator(capacity_bytes: int = 4096, alignment_bytes: int = 32) -> Allocator:

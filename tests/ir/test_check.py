@@ -15,16 +15,16 @@ import pytest
 from ir.toy import UB, Toy, fill, flatten, front, phase, resolve
 from npusim.config.load import load_device
 from npusim.errors import FlagError, ProgramError, RaceError
-from npusim.ir.check import check
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.opaque import varying
-from npusim.ir.program import Body, Item, Loop, TileProgram
-from npusim.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.check import check
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.opaque import varying
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.tile_program import Body, Item, Loop, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.ir.buffers import Ring
+    from npusim.program.ir.buffers import Ring
 
 AMPLE = load_device("ascend_910b2").flags
 

@@ -8,13 +8,13 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import RaceError
-from npusim.ir.check import check
-from npusim.ir.structure import Builder, LoopPart, Operation, Piece, condensed
 from npusim.library import find_schedule
 from npusim.machines.ascend.group import AscendGroup
+from npusim.program.ir.check import check
+from npusim.program.ir.structure import Builder, LoopPart, Operation, Piece, condensed
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 FLASH = find_schedule("flash", "ascend")
 DEVICE = load_device("ascend_910b2")

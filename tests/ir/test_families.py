@@ -12,21 +12,21 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import RaceError
-from npusim.ir.automaton import Automaton
-from npusim.ir.check import check
-from npusim.ir.families import families_of, shapes_of
-from npusim.ir.opaque import indices
-from npusim.ir.program import Loop
-from npusim.ir.structure import Builder, condensed
-from npusim.ir.walk import LoopTemplate, OpTemplate, Templates
 from npusim.library import find_schedule
-from npusim.timing import METHODS
+from npusim.program.ir.automaton import Automaton
+from npusim.program.ir.check import check
+from npusim.program.ir.families import families_of, shapes_of
+from npusim.program.ir.opaque import indices
+from npusim.program.ir.structure import Builder, condensed
+from npusim.program.ir.tile_program import Loop
+from npusim.program.ir.walk import LoopTemplate, OpTemplate, Templates
+from npusim.program.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.ir.program import Item, TileProgram
-    from npusim.ir.walk import Template
+    from npusim.program.ir.tile_program import Item, TileProgram
+    from npusim.program.ir.walk import Template
 
 CASES = [
     ("flash", "ascend_910b2", {"pipeline": "block"}),

@@ -9,7 +9,7 @@ from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, order_graph, resolv
 from tests.ir.graph import critical_path, window_graph
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 
 def diamond() -> TileProgram:

@@ -18,17 +18,17 @@ from npusim.config.load import apply_overrides, load_device
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError
-from npusim.ir.check import check
-from npusim.ir.op import TileOp
-from npusim.ir.program import Loop, TileProgram
-from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.library import SCHEDULES
+from npusim.program.ir.check import check
+from npusim.program.ir.op import TileOp
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.tile_program import Loop, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from npusim.ir.buffers import Ring
-    from npusim.ir.program import Item
+    from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.tile_program import Item
 
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a10", "t4", "v100", "xeon_avx512")
 #: Few: so that each runs several blocks, of several shapes.

@@ -14,18 +14,18 @@ from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.check import check
-from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, TileProgram
-from npusim.ir.structure import Bytes
-from npusim.ir.tile import GlobalTensor, Tile
-from npusim.ir.walk import Endpoint, list_endpoints
 from npusim.library import SCHEDULES
+from npusim.program.ir.check import check
+from npusim.program.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
+from npusim.program.ir.structure import Bytes
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.tile_program import Item, Loop, TileProgram
+from npusim.program.ir.walk import Endpoint, list_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from npusim.ir.tile import RingTile
+    from npusim.program.ir.tile import RingTile
 
 
 # ---------------------------------------------------------------- by hand
@@ -629,7 +629,7 @@ def test_the_waits_of_each_endpoint_for_each_peer_are_needed_or_implied(
     raced = set()
     for end in ends:
         for peer in end.peers:
-            monkeypatch.setattr("npusim.ir.walk.list_endpoints", partial(_without_peer, ends, end, peer))
+            monkeypatch.setattr("npusim.program.ir.walk.list_endpoints", partial(_without_peer, ends, end, peer))
             try:
                 check(program)
             except RaceError:

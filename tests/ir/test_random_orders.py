@@ -13,16 +13,16 @@ from ir.oracle import Changed, RandomOrder, find_race, group_operations, program
 from ir.toy import UB, RandomProgram, flatten
 from npusim.config.load import apply_overrides, load_device
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.check import check
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.tile import GlobalTensor, RingTile
-from npusim.timing import METHODS
+from npusim.program.ir.check import check
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.tile import GlobalTensor, RingTile
+from npusim.program.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.ir.program import Item, ProgramPhase, TileProgram
-    from npusim.ir.walk import ResolvedOp
+    from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
+    from npusim.program.ir.walk import ResolvedOp
 
 GROUPS = 3
 OUT = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ir.toy import GM, Toy
-from npusim.ir.program import ProgramPhase, Touch
-from npusim.ir.residency import residency
-from npusim.ir.tile import GlobalTensor
+from npusim.program.ir.residency import residency
+from npusim.program.ir.tile import GlobalTensor
+from npusim.program.ir.tile_program import ProgramPhase, Touch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 #: One head of 64 rows of 64 float16 is 8 KiB.
 HEAD = 8192

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 
 from ir.toy import RANDOMS, RandomProgram, Toy, endpoint_index, fill, front, resolve
 from npusim.errors import ProgramError
-from npusim.ir.check import check
-from npusim.ir.program import Loop, TileProgram
-from npusim.ir.walk import ResolvedOp, Walker, compile_items, list_endpoints, walk
+from npusim.program.ir.check import check
+from npusim.program.ir.tile_program import Loop, TileProgram
+from npusim.program.ir.walk import ResolvedOp, Walker, compile_items, list_endpoints, walk
 
 
 def waits_of(program: TileProgram, resolved: ResolvedOp) -> set[tuple[str, str, int]]:

@@ -15,18 +15,18 @@ import networkx as nx
 from hypothesis import settings, strategies
 
 from npusim.formats import get_format
-from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item, Loop, ProgramPhase, Queue, TileProgram, Touch
-from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
-from npusim.ir.walk import ResolvedOp, Walker, list_endpoints, walk
-from npusim.machines.ascend.pricing import AscendPricing
+from npusim.machines.ascend.ascend_pricing import AscendPricing
+from npusim.program.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile
+from npusim.program.ir.tile_program import Item, Loop, ProgramPhase, Queue, TileProgram, Touch
+from npusim.program.ir.walk import ResolvedOp, Walker, list_endpoints, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from random import Random
 
-    from npusim.ir.tile import GlobalTensor
+    from npusim.program.ir.tile import GlobalTensor
 
 #: Fixed cycles of one ``copy`` of the vector unit, and elements of one repeat of float32.
 FILL_CYCLES = 11 + 13
@@ -165,7 +165,7 @@ def order_graph(operations: Sequence[ResolvedOp]) -> tuple[nx.DiGraph[int], dict
     """Return the order that queues and waits keep, and ``{(endpoint, count): operation that sets it}``.
 
     Written from the rules alone (a queue is in order; a wait for count n of an endpoint comes after
-    the n-th set of it), without ``tests.ir.graph`` or ``npusim.ir.races``.
+    the n-th set of it), without ``tests.ir.graph`` or ``npusim.program.ir.races``.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     sets: dict[tuple[int, int], int] = {}

@@ -6,14 +6,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.fragment import WARP_LANES
+from npusim.formats.layout.fragment import WARP_LANES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from npusim.layout.chain import Chain
-    from npusim.layout.fragment import Arrangement, Fragment
+    from npusim.formats.layout.chain import Chain
+    from npusim.formats.layout.fragment import Arrangement, Fragment
 
     #: Any dtype: lanes move values, they do not look at them.
     Array: TypeAlias = NDArray[Any]

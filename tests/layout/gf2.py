@@ -15,7 +15,7 @@ from npusim.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.layout.algebra import Layout
+    from npusim.formats.layout.algebra import Layout
 
 __all__ = ["BitMatrix"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout, coalesce, fitted
+from npusim.formats.layout.algebra import Layout, coalesce, fitted
 
 LAYOUTS = [
     Layout(1, 0),

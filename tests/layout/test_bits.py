@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import swizzled
+from npusim.formats.layout.algebra import Layout
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import swizzled
 from tests.layout.gf2 import BitMatrix
 from tests.layout.test_fragments import ALL
 

@@ -10,9 +10,9 @@ import pytest
 from layout.execute import from_registers, gathered, to_registers
 from layout.warp import shuffled, warp_product
 from npusim.errors import LayoutError
-from npusim.layout.chain import ChainCost, chain
-from npusim.layout.fragment import Arrangement, arrangement
-from npusim.layout.instruction import instruction
+from npusim.formats.layout.chain import ChainCost, chain
+from npusim.formats.layout.fragment import Arrangement, arrangement
+from npusim.formats.layout.instruction import instruction
 
 ORDERS = 40320  # 8!
 

@@ -10,12 +10,12 @@ import pytest
 from layout.execute import from_registers, gather, scatter, to_registers
 from layout.warp import mma, warp_product
 from npusim.errors import LayoutError
-from npusim.layout.fragment import Arrangement, arrangement
-from npusim.layout.instruction import instruction
+from npusim.formats.layout.fragment import Arrangement, arrangement
+from npusim.formats.layout.instruction import instruction
 
 if TYPE_CHECKING:
-    from npusim.layout.fragment import Fragment
-    from npusim.layout.instruction import MmaInstruction
+    from npusim.formats.layout.fragment import Fragment
+    from npusim.formats.layout.instruction import MmaInstruction
 
 AMPERE = [instruction(name, acc=acc) for name in ("m16n8k8", "m16n8k16") for acc in ("f16", "f32")]
 VOLTA = [

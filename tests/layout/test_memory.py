@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.errors import LayoutError
-from npusim.layout.fragment import arrangement
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import VOLTA_BANKS, fragment_addresses, padded, return_cycles, swizzled, wavefronts
+from npusim.formats.layout.fragment import arrangement
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import (
+    VOLTA_BANKS,
+    fragment_addresses,
+    padded,
+    return_cycles,
+    swizzled,
+    wavefronts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.layout.fragment import arrangement
-from npusim.layout.instruction import instruction
+from npusim.formats.layout.fragment import arrangement
+from npusim.formats.layout.instruction import instruction
 from npusim.report.layouts import chain_picture, fragment_picture, picture_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]

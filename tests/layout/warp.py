@@ -8,11 +8,11 @@ import numpy as np
 
 from layout.execute import gather, scatter
 from npusim.errors import LayoutError
-from npusim.layout.fragment import WARP_LANES
+from npusim.formats.layout.fragment import WARP_LANES
 
 if TYPE_CHECKING:
-    from npusim.layout.chain import Chain
-    from npusim.layout.instruction import MmaInstruction
+    from npusim.formats.layout.chain import Chain
+    from npusim.formats.layout.instruction import MmaInstruction
 
 Array = Any
 Multiply = Any

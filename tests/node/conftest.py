@@ -6,12 +6,12 @@ import pytest
 
 import npusim
 from npusim.config.load import load_workload
-from npusim.config.node import NodeSpec, load_node
+from npusim.config.node_file import NodeSpec, load_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,13 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError, TensorError
-from npusim.node.collective import ALGORITHMS, CollectiveCall, collective, plan_collective
-from npusim.node.reduction import Sums, execute
-from npusim.node.topology import Topology
+from npusim.machines.node.collective import ALGORITHMS, CollectiveCall, collective, plan_collective
+from npusim.machines.node.reduction import Sums, execute
+from npusim.machines.node.topology import Topology
 
 if TYPE_CHECKING:
-    from npusim.config.node import NodeSpec
-    from npusim.simulation.result import RunData
+    from npusim.config.node_file import NodeSpec
+    from npusim.simulation.run_result import RunData
 
 RANKS, WIDTH, HIDDEN, TOKENS = 4, 16, 24, 40
 

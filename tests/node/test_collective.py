@@ -10,8 +10,8 @@ import pytest
 
 from npusim import formats
 from npusim.errors import TensorError, TilingError
-from npusim.node.collective import ALGORITHMS, Algorithm, Collective, collective, shard_sizes
-from npusim.node.reduction import execute
+from npusim.machines.node.collective import ALGORITHMS, Algorithm, Collective, collective, shard_sizes
+from npusim.machines.node.reduction import execute
 from reports.nodes.study import reduction_error
 
 

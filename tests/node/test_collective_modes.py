@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from npusim.config.node import load_node_device
+from npusim.config.node_file import load_node_device
 from npusim.errors import SpecError
-from npusim.node.collective import CollectiveCall, PlannedCollective, plan_collective
-from npusim.node.topology import Topology
+from npusim.machines.node.collective import CollectiveCall, PlannedCollective, plan_collective
+from npusim.machines.node.topology import Topology
 
 KIB = 1024
 

@@ -10,12 +10,12 @@ import pytest
 
 import npusim
 from npusim.config.load import load_device, load_workload
-from npusim.config.node import NodeDevice, NodeSpec, load_machine
+from npusim.config.node_file import NodeDevice, NodeSpec, load_machine
 from npusim.config.problem import CopyProblem, LayerProblem, Problem
 from npusim.errors import SpecError, TilingError
-from npusim.node.program import KernelWork
+from npusim.machines.node.node_program import KernelWork
 from npusim.report.output import save_run
-from npusim.report.record import load_result
+from npusim.report.result_json import load_result
 from npusim.simulation.request import Request
 from npusim.simulation.sensitivity import sensitivity
 from tests.node.conftest import assumed, changed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
     Run = Callable[..., RunData]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.node import load_node
-from npusim.validate.times import validate_times
+from npusim.config.node_file import load_node
+from npusim.studies.validate.measured_times import validate_times
 from reports.validation.study import wrong_signs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.validate.times import TimesReport
+    from npusim.studies.validate.measured_times import TimesReport
 
 
 def test_h200_pair_is_within_8_percent_and_has_the_right_sign(shared_folder: Path) -> None:

@@ -11,19 +11,19 @@ import pytest
 import npusim
 from npusim.config.layers import Experts, LatentAttention, ModelProblem, StoredWeights
 from npusim.config.load import load_device, load_workload
-from npusim.config.node import NodeDevice, load_node_device
+from npusim.config.node_file import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.ir.check import check
+from npusim.kernels.declare.layer_tasks import LayerTiling, layer_tasks
+from npusim.kernels.declare.node_define import communication
+from npusim.kernels.declare.registry import SMALLER
 from npusim.library import find_schedule
-from npusim.node.memory import longest, memory_plan
-from npusim.node.program import COMPUTE, task_program
-from npusim.node.result import OVERHEAD
-from npusim.numerics.executor import execute
-from npusim.schedules.layer_tasks import LayerTiling, layer_tasks
-from npusim.schedules.node_define import communication
-from npusim.schedules.registry import SMALLER
-from npusim.simulation.node import time_on_node
+from npusim.machines.node.layers_in_memory import longest, memory_plan
+from npusim.machines.node.node_program import COMPUTE, task_program
+from npusim.machines.node.node_result import OVERHEAD
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
+from npusim.simulation.node_run import time_on_node
 from reports.nodes.models import paper_layers
 
 SMALL = ModelProblem.around(

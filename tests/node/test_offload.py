@@ -9,14 +9,14 @@ import pytest
 
 import npusim
 from npusim.config.load import load_device
-from npusim.config.node import load_node
+from npusim.config.node_file import load_node
 from npusim.config.problem import Problem, SharedProblem
 from npusim.errors import SpecError, TilingError
 from npusim.formats import exp, get_format
 from npusim.library import find_schedule
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import array_source
-from npusim.validate.times import validate_times
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import array_source
+from npusim.studies.validate.measured_times import validate_times
 from tests.formats.reference import fma_reference
 
 TABLE_3 = Path(__file__).parents[3] / "shared" / "measurements" / "papers_offload.yaml"

@@ -9,24 +9,33 @@ import pytest
 
 import npusim
 from npusim.config.load import load_device, load_workload
-from npusim.config.node import NodeSpec, load_machine, load_node
+from npusim.config.node_file import NodeSpec, load_machine, load_node
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.explore import explore
-from npusim.node.collective import CollectiveCall, plan_collective
-from npusim.node.machine import progress_rate
-from npusim.node.program import Child, Communication, KernelWork, NodeKernel, RowBlock, Waves, cut_rows, node_program
-from npusim.node.simulate import simulate
-from npusim.node.topology import Topology
-from npusim.schedules.node_define import row_pieces
+from npusim.kernels.declare.node_define import row_pieces
+from npusim.machines.node.collective import CollectiveCall, plan_collective
+from npusim.machines.node.node_machine import progress_rate
+from npusim.machines.node.node_program import (
+    Child,
+    Communication,
+    KernelWork,
+    NodeKernel,
+    RowBlock,
+    Waves,
+    cut_rows,
+    node_program,
+)
+from npusim.machines.node.node_simulation import simulate
+from npusim.machines.node.topology import Topology
+from npusim.studies.explore import explore
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.node.collective import Algorithm
-    from npusim.node.result import NodeTiming
-    from npusim.simulation.result import RunData
+    from npusim.machines.node.collective import Algorithm
+    from npusim.machines.node.node_result import NodeTiming
+    from npusim.simulation.run_result import RunData
 
     Run = Callable[..., RunData]
 

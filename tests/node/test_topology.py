@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.config.load import list_devices
-from npusim.config.node import NodeSpec, is_node, list_nodes, load_node
+from npusim.config.node_file import NodeSpec, is_node, list_nodes, load_node
 from npusim.config.quantity import has_unit
 from npusim.errors import SpecError
-from npusim.node.topology import Topology
+from npusim.machines.node.topology import Topology
 from tests.node.conftest import assumed, changed
 
 if TYPE_CHECKING:

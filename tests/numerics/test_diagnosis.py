@@ -11,14 +11,14 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem, ResonanceData, SinkData, UniformData
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
-from npusim.numerics.diagnosis import measure
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import array_source, recipe_source
+from npusim.program.numerics.diagnosis import measure
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import array_source, recipe_source
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import Diagnosis
+    from npusim.program.numerics.bits_result import Diagnosis
+    from npusim.program.numerics.executor import HeadSource
 
 #: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (reports/pcast_numerics).
 E4M3_ZERO = -10 * np.log(2)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from npusim.config.problem import Problem
-from npusim.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks, variant_rows
-from npusim.numerics.executor import changed_attributes
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks, variant_rows
+from npusim.program.numerics.executor import changed_attributes
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
@@ -19,8 +19,8 @@ from npusim.simulation.robustness import standard_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.ir.program import TileProgram
-    from npusim.numerics.result import NumericResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import NumericResult
 
 SIZES: dict[str, Any] = {"heads": 3, "kv_heads": 1, "seq_q": 445, "seq_kv": 445, "head_dim": 64}
 FIELDS: dict[str, Any] = {"batch": 2, "heads": 3, "seq_q": 75, "seq_kv": 90, "head_dim": 16, "causal": True}
@@ -49,7 +49,7 @@ def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[
 def test_a_last_block_of_few_rows_is_not_the_sample_alone(
     rows: int, sample: str, build_flash: Callable[..., TileProgram], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("npusim.numerics.evaluate.SAMPLE_ROWS", 20)
+    monkeypatch.setattr("npusim.program.numerics.evaluate.SAMPLE_ROWS", 20)
     fields = {**FIELDS, "batch": 1, "seq_q": rows, "seq_kv": rows}
     program = build_flash({"block_q": 32, "block_kv": 32}, **fields)
     found = evaluate(program, Problem(**fields), recipe_source(Problem(**fields), 0))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.ir.op import Opcode
-from npusim.numerics.executor import execute
+from npusim.program.ir.op import Opcode
+from npusim.program.numerics.executor import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 from numerics.toy_values import Straight
 
 Array = Any

@@ -13,18 +13,18 @@ from ir.toy import order_graph
 from npusim import formats
 from npusim.config.problem import Problem
 from npusim.errors import ProgramError
-from npusim.ir.op import Opcode
-from npusim.ir.walk import Walker, walk
-from npusim.numerics.executor import LANES, Execution, Lane, Lockstep, TensorStore, execute
-from npusim.numerics.inputs import array_source, recipe_source
-from npusim.timing import des
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.walk import Walker, walk
+from npusim.program.numerics.executor import LANES, Execution, Lane, Lockstep, TensorStore, execute
+from npusim.program.numerics.input_tensors import array_source, recipe_source
+from npusim.program.timing import des
 from numerics.toy_values import Straight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 Array = Any
 

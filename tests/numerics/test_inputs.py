@@ -16,7 +16,7 @@ from npusim.config.problem import (
     UniformData,
 )
 from npusim.errors import TensorError
-from npusim.numerics.inputs import amplify_mean, array_source, recipe_source
+from npusim.program.numerics.input_tensors import amplify_mean, array_source, recipe_source
 
 ROWS, DIM = 2048, 64
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npusim.config.problem import Problem
-from npusim.numerics.reference import attention, summarise_errors
+from npusim.program.numerics.reference import attention, summarise_errors
 
 if TYPE_CHECKING:
     from pathlib import Path

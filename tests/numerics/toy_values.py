@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ir.toy import UB, Toy
 
-from npusim.ir.op import Opcode, Step
-from npusim.ir.program import Item, Loop, TileProgram
-from npusim.ir.tile import GlobalTensor, Tile
-from npusim.numerics.executor import Execution, execute
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.tile_program import Item, Loop, TileProgram
+from npusim.program.numerics.executor import Execution, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Straight:
         return self.toy.allocator.tile(UB, name, rows or self.rows, cols or self.cols, fmt or self.fmt)
 
     def step(self, label: str, opcode: Opcode, dst: Tile, *srcs: Any, **how: Any) -> None:
-        from npusim.ir.op import Attributes
+        from npusim.program.ir.op import Attributes
 
         self.steps.append((label, lambda _head: Step(opcode, dst, srcs, Attributes(**how))))
 

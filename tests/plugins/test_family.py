@@ -17,9 +17,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
-from npusim.ir.check import check
 from npusim.library import find_schedule
-from npusim.simulation.tile import _outside_files
+from npusim.program.ir.check import check
+from npusim.simulation.chosen_tile import _outside_files
 
 HERE = Path(__file__).parent
 HW = str(HERE / "unified_core.yaml")

@@ -8,9 +8,9 @@ import pytest
 
 from npusim import explore, run
 from npusim.config.tiling import tile_fields, tiling_fields
-from npusim.explore.space import SearchRequest
 from npusim.library import find_schedule
 from npusim.simulation.request import Request
+from npusim.studies.explore.space import SearchRequest
 
 HERE = Path(__file__).parent
 SPARSE, WINDOW = f"{HERE / 'fields_of_a_model.py'}:SPARSE", f"{HERE / 'window.py'}:WINDOW"

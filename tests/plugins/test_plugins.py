@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
-from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.cli.guide import guides
 from npusim.config import outside
@@ -21,14 +20,15 @@ from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError
-from npusim.explore import explore
-from npusim.ir.check import check
-from npusim.ir.op import Opcode, Step
-from npusim.ir.walk import Walker, walk
 from npusim.library import find_schedule, plugins
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.check import check
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.walk import Walker, walk
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.studies.baseline import check_baselines
+from npusim.studies.explore import explore
 
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "gelu_product", "linear_attention")

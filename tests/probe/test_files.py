@@ -16,11 +16,11 @@ from npusim.cli.app import app
 from npusim.config.load import load_device
 from npusim.errors import TensorError
 from npusim.formats import cast, exp, get_format, reduce_sum
-from npusim.probe import vector
-from npusim.probe.decide import Identified, by_registry
-from npusim.probe.files import cases_of, encoded, folder_contents, probes_archive, read_outputs
-from npusim.probe.overlay import Settled, identify, settled_keys
-from npusim.probe.questions import ProbeCase, probes_of
+from npusim.studies.probe import vector
+from npusim.studies.probe.decide import Identified, by_registry
+from npusim.studies.probe.files import cases_of, encoded, folder_contents, probes_archive, read_outputs
+from npusim.studies.probe.overlay import Settled, identify, settled_keys
+from npusim.studies.probe.questions import ProbeCase, probes_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,11 +12,11 @@ import pytest
 
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.mma_tree import AdditionTree, C, compute, parse_tree, round_to
-from npusim.probe import trees
-from npusim.probe.decide import Identified, by_registry, goes_on, identify_product, predicted, same
-from npusim.probe.questions import LONG_K, RANDOM, ProbeCase, Probes, _Builder, _random, case_name, probes_of
-from npusim.probe.search import survivors
-from npusim.validate.vectors import load_vectors
+from npusim.studies.probe import trees
+from npusim.studies.probe.decide import Identified, by_registry, goes_on, identify_product, predicted, same
+from npusim.studies.probe.questions import LONG_K, RANDOM, ProbeCase, Probes, _Builder, _random, case_name, probes_of
+from npusim.studies.probe.surviving_units import survivors
+from npusim.studies.validate.vectors import load_vectors
 from tests.probe.units import K, draw_unit, scalar_product
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
@@ -192,7 +192,7 @@ def test_swapped_operands_and_a_c_that_takes_no_part_are_said() -> None:
     assert "not the product" in identify_product(p, np.roll(d, 5, axis=0)).findings[0]
     key = "e4m3e5m2.f32"
     p, other = probes(key), ProbeCase.of("e5m2e4m3.f32")
-    from npusim.probe.files import decoded, encoded
+    from npusim.studies.probe.files import decoded, encoded
 
     a, b = decoded(encoded(p.a, "float8_e4m3fn"), "float8_e5m2"), decoded(encoded(p.b, "float8_e5m2"), "float8_e4m3fn")
     d = by_registry("hopper.wgmma.k32.e5m2e4m3.f32", other, a, b, p.c, 16)

@@ -9,10 +9,10 @@ import pytest
 
 from npusim.config.cases import MeasurementCase
 from npusim.config.load import load_device
-from npusim.validate.times import Predictor
+from npusim.studies.validate.measured_times import Predictor
 
 pytest.importorskip("scipy", reason="npusim[calibrate]")
-from npusim.validate.calibrate import calibrate
+from npusim.studies.validate.calibrate import calibrate
 
 if TYPE_CHECKING:
     from pathlib import Path

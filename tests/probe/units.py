@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats.mma_tree import AdditionTree, C, Tree
-from npusim.probe import trees
+from npusim.studies.probe import trees
 
 if TYPE_CHECKING:
     import numpy as np

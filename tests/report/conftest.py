@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from npusim.ir.walk import Walker, walk
-from npusim.numerics.result import ErrorSummary, NumericEvent, NumericResult
-from npusim.report.record import RunRecord, record_of
+from npusim.program.ir.walk import Walker, walk
+from npusim.program.numerics.bits_result import ErrorSummary, NumericEvent, NumericResult
+from npusim.report.result_json import RunRecord, record_of
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 @pytest.fixture(scope="session")

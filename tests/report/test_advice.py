@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from npusim import run
 from npusim.cli.app import app
 from npusim.config.problem import Problem
+from npusim.program.timing.timing_result import ConstantRecord, QueueUse, TimingRecord
 from npusim.report.advice import Trial, advise, decoding
-from npusim.report.record import DeviceRecord, RunRecord, record_of
-from npusim.timing.result import ConstantRecord, QueueUse, TimingRecord
+from npusim.report.result_json import DeviceRecord, RunRecord, record_of
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 CYCLES = 1000
 

@@ -9,22 +9,22 @@ import pytest
 
 import npusim
 from npusim.errors import SpecError
-from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document, comparison_table, reason
+from npusim.program.timing import METHODS
+from npusim.report.comparison import ComparedFigure, Comparison, compare, comparison_document, comparison_table, reason
 from npusim.report.output import save_run
-from npusim.report.record import record_of
+from npusim.report.result_json import record_of
 from npusim.report.text import markdown, plain
 from npusim.run import run
-from npusim.simulation.result import with_evidence
-from npusim.timing import METHODS
+from npusim.simulation.run_result import with_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from npusim.ir.program import Cost
-    from npusim.report.record import RunRecord
+    from npusim.program.ir.tile_program import Cost
+    from npusim.report.result_json import RunRecord
     from npusim.report.sheet import Part
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunData, record: RunRecord) -> None:

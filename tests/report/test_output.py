@@ -13,12 +13,12 @@ import pytest
 
 from npusim.errors import OutputError
 from npusim.report.output import check_writable, save_run, save_trace, write_whole
-from npusim.report.record import load_result
+from npusim.report.result_json import load_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 def _names(folder: Path) -> set[str]:

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.errors import NpusimError, SpecError
-from npusim.explore.exploration import search
-from npusim.explore.search import Options
-from npusim.explore.space import SearchRequest
 from npusim.report import charts, page
 from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
 from npusim.report.page import run_page, saved_page
-from npusim.report.record import record_of
+from npusim.report.result_json import record_of
 from npusim.report.timeline import timeline_of
 from npusim.run import run
 from npusim.simulation.request import Request
+from npusim.studies.explore.exploration import search
+from npusim.studies.explore.search import Options
+from npusim.studies.explore.space import SearchRequest
 
 if TYPE_CHECKING:
-    from npusim.report.record import RunRecord
+    from npusim.report.result_json import RunRecord
     from npusim.run import RunResult
 
 pytest.importorskip("altair", reason="the extra `report` is not installed")

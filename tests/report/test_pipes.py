@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from npusim.report.pipes import pipe_columns, pipes_csv
 
 if TYPE_CHECKING:
-    from npusim.report.record import RunRecord
+    from npusim.report.result_json import RunRecord
 
 # As in PipeUtilization.csv of msprof op, less what npusim has no queue for; and npusim's own two.
 VENDOR_COLUMNS = {

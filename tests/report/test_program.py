@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.ir.listing import number_text
-from npusim.ir.opaque import Coordinate, Symbol
-from npusim.ir.walk import Walker, walk
+from npusim.program.ir.listing import number_text
+from npusim.program.ir.opaque import Coordinate, Symbol
+from npusim.program.ir.walk import Walker, walk
+from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import program_of
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "v100")
 SCHEDULES = ("flash", "pasa", "split_kv")

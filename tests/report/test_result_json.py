@@ -8,16 +8,16 @@ import pytest
 
 from npusim import __version__
 from npusim.errors import SpecError
-from npusim.report.record import load_result, record_of
+from npusim.program.timing.timing_result import OverlapRecord, Roofline
+from npusim.report.result_json import load_result, record_of
 from npusim.report.text import to_json
-from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
-from npusim.timing.result import OverlapRecord, Roofline
+from npusim.simulation.run_result import FiniteChoice, PresetOutcome, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.report.record import RunRecord
-    from npusim.simulation.result import RunData
+    from npusim.report.result_json import RunRecord
+    from npusim.simulation.run_result import RunData
 
 
 def test_record_survives_json(tmp_path: Path, record: RunRecord, overflowed: RunData) -> None:

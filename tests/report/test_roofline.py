@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.record import load_result, record_of
+from npusim.program.timing.timing_result import Roofline
+from npusim.report.result_json import load_result, record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, to_json
 from npusim.run import run
-from npusim.simulation.result import roofline_of
-from npusim.timing.result import Roofline
+from npusim.simulation.run_result import roofline_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.device import DeviceSpec
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:

@@ -8,20 +8,20 @@ import pytest
 
 from npusim.config.bands import Validated
 from npusim.errors import SpecError
-from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
-from npusim.report.record import load_result, record_of
+from npusim.report.result_json import load_result, record_of
+from npusim.report.run_inputs import problem_text, tiling_text
 from npusim.report.tables import run_table, verdict
 from npusim.report.text import plain
 from npusim.report.times import pipes_grid
 from npusim.run import run
-from npusim.simulation.result import FiniteChoice, Spread
+from npusim.simulation.run_result import FiniteChoice, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.report.record import RunRecord
-    from npusim.simulation.result import RunData
+    from npusim.report.result_json import RunRecord
+    from npusim.simulation.run_result import RunData
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:

@@ -20,7 +20,7 @@ from npusim.report.trace import trace_json
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 Event = tuple[str, int, str, dict[str, Any]]  # phase, nanoseconds, name, arguments
 WAIT = "wait: "

@@ -10,18 +10,18 @@ import pytest
 from npusim.config.load import apply_overrides
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.library import SCHEDULES
-from npusim.numerics.executor import Execution, Lane, Lockstep, TensorStore, execute
-from npusim.numerics.inputs import recipe_source
-from npusim.timing import METHODS
+from npusim.program.ir.walk import ResolvedOp, Walker, walk
+from npusim.program.numerics.executor import Execution, Lane, Lockstep, TensorStore, execute
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.program.timing import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import ProgramPhase, TileProgram
-    from npusim.timing.result import Span
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
+    from npusim.program.timing.timing_result import Span
 
 #: Tiles so small that every ring goes around several times within a block.
 TILINGS: dict[str, dict[str, Any]] = {

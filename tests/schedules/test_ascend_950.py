@@ -13,15 +13,15 @@ from npusim.config.device import DeviceSpec
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
-from npusim.explore import explore
-from npusim.ir.check import check
-from npusim.ir.op import TileOp
+from npusim.program.ir.check import check
+from npusim.program.ir.op import TileOp
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
+from npusim.studies.explore import explore
 from schedules.test_split_kv import bits, program_of
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 HW = "ascend_950"
 E4M3 = "float8_e4m3fn"

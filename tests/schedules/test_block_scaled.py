@@ -14,17 +14,17 @@ from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.ir.op import Attributes, Opcode, Step
-from npusim.ir.tile import Tile
 from npusim.library import find_schedule
 from npusim.library.pasa import Shift
 from npusim.machines.ascend import registers
-from npusim.machines.ascend.pricing import AscendPricing
+from npusim.machines.ascend.ascend_pricing import AscendPricing
 from npusim.machines.decisions import VectorCode
-from npusim.numerics.executor import execute
+from npusim.program.ir.op import Attributes, Opcode, Step
+from npusim.program.ir.tile import Tile
+from npusim.program.numerics.executor import execute
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
-from npusim.validate.diff import diff
+from npusim.studies.validate.diff import diff
 from tests.ir.toy import flatten
 
 DEVICE, BLACKWELL = load_device("ascend_950"), load_device("rtx_5090")

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.flash import FlashPrecision, attend, flash, unchanged
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.formats import get_format
-from npusim.formats.exact import round_fraction
+from npusim.formats.exact_rounding import round_fraction
 from npusim.kernel import attention, kernel, maximum
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import drawn_source, recipe_source
+from npusim.kernels.attention.online_softmax import FlashPrecision, attend, flash, unchanged
+from npusim.kernels.declare.registry import for_inputs
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import drawn_source, recipe_source
 from npusim.run import run
-from npusim.schedules.registry import for_inputs
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
 
 if TYPE_CHECKING:
-    from npusim.algorithms.language import Value
+    from npusim.kernels.form.language import Value
 
 F = np.float32
 FORMATS = ["int8", "float8_e4m3fn"]

@@ -12,13 +12,13 @@ import pytest
 
 import npusim
 from npusim import library, run
-from npusim.config.node import load_machine
+from npusim.config.node_file import load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
+from npusim.kernels.declare import registry
 from npusim.library import SCHEDULES, find_schedule, packaged
-from npusim.machines.ascend.plan import FlashTiling
-from npusim.schedules import registry
+from npusim.machines.ascend.product_plan import FlashTiling
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
 
@@ -63,7 +63,7 @@ def test_what_would_fit_of_a_huge_block_is_found_in_a_moment(monkeypatch: pytest
     def counted(build: Any, tiling: Any) -> str:
         return usual(lambda t: (tried.append(t), build(t)), tiling)
 
-    monkeypatch.setattr("npusim.schedules.registry.largest_that_fit", counted)
+    monkeypatch.setattr("npusim.kernels.declare.registry.largest_that_fit", counted)
     chosen = build_tiling(schedule.tiling, {"block_q": 64, "block_kv": 10**8, "vector_rows": 16})
     with pytest.raises(BufferOverflowError, match=r"unchanged: block_kv=\d+$") as error:
         schedule.fitted(problem, chosen, device, schedule.precision())
@@ -149,4 +149,4 @@ def test_a_run_imports_neither_other_schedules_nor_what_compiles() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900)
     files = {path.stem for path in Path(library.__file__).parent.glob("*.py")} - {"__init__", "flash"}
     others = {f"npusim.library.{file}" for file in files}
-    assert not {"numba", "networkx", "npusim.node.simulate", *others}.intersection(done.stdout.split())
+    assert not {"numba", "networkx", "npusim.machines.node.node_simulation", *others}.intersection(done.stdout.split())

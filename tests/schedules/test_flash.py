@@ -17,18 +17,18 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
-from npusim.ir.check import check
-from npusim.ir.op import Opcode
-from npusim.ir.tile import GlobalTile
 from npusim.library import find_schedule
-from npusim.numerics.executor import execute
+from npusim.program.ir.check import check
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.numerics.executor import execute
 from npusim.run import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 
 def workload(name: str, **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TilingError
 from npusim.library import find_schedule
-from npusim.numerics.executor import execute
+from npusim.program.numerics.executor import execute
 from npusim.run import run
 
 if TYPE_CHECKING:

@@ -13,21 +13,21 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
-from npusim.algorithms.blocks import as_free, grid, query_cells
-from npusim.algorithms.flow import flow
-from npusim.algorithms.lowering import kernel
-from npusim.algorithms.tiling_mask import Turned, mask_of
-from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
-from npusim.ir.tile import GlobalTensor
+from npusim.kernels.attention.call_blocks import as_free, grid, query_cells
+from npusim.kernels.attention.tiling_mask import Turned, mask_of
+from npusim.kernels.form.flow import flow
+from npusim.kernels.form.lowering import kernel
 from npusim.library import find_schedule
 from npusim.library.flash_backward import SCHEDULES, forward, gradients, log_sums, problem_of
+from npusim.program.ir.tile import GlobalTensor
 from npusim.simulation.request import Request
-from npusim.validate.diff import diff
+from npusim.studies.baseline import check_baselines
+from npusim.studies.validate.diff import diff
 
 #: Ragged blocks of queries and keys, several heads, values of another width than keys.
 PROBLEM = {"heads": 2, "tokens": 200, "key": 64, "value": 32, "causal": 1}

@@ -10,10 +10,10 @@ import pytest
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.run import run
-from npusim.simulation.inputs import quantise
+from npusim.simulation.tensor_files import quantise
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 E4M3 = "float8_e4m3fn"
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 200, "head_dim": 64}
@@ -77,8 +77,8 @@ def test_scales_by_powers_of_two_change_nothing_but_the_size() -> None:
         n: rng.standard_normal((1, h, r, 64)).astype(ml_dtypes.float8_e4m3fn)
         for n, h, r in (("q", 2, 100), ("k", 1, 200), ("v", 1, 200))
     }
-    from npusim.numerics.evaluate import evaluate
-    from npusim.numerics.inputs import array_source
+    from npusim.program.numerics.evaluate import evaluate
+    from npusim.program.numerics.input_tensors import array_source
     from reports.parts.values import GPU, program_of
 
     one, other = (

@@ -14,15 +14,15 @@ import pytest
 import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
-from npusim.ir.tile import GlobalTensor
 from npusim.library.pasa import ShiftingMatrix, shift_keys
 from npusim.machines.sm.groups import one_shot_tiling
-from npusim.report.record import record_of
+from npusim.program.ir.tile import GlobalTensor
+from npusim.report.result_json import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 
 SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 

@@ -40,7 +40,7 @@ MECHANISMS = {
     "ascend_910b2": Mechanism(
         (
             ("machines/decisions.py", "    period: int = 1\n", "    period: int = 1\n    acknowledged: int = 1\n"),
-            ("machines/ascend/pricing.py", "spec.value * share", "spec.value * share * decided.acknowledged"),
+            ("machines/ascend/ascend_pricing.py", "spec.value * share", "spec.value * share * decided.acknowledged"),
         ),
         "KERNEL = AscendKernel(name='k', whose='ours', decides=AscendDecisions(together=2{decided}))",
         "'flash', hw='ascend_910b2', workload='llama2_7b', seq=2048",
@@ -51,7 +51,7 @@ MECHANISMS = {
         (
             ("machines/decisions.py", "    from_last: bool", "    acknowledged: int = 1\n    from_last: bool"),
             (
-                "machines/sm/work.py",
+                "machines/sm/group_work.py",
                 'copies=copies, pays=("tile",))',
                 'copies=copies, pays=("tile",)).meeting(self.decided.acknowledged - 1)',
             ),

@@ -15,15 +15,15 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, TilingError
-from npusim.ir.check import check
-from npusim.ir.tile import GlobalTile
-from npusim.ir.walk import Walker, walk
 from npusim.library import find_schedule
 from npusim.library.pasa import ShiftingMatrix, optimal_beta
+from npusim.program.ir.check import check
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.ir.walk import Walker, walk
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 197, "head_dim": 64}
 TILINGS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 64, "block_kv": 64}}

@@ -11,18 +11,18 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.ir.op import Opcode
 from npusim.library import find_schedule
 from npusim.library import pasa as schedules_pasa
 from npusim.library.pasa import pasa_attention
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.op import Opcode
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.run import run
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
-    from npusim.numerics.executor import Moment
-    from npusim.simulation.result import RunData
+    from npusim.kernels.form.phase import Phase
+    from npusim.program.numerics.executor import Moment
+    from npusim.simulation.run_result import RunData
 
 D = 128
 DEVICES = ("ascend_910b2", "h200")

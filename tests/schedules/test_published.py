@@ -18,14 +18,14 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tiling_fields
 from npusim.errors import NpusimError, TilingError
-from npusim.explore.space import SearchRequest, parse_field
 from npusim.library import SCHEDULES, find_schedule
-from npusim.machines.published import find_kernel, kernels
-from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
-from npusim.report.inputs import tiling_text
-from npusim.report.record import record_of
+from npusim.machines.published_kernel import AscendKernel, GpuKernel, PublishedKernel
+from npusim.machines.published_kernels import find_kernel, kernels
+from npusim.report.result_json import record_of
+from npusim.report.run_inputs import tiling_text
 from npusim.simulation.request import Request
-from npusim.validate.times import validate_times
+from npusim.studies.explore.space import SearchRequest, parse_field
+from npusim.studies.validate.measured_times import validate_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +101,7 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
     file = measured(mine, tmp_path / "measured.yaml", 400)
     assert all(r.relative_error < 0 for r in validate_times(file).residuals)
     pytest.importorskip("scipy", reason="npusim[calibrate]")
-    from npusim.validate.calibrate import calibrate
+    from npusim.studies.validate.calibrate import calibrate
 
     (fitted,) = calibrate(file, constants=(KEY,)).constants
     assert fitted.key == KEY
@@ -360,18 +360,18 @@ def test_what_is_kept_of_a_call_forgets_a_file_that_has_changed(tmp_path: Path) 
 #: Who may name a published kernel, and why.
 NAMED: dict[str, frozenset[str]] = {
     "__init__.py": frozenset({"triton"}),  # the public function of that name
-    "ttir/calls.py": frozenset({"triton"}),  # the library, as in the next three
-    "ttir/record.py": frozenset({"triton"}),
-    "report/inputs.py": frozenset({"triton"}),
-    "ttir/compiler.py": frozenset({"triton"}),
-    "algorithms/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
+    "kernels/triton/calls.py": frozenset({"triton"}),  # the library, as in the next three
+    "kernels/triton/recording.py": frozenset({"triton"}),
+    "report/run_inputs.py": frozenset({"triton"}),
+    "kernels/triton/compiler.py": frozenset({"triton"}),
+    "kernels/attention/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
     "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
     "library/fa4.py": frozenset({"fa4"}),  # a schedule of that name
     "library/two_level.py": frozenset({"cann"}),  # the kernel of FastAttention's baseline
     "library/fp8_attention.py": frozenset({"fa3"}),  # a preset of precisions of that name
     "machines/ascend/__init__.py": frozenset({"cann"}),  # the family's usual kernel
     "machines/sm/__init__.py": frozenset({"fa2"}),  # the same
-    "schedules/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
+    "kernels/declare/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
 }
 
 

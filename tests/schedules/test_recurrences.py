@@ -13,9 +13,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError, TilingError
+from npusim.kernels.declare.define import machine_of
+from npusim.kernels.declare.registry import for_inputs
 from npusim.library import find_schedule, gated_delta, ssd
-from npusim.schedules.define import machine_of
-from npusim.schedules.registry import for_inputs
 
 #: A last chunk that is ragged, several heads, and a width of values that is another than that of keys.
 PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}

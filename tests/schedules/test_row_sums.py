@@ -12,17 +12,17 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
-from npusim.ir.op import Opcode
-from npusim.ir.walk import Walker, walk
 from npusim.library import SCHEDULES
-from npusim.report.record import record_of
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.walk import Walker, walk
+from npusim.report.result_json import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
 DEVICE = load_device("ascend_910b2")

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.config.head_scores import bias_row, sink_logits
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import NormalData, Problem
-from npusim.config.scores import bias_row, sink_logits
 from npusim.errors import SpecError, TilingError
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import drawn_source, recipe_source
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import drawn_source, recipe_source
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import (
     ASCEND,

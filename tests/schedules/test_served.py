@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic, seen_parts
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TensorError, TilingError
-from npusim.ir.tile import GlobalTile
-from npusim.ir.walk import Walker, walk
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
+from npusim.kernels.attention.split_rules import RULES, SplitCall, num_splits_heuristic, seen_parts
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.ir.walk import Walker, walk
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
@@ -24,7 +24,7 @@ from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 F = np.float32
 K = 1024

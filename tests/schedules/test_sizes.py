@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
-from npusim.baseline.cycles import request_of
 from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError, TilingError
 from npusim.library import SCHEDULES, names_sizes, takes_sizes
 from npusim.simulation.request import Request
-from npusim.validate.times import validate_times
+from npusim.studies.baseline.cycles import request_of
+from npusim.studies.validate.measured_times import validate_times
 
 if TYPE_CHECKING:
     from pathlib import Path

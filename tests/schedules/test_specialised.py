@@ -15,15 +15,15 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError, TilingError
-from npusim.ir.check import check
 from npusim.library import find_schedule
-from npusim.machines.sm.turns import WarpTurns
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.machines.sm.group_turns import WarpTurns
+from npusim.program.ir.check import check
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.program.timing import METHODS
 from npusim.run import run
-from npusim.timing import METHODS
-from npusim.validate import validate
-from npusim.validate.times import TimesReport
+from npusim.studies.validate import validate
+from npusim.studies.validate.measured_times import TimesReport
 from tests.algorithms.interpreter import Machine, Run
 
 from .test_flash import workload
@@ -31,7 +31,7 @@ from .test_flash import workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 H200 = load_device("h200")
 #: FlashAttention-2's online softmax, P V added up in O itself, as both kernels do it tile after tile.

@@ -14,29 +14,29 @@ import pytest
 from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 
-from npusim.algorithms.blocks import attention_tensors
-from npusim.algorithms.phase import TileRun
-from npusim.algorithms.split import FAN, cut_runs, even, packs
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.formats.exact import function_value, round_fraction
-from npusim.ir.check import check
+from npusim.formats.exact_rounding import function_value, round_fraction
+from npusim.kernels.attention.call_blocks import attention_tensors
+from npusim.kernels.attention.split import FAN, cut_runs, even, packs
+from npusim.kernels.declare.cutting import _whole, best_splits
+from npusim.kernels.declare.define import machine_of
+from npusim.kernels.declare.registry import for_inputs
+from npusim.kernels.form.phase import TileRun
 from npusim.library import find_schedule
-from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.check import check
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.run import run
-from npusim.schedules.cutting import _whole, best_splits
-from npusim.schedules.define import machine_of
-from npusim.schedules.registry import for_inputs
 from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 F = np.float32
 LOWEST = -np.finfo(F).max

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import npusim
-from npusim.config.engine import WarpIssue
+from npusim.config.core_units import WarpIssue
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.timing import METHODS
-from npusim.validate.times import validate_times
+from npusim.program.timing import METHODS
+from npusim.studies.validate.measured_times import validate_times
 
 HELD_OUT = Path(__file__).parents[2] / "reports" / "silicon" / "h200_heldout.yaml"
 H200 = load_device("h200")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.blocks import kv_runs
-from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import SpecError, TilingError
+from npusim.kernels.attention.call_blocks import kv_runs
+from npusim.kernels.attention.tiling_mask import TilingMask, mask_of
 from tests.config.visible import visible_keys
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import TileRun, Visit
+    from npusim.kernels.form.phase import TileRun, Visit
 
 
 def cut_values(mask: Any, row: int, rows: int, col: int, cols: int, offset: int) -> np.ndarray:

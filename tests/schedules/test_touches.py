@@ -11,14 +11,14 @@ from ir.toy import flatten
 
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.ir.tile import GlobalTile
 from npusim.library import SCHEDULES
+from npusim.program.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import ProgramPhase, TileProgram
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
 
 #: Schedule, tiling and problem.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

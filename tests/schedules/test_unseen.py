@@ -12,13 +12,13 @@ import npusim
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, TilingError
 from npusim.kernel import FlashPrecision, attention, flash
-from npusim.numerics.inputs import recipe_source
-from npusim.numerics.reference import summarise_errors
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.program.numerics.reference import summarise_errors
 from npusim.run import run
+from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import program_of
 
 #: By name: a causal mask over more queries than keys, a window that late queries leave behind, and both.
 CALLS: dict[str, dict[str, Any]] = {

@@ -13,19 +13,19 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.explore import explore
-from npusim.ir.check import check
-from npusim.ir.op import TileOp
-from npusim.ir.program import Loop
 from npusim.library import find_schedule
 from npusim.machines.sm.core import occupancy
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import recipe_source
+from npusim.program.ir.check import check
+from npusim.program.ir.op import TileOp
+from npusim.program.ir.tile_program import Loop
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import recipe_source
+from npusim.studies.explore import explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from npusim.ir.program import Item, TileProgram
+    from npusim.program.ir.tile_program import Item, TileProgram
 
 SCHEDULE = find_schedule("volta_flash", "nvidia")
 V100 = load_device("v100", {"group_count": "3"})

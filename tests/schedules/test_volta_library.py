@@ -11,7 +11,7 @@ import pytest
 import npusim
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 
 MEASURED = Path(__file__).parents[2] / "reports" / "validation" / "measured_xformers.yaml"
 

@@ -11,8 +11,8 @@ import pytest
 
 import npusim
 from npusim import formats
+from npusim.config.head_scores import alibi_slopes
 from npusim.config.problem import Problem
-from npusim.config.scores import alibi_slopes
 from npusim.errors import NpusimError
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npusim.stress import Stress, search, stress
+from npusim.studies.stress import Stress, stress, worst_search
 
 KERNELS = f"{Path(__file__).parent / 'kernels.py'}:"
 #: More than any case takes: what is found does not depend on the machine's speed.
@@ -96,7 +96,7 @@ def examined(schedule: str, options: dict[str, Any], over: list[str], **more: An
 @pytest.mark.parametrize("hazard", HAZARDS)
 def test_a_hazard_is_found_and_its_step_named(hazard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What would hold takes most of the time, and has tests of its own.
-    monkeypatch.setattr(search, "_alternatives", lambda *_: iter(()))
+    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))
     schedule, options, _, _, over, step = HAZARDS[hazard]
     found = examined(schedule, options, over)
     assert found.verdict != "holds"

@@ -20,9 +20,9 @@ from npusim import formats
 from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.simulation.request import Request
-from npusim.validate.judge import MEASURES, Judgement, judge
+from npusim.studies.validate.judge import MEASURES, Judgement, judge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.formats.cast import widen
-from npusim.numerics.inputs import recipe_source
-from npusim.report.stress import stress_table
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.report.text import plain
+from npusim.report.worst_inputs import stress_table
 from npusim.simulation.request import Request
-from npusim.stress import search, stress
-from npusim.stress.inputs import aspects_of, bounded, stressed, words
-from npusim.stress.search import StressedRun
+from npusim.studies.stress import stress, worst_search
+from npusim.studies.stress.aspects import aspects_of, bounded, stressed, words
+from npusim.studies.stress.worst_search import StressedRun
 from reports.stress import inputs, page
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_where_finite_outputs_are_required_amplitudes_grow_beyond_the_default_bo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Scores in float16 overflow at an amplitude of 64, beyond the default bound of 16."""
-    monkeypatch.setattr(search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
+    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
     usual = stress("flash", ["logits"], **NARROW)
     assert usual.verdict != "not finite"
     assert not usual.beyond

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.config.cases import Interval, load_measurements
-from npusim.validate.times import Residual
+from npusim.studies.validate.measured_times import Residual
 from reports.nodes import models
 from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.validate.times import validate_times
+from npusim.studies.validate.measured_times import validate_times
 from reports.parts.document import rounded
 from reports.production import page
 from tests.studies.copies import copied_cases

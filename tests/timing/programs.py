@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from npusim.config.device import DeviceSpec
-    from npusim.timing.result import TimingResult
+    from npusim.program.timing.timing_result import TimingResult
 
 
 @cache

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.errors import DeadlockError
-from npusim.ir.walk import required_count
-from npusim.timing.result import QueueUse, Span, TimingResult
-from npusim.timing.stream import Streams
-from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
+from npusim.program.ir.walk import required_count
+from npusim.program.timing.stream import Streams
+from npusim.program.timing.summary import NO_INSTRUCTION, OpCounts, summarise
+from npusim.program.timing.timing_result import QueueUse, Span, TimingResult
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import ProgramPhase, TileProgram
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
 
 
 def simulate(

@@ -11,15 +11,15 @@ from ir.toy import Toy, crossed
 from npusim.config.problem import Problem
 from npusim.errors import ContradictionError, DeadlockError, ProgramError, SpecError
 from npusim.library import find_schedule
+from npusim.program.timing import METHODS
+from npusim.program.timing.summary import check_sanity
 from npusim.run import run
-from npusim.timing import METHODS
-from npusim.timing.summary import check_sanity
 from timing.programs import device_with
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 
 def flash() -> TileProgram:

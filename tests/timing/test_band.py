@@ -13,18 +13,18 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, ProgramError
 from npusim.library import find_schedule
+from npusim.program.timing import auto, mean_field
+from npusim.program.timing.engine import Run
+from npusim.program.timing.engine_code import Classes, Code, equal_groups
+from npusim.program.timing.stream import Streams
 from npusim.run import run
-from npusim.timing import auto, mean_field
-from npusim.timing.engine import Run
-from npusim.timing.engine_code import Classes, Code, equal_groups
-from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 SCHEDULES = ("flash", "flash", "two_level", "unified", "pasa", "fp8_attention")
 DEVICES = ("ascend_910b1", "ascend_910b2", "ascend_910b3", "ascend_910b4")

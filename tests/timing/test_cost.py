@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import Toy, flatten
 
-from npusim.config.engine import VectorEngine
+from npusim.config.core_units import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
-from npusim.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
-from npusim.ir.program import Cost, Queue
-from npusim.ir.tile import GlobalTensor, Operand, Tile
 from npusim.library import find_schedule
+from npusim.machines.ascend.ascend_pricing import VECTOR_COSTS, AscendPricing, vector_cycles
 from npusim.machines.ascend.group import VectorWork
-from npusim.machines.ascend.pricing import VECTOR_COSTS, AscendPricing, vector_cycles
-from npusim.numerics.semantics import SEMANTICS
+from npusim.program.ir.op import PLAIN, Attributes, Opcode, Step, TileOp
+from npusim.program.ir.tile import GlobalTensor, Operand, Tile
+from npusim.program.ir.tile_program import Cost, Queue
+from npusim.program.numerics.semantics import SEMANTICS
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec

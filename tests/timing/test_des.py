@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from ir.toy import FILL_CYCLES, RANDOMS, RandomProgram, Toy, crossed, fill, front, phase
 
 from npusim.errors import DeadlockError
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Loop, Queue
-from npusim.ir.tile import GlobalTensor, Tile
-from npusim.ir.walk import Walker, walk
-from npusim.timing import des
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.tile_program import Loop, Queue
+from npusim.program.ir.walk import Walker, walk
+from npusim.program.timing import des
 from timing import replay
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Item, TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import Item, TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 #: One core group, nothing to issue or to dispatch: only what a test is about takes time.
 BARE = {"group_count": "1", "launch__block_dispatch_cycles": "0", "cores__aiv__engines__SCALAR__issue_cycles": "0"}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, phase
 
-from npusim.ir.walk import Walker, required_count, walk
-from npusim.timing import des
-from npusim.timing.stream import Streams
+from npusim.program.ir.walk import Walker, required_count, walk
+from npusim.program.timing import des
+from npusim.program.timing.stream import Streams
 from timing import replay
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 
 def assert_equal(program: TileProgram, device: DeviceSpec) -> TimingResult:

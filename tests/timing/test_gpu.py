@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.algorithms.phase import WorkTile
-from npusim.config.engine import WarpMatrixEngine
+from npusim.config.core_units import WarpMatrixEngine
 from npusim.config.load import load_device
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node_file import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
-from npusim.ir.buffers import AddressSpace
-from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
-from npusim.ir.program import Cost, ProgramPhase, Queue, TileProgram
-from npusim.ir.tile import Tile
-from npusim.layout.chain import chain
-from npusim.layout.fragment import arrangement
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import VOLTA_BANKS
+from npusim.formats.layout.chain import chain
+from npusim.formats.layout.fragment import arrangement
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import VOLTA_BANKS
+from npusim.kernels.form.phase import WorkTile
 from npusim.library import find_schedule
 from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
 from npusim.machines.sm.lanes import chained
-from npusim.machines.sm.pricing import SmPricing
-from npusim.timing import METHODS
-from npusim.timing.gpu_pipes import ONE, sharing_of, speeds
+from npusim.machines.sm.sm_pricing import SmPricing
+from npusim.program.ir.buffers import AddressSpace
+from npusim.program.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
+from npusim.program.ir.tile import Tile
+from npusim.program.ir.tile_program import Cost, ProgramPhase, Queue, TileProgram
+from npusim.program.timing import METHODS
+from npusim.program.timing.gpu_pipes import ONE, sharing_of, speeds
 
 from .programs import booked
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.timing.result import TimingResult
+    from npusim.program.timing.timing_result import TimingResult
 
 V100 = load_device("v100")
 LANES = LaneModel(V100)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import npusim
+from npusim.config.core_units import LocalMemoryPipe
 from npusim.config.device_tables import compiled_registers
-from npusim.config.engine import LocalMemoryPipe
 from npusim.config.load import apply_overrides, load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
-from npusim.ir.program import Loop
+from npusim.program.ir.tile_program import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from npusim.ir.op import TileOp
-    from npusim.ir.program import Item
+    from npusim.program.ir.op import TileOp
+    from npusim.program.ir.tile_program import Item
 
 SILICON = Path(__file__).resolve().parents[2] / "reports" / "silicon"
 PROBLEM = Problem(heads=132, seq_q=256, seq_kv=1024, head_dim=128)

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.gemm import gemm as product
-from npusim.config.engine import VectorEngine
+from npusim.config.core_units import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
-from npusim.explore import explore
-from npusim.ir.op import Opcode, Step
-from npusim.ir.residency import residency
-from npusim.ir.tile import GlobalTensor, Tile
+from npusim.kernels.attention.products import gemm as product
 from npusim.library import find_schedule
-from npusim.machines.ascend import pricing
-from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.plan import FlashTiling, gemm_tiling
-from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
+from npusim.machines.ascend import ascend_pricing
+from npusim.machines.ascend.ascend_machine import AscendMachine
+from npusim.machines.ascend.ascend_pricing import AscendPricing, vector_cycles
+from npusim.machines.ascend.product_plan import FlashTiling, gemm_tiling
 from npusim.machines.decisions import AscendDecisions
-from npusim.numerics.executor import execute
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.residency import residency
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.numerics.executor import execute
+from npusim.program.timing import METHODS
 from npusim.run import run
-from npusim.timing import METHODS
-from npusim.validate import validate
+from npusim.studies.explore import explore
+from npusim.studies.validate import validate
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 
 def place(number: int, rows: int = 32, cols: int = 64) -> Tile:
@@ -92,7 +92,7 @@ def test_a_vector_of_rows_costs_count_mode_only_where_barriers_are_as_needed() -
 @pytest.mark.parametrize(("blocks", "crowd"), [(1, 0.0), (24, 1.0), (48, 1.0), (8, 7 / 23), (32, 15 / 23)])
 def test_how_many_work_beside_one_is_an_average_over_rounds(blocks: int, crowd: float) -> None:
     # 32 blocks are a round of 24 and one of 8: 16 on average.
-    assert pricing.crowd(blocks, 24) == pytest.approx(crowd)
+    assert ascend_pricing.crowd(blocks, 24) == pytest.approx(crowd)
 
 
 def flash(**options: Any) -> RunData:

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.config.core_units import VectorEngine
 from npusim.config.device import DeviceSpec
-from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device, reader_of
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem
 from npusim.config.quantity import Quantity
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
-from npusim.ir.check import check
-from npusim.ir.op import Opcode, Step
-from npusim.ir.tile import Tile
+from npusim.kernels.declare.define import unread_keys
 from npusim.library import find_schedule
-from npusim.machines.ascend.pricing import vector_cycles
+from npusim.machines.ascend.ascend_pricing import vector_cycles
 from npusim.machines.decisions import AscendDecisions
-from npusim.schedules.define import unread_keys
+from npusim.program.ir.check import check
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.tile import Tile
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.ir.program import TileProgram
+    from npusim.program.ir.tile_program import TileProgram
 
 
 def small(**fields: Any) -> Problem:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
-from npusim.timing.link import SharedLink
+from npusim.program.timing.link import SharedLink
 
 
 class Flow(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npusim.formats.reductions import normal_order
-from npusim.machines.sm.code import body_of, code_work
+from npusim.machines.sm.compiled_rows import body_of, code_work
 
 NONE = 7
 

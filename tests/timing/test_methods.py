@@ -12,20 +12,20 @@ from ir.toy import GM, L1, RANDOMS, RandomProgram, Toy, fill, front
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.ir.op import Opcode, Step
-from npusim.ir.program import Loop
-from npusim.ir.tile import GlobalTensor, Tile
 from npusim.library import find_schedule
-from npusim.timing import METHODS, auto, des, mean_field
-from npusim.timing.engine import Run
-from npusim.timing.engine_code import Code, equal_groups
-from npusim.timing.stream import Streams
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.ir.tile import GlobalTensor, Tile
+from npusim.program.ir.tile_program import Loop
+from npusim.program.timing import METHODS, auto, des, mean_field
+from npusim.program.timing.engine import Run
+from npusim.program.timing.engine_code import Code, equal_groups
+from npusim.program.timing.stream import Streams
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Item, TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import Item, TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 FAST = ("block", "fold", "steady")
 

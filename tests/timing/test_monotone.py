@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from ir.toy import RANDOMS, RandomProgram, Toy, fill, front
 
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
-from npusim.ir.program import Loop
 from npusim.library import find_schedule
-from npusim.timing import METHODS, des
-from npusim.timing.summary import check_sanity
+from npusim.program.ir.tile_program import Loop
+from npusim.program.timing import METHODS, des
+from npusim.program.timing.summary import check_sanity
 from timing.programs import device_with, random_device
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 #: Who waits for a link first may change with its rate: so much is allowed.
 ALLOWED = 1.02

@@ -7,10 +7,10 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats.jit import CompiledKernel
+from npusim.program.timing.periodic import run_engine
+from npusim.program.timing.precompile import compiled_meanwhile
 from npusim.run import run
 from npusim.simulation.warm import run_bits
-from npusim.timing.periodic import run_engine
-from npusim.timing.precompile import compiled_meanwhile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,13 +9,13 @@ import pytest
 
 import npusim
 from npusim.config.cases import load_measurements
-from npusim.config.engine import GroupMatrixEngine
+from npusim.config.core_units import GroupMatrixEngine
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError
-from npusim.explore.space import SearchRequest
 from npusim.simulation.request import Request
-from npusim.validate.times import validate_times
+from npusim.studies.explore.space import SearchRequest
+from npusim.studies.validate.measured_times import validate_times
 
 #: 128 MiB of K and V.
 DECODE = Problem(batch=1, heads=32, kv_heads=8, seq_q=1, seq_kv=32768, head_dim=128, causal=False, dtype="float16")

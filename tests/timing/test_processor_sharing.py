@@ -13,11 +13,11 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import TilingError
-from npusim.ir.program import Share
-from npusim.machines.sm.pricing import cold_reads
-from npusim.numerics.executor import execute
-from npusim.timing.gpu_pipes import ONE, ProcessorSharing, Rules
-from npusim.timing.stream import Streams
+from npusim.machines.sm.sm_pricing import cold_reads
+from npusim.program.ir.tile_program import Share
+from npusim.program.numerics.executor import execute
+from npusim.program.timing.gpu_pipes import ONE, ProcessorSharing, Rules
+from npusim.program.timing.stream import Streams
 
 METHODS = ("des", "block", "fold", "steady", "auto")
 SILICON = Path(__file__).parents[2] / "reports" / "silicon"

@@ -11,15 +11,15 @@ import pytest
 from ir.toy import flatten
 
 import npusim
-from npusim.config.engine import RegisterVectorEngine
+from npusim.config.core_units import RegisterVectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.formats import reduce_sum
-from npusim.ir.op import Attributes, Opcode, Step
-from npusim.ir.tile import Tile
 from npusim.machines.ascend.registers import function_cycles
 from npusim.machines.decisions import VectorCode
+from npusim.program.ir.op import Attributes, Opcode, Step
+from npusim.program.ir.tile import Tile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,12 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import DeadlockError
 from npusim.library import find_schedule
-from npusim.timing import METHODS, des
+from npusim.program.timing import METHODS, des
 from timing.programs import device_with, timeline
 
 if TYPE_CHECKING:
-    from npusim.ir.program import TileProgram
-    from npusim.timing.result import TimingResult
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 TIMES = {
     "flags__cross_core_issue_cycles": "0",

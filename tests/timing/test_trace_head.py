@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from npusim.errors import SpecError
+from npusim.program.timing import auto, trace_head
+from npusim.program.timing.stream import Streams
+from npusim.program.timing.trace_head import first_spans
 from npusim.run import run
-from npusim.timing import auto, trace_head
-from npusim.timing.stream import Streams
-from npusim.timing.trace_head import first_spans
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim import formats
-from npusim.ttir.text import FORMATS, Op, read, shape_of
-from npusim.ttir.values import RELATIONS, float_of
+from npusim.kernels.triton.ttir_text import FORMATS, Op, read, shape_of
+from npusim.kernels.triton.values import RELATIONS, float_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

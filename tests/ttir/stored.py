@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.numerics.executor import execute
-from npusim.numerics.inputs import kernel_source
+from npusim.program.numerics.executor import execute
+from npusim.program.numerics.input_tensors import kernel_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError, SpecError
+from npusim.kernels.triton.calls import Calls, read_calls
+from npusim.kernels.triton.compiler import compiled_text
 from npusim.simulation.request import Request
-from npusim.ttir.calls import Calls, read_calls
-from npusim.ttir.compiler import compiled_text
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 SCRIPT = """
@@ -275,7 +275,7 @@ def test_what_a_launch_is_is_said_in_one_place() -> None:
     """The sign between a file and a launch is in no other file of the package."""
     package = Path(npusim.__file__).parent
     with_sign = [f.relative_to(package).as_posix() for f in package.rglob("*.py") if '"::"' in f.read_text()]
-    assert with_sign == ["ttir/__init__.py"]
+    assert with_sign == ["kernels/triton/__init__.py"]
     names = {"calls.npz": True, "calls.npz::0": True, "k.py::f[1](q)": True, "mine.py:FLASH": False, "flash": False}
     assert {n: Request(n).is_launch for n in names} == names
 

@@ -17,17 +17,17 @@ import pytest
 import npusim
 from npusim.config.problem import KernelProblem, Problem
 from npusim.formats import get_format
+from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton.compiler import Compiled, compiled_text
 from npusim.simulation import classes
 from npusim.simulation.request import Request
-from npusim.ttir.compiler import Compiled, compiled_text
-from npusim.ttir.lowered import UNKNOWN
-from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import lettered, predict
+from npusim.studies.tune.configurations import configurations_of
+from npusim.studies.tune.prediction import lettered, predict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from npusim.tune.prediction import Configuration
+    from npusim.studies.tune.prediction import Configuration
 
 if find_spec("triton"):
     import triton

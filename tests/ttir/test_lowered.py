@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from npusim.ttir.compiler import Compiled
-from npusim.ttir.lowered import UNKNOWN, orders_of
-from npusim.ttir.lowered import contraction_of as whole_of
+from npusim.kernels.triton.compiled_choices import UNKNOWN, orders_of
+from npusim.kernels.triton.compiled_choices import contraction_of as whole_of
+from npusim.kernels.triton.compiler import Compiled
 
 
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> str:

@@ -17,10 +17,10 @@ import npusim
 from npusim.cli.app import app
 from npusim.config.problem import GemmProblem, KernelProblem, Problem
 from npusim.errors import NpusimError, SpecError
-from npusim.schedules import triton as launches
+from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton.values import Tensor
 from npusim.simulation.request import Request
-from npusim.ttir.values import Tensor
-from npusim.validate.diff import diff
+from npusim.studies.validate.diff import diff
 from ttir.interpreter import Open, interpret
 from ttir.marks import as_measured
 

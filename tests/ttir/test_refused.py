@@ -11,8 +11,8 @@ import pytest
 import npusim
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.schedules import triton as launches
-from npusim.ttir.reader import Reader
+from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton.reader import Reader
 from ttir.test_plain import KERNELS, NORM, name_of
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")

@@ -13,8 +13,8 @@ import pytest
 import npusim
 from npusim import cache
 from npusim.config.problem import Problem
-from npusim.schedules import triton as launches
-from npusim.ttir.releases import assembler
+from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton.releases import assembler
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 KERNELS = Path(__file__).with_name("kernels.py")

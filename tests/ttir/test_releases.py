@@ -14,9 +14,9 @@ import pytest
 import npusim
 from npusim.errors import SpecError
 from npusim.formats.reductions import reduce_sum
-from npusim.ttir import compiler, releases
-from npusim.ttir.text import read
-from npusim.tune import hooks
+from npusim.kernels.triton import compiler, releases
+from npusim.kernels.triton.ttir_text import read
+from npusim.studies.tune import hooks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def test_a_single_configuration_answers_for_no_later_key(release: str, monkeypat
 
 @needs_triton
 def test_the_end_of_a_command_reports_no_leaks(tmp_path: Path) -> None:
-    calls = npusim.ttir.calls.Calls([calls_of()]).save(tmp_path / "calls.npz")
+    calls = npusim.kernels.triton.calls.Calls([calls_of()]).save(tmp_path / "calls.npz")
     words = [sys.executable, "-m", "npusim", "run", str(calls), "--hw", "h200", "--no-save"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "leaked" not in done.stderr

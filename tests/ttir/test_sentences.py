@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import FlagError, ProgramError, SpecError
+from npusim.kernels.triton.compiler import MOST_WRITTEN_OUT
+from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
-from npusim.ttir.compiler import MOST_WRITTEN_OUT
-from npusim.ttir.exact import ExactLaunch
 
 if TYPE_CHECKING:
     from pathlib import Path

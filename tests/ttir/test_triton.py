@@ -18,11 +18,11 @@ import npusim
 from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.numerics.inputs import drawn_source
-from npusim.schedules import triton as launches
+from npusim.kernels.triton import compiler, releases
+from npusim.kernels.triton import launch as launches
+from npusim.kernels.triton.ttir_text import read
+from npusim.program.numerics.input_tensors import drawn_source
 from npusim.simulation.request import Request
-from npusim.ttir import compiler, releases
-from npusim.ttir.text import read
 from ttir.interpreter import Open, interpret
 from ttir.marks import as_measured, needs_block_pointers
 

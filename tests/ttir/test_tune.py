@@ -21,8 +21,8 @@ from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError, TilingError
 from npusim.simulation.ranking import ranked
 from npusim.simulation.request import Request
-from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import kept, lettered, predict_all
+from npusim.studies.tune.configurations import configurations_of
+from npusim.studies.tune.prediction import kept, lettered, predict_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,7 +270,7 @@ def tuner_of(name: str, **prune_by: Any) -> tuple[Any, Launched]:
     """Return Triton's autotuner of a kernel, whose driver refuses to measure."""
     import triton
 
-    from npusim.ttir.compiler import _content, _module
+    from npusim.kernels.triton.compiler import _content, _module
 
     path = str(KERNELS)
     launched = Launched(_module(path, _content(path)).__dict__[name])

@@ -100,7 +100,7 @@ def test_large_differences_infinities_and_nan_as_the_issue_has_them() -> None:
 
 
 def test_the_reference_does_not_follow_a_fault_of_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    from npusim.ttir.arithmetic import Arithmetic
+    from npusim.kernels.triton.arithmetic import Arithmetic
     from ttir import value_kernels as kernels
 
     x, y = (np.random.default_rng(seed).standard_normal((12, 50)).astype(np.float32) for seed in range(2))

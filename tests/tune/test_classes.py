@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.numerics.evaluate import chosen, execute_rows
+from npusim.program.numerics.evaluate import chosen, execute_rows
+from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.classes import class_key
 from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.tile import program_of
-from npusim.tune.configurations import configurations_of
-from npusim.tune.prediction import predict
+from npusim.studies.tune.configurations import configurations_of
+from npusim.studies.tune.prediction import predict
 
 if TYPE_CHECKING:
-    from npusim.tune.prediction import Configuration
+    from npusim.studies.tune.prediction import Configuration
 
 SMALL = {"workload": "smollm2", "numerics": False}
 #: A schedule, its call, the fields that vary, and how many classes and outputs there are.

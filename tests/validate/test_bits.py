@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from npusim.cli.app import app
 from npusim.errors import SpecError, TensorError
-from npusim.validate.kernels import check_bits
+from npusim.studies.validate.kernels import check_bits
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KERNELS, VECTORS = GOLDEN / "attention_h200_cut.npz", GOLDEN / "mma_h200_cut.npz"

@@ -14,17 +14,17 @@ from npusim.config.load import load_device
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.findings import calibration_part
 from npusim.report.page import page_html
-from npusim.validate.calibrate import calibrate
-from npusim.validate.times import Predictor
+from npusim.studies.validate.calibrate import calibrate
+from npusim.studies.validate.measured_times import Predictor
 from reports.validation import study
 
 pytest.importorskip("scipy", reason="npusim[calibrate]")
-from npusim.validate import least_squares as ls
+from npusim.studies.validate import least_squares as ls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.validate.least_squares import Array
+    from npusim.studies.validate.least_squares import Array
 
 FIT = ("flags.*", "cores.aic.engines.MTE2.*")
 SIZES = tuple({"m": 64 * a, "n": 64 * b, "k": 128 * c} for a in (1, 9) for b in (2, 16) for c in (1, 12))

@@ -11,12 +11,12 @@ import pytest
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from npusim.report.findings import difference_table
 from npusim.report.text import plain
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
-from npusim.validate.diff import Difference, diff
+from npusim.studies.validate.diff import Difference, diff
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "attention_h200.npz"
 HEXP = "exp_variant=exp.hopper_hexp"
@@ -106,13 +106,13 @@ def test_one_change_is_found_with_its_first_element_and_step() -> None:
 
 @pytest.mark.exhaustive
 def test_two_changes_are_found_as_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npusim.validate.diff.NEAREST", 1)
+    monkeypatch.setattr("npusim.studies.validate.diff.NEAREST", 1)
     found = _diff(_ours(precision="scores=float16", tiling={"block_kv": 32}))
     assert {frozenset(map(str, e.changes)) for e in found.explained} == {frozenset({"scores=float16", "block_kv=32"})}
 
 
 def test_what_no_choice_explains_fails_and_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npusim.validate.diff.NEAREST", 1)
+    monkeypatch.setattr("npusim.studies.validate.diff.NEAREST", 1)
     out = _ours(precision="scores=float16")
     bits = out.view(np.uint16)
     bits[0, 0, 3, 5] ^= 1
@@ -125,7 +125,7 @@ def test_what_no_choice_explains_fails_and_names_the_nearest(monkeypatch: pytest
 
 def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of noise's outputs are equal, whatever is changed: the best of all changes is so by chance."""
-    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    monkeypatch.setattr("npusim.studies.validate.diff.NEAREST", 0)
     out = _ours().view(np.uint16)
     found = _diff(np.where(np.random.default_rng(0).random(out.shape) < 0.9, out ^ 1, out))
     assert not found.passed
@@ -136,7 +136,7 @@ def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_nearest_is_never_another_makers_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    monkeypatch.setattr("npusim.studies.validate.diff.NEAREST", 0)
     bits = _ours(precision="arithmetic=volta.mma.k4.f16.f32").view(np.uint16)
     bits[0, 0, 3, 5] ^= 1
     found = _diff(bits)
@@ -277,7 +277,7 @@ def test_a_soft_cap_of_a_kernel_is_found_by_its_number(asked: float | None, cap:
 
 def test_a_neighbour_that_is_nearer_and_explains_nothing_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half way from the scale to its square the latter is nearer, by far more than rounding."""
-    monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
+    monkeypatch.setattr("npusim.studies.validate.diff.NEAREST", 0)
     asked = _of(softcap=None, window=None, heads=2)
     found = _held(_computed(_of(softcap=None, window=None, heads=2, scale=asked.scale**1.8)), asked)
     assert found.problem is None

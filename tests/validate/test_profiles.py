@@ -15,9 +15,9 @@ import npusim
 from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.errors import SpecError
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import record_of
-from npusim.validate import validate
-from npusim.validate.profiles import PROFILERS, ImportedProfile, import_profile, listed
+from npusim.report.result_json import record_of
+from npusim.studies.validate import validate
+from npusim.studies.validate.profiles import PROFILERS, ImportedProfile, import_profile, listed
 
 SAMPLES = Path(__file__).parent / "profiles"
 HEAD = 'schema: npusim.mapping/1\nsource: "a test"\nhw: {hw}\nl2: clean\nkernels:\n'

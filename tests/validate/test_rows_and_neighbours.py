@@ -15,12 +15,12 @@ from npusim.errors import SpecError
 from npusim.report.latency_rows import latency_rows, refuse_other_table
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
-from npusim.validate.nearest import nearest
+from npusim.studies.validate.nearest import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.simulation.result import RunData
+    from npusim.simulation.run_result import RunData
 
 CASE = "  - {name: %s, device: %s, schedule: gemm, workload: {m: %d, n: 512, k: 512}, measured: {latency_us: 20}}\n"
 

@@ -14,8 +14,8 @@ from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.report.findings import validation_table
 from npusim.report.text import plain
-from npusim.validate import TimesReport, validate
-from npusim.validate.times import Predictor, kendall_tau, regret
+from npusim.studies.validate import TimesReport, validate
+from npusim.studies.validate.measured_times import Predictor, kendall_tau, regret
 
 HEAD = 'schema: npusim.measurements/1\nsource: "a test"\n'
 CASE = (

@@ -34,10 +34,10 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
 from npusim.report.latency_rows import latency_rows
-from npusim.report.record import record_of
+from npusim.report.result_json import record_of
 from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
-from npusim.validate.times import Residual
+from npusim.studies.validate.measured_times import Residual
 from reports.validation import bands, study
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from npusim import run
 from npusim.cli.app import app
 from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
-from npusim.validate import TimesReport, validate
+from npusim.studies.validate import TimesReport, validate
 
 if TYPE_CHECKING:
     from pathlib import Path

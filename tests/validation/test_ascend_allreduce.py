@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npusim.config.cases import load_measurements
-from npusim.validate import validate
-from npusim.validate.times import TimesReport
+from npusim.studies.validate import validate
+from npusim.studies.validate.measured_times import TimesReport
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 
 from npusim.errors import TilingError
 from npusim.run import run
-from npusim.validate.kernels import check_kernels
+from npusim.studies.validate.kernels import check_kernels
 from reports.validation import study
 
 CUT = Path(__file__).parent.parent / "golden" / "attention_h200_cut.npz"

@@ -18,8 +18,8 @@ from reports.pasa_numerics import study as pasa_study
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Phase, Visit
-    from npusim.numerics.result import ErrorSummary
+    from npusim.kernels.form.phase import Phase, Visit
+    from npusim.program.numerics.bits_result import ErrorSummary
 
 EXACT = 1e-11
 BOTH_FORMS = ("float64", "float64,is_fixed_reference=true")

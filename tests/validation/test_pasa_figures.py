@@ -10,7 +10,7 @@ import pytest
 
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from reports.parts.values import values
 from reports.pasa_numerics import page as pasa
 from reports.pasa_numerics import sections

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from npusim import formats
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from reports.pcast_numerics import beyond, sections, study, theory
 
 if TYPE_CHECKING:

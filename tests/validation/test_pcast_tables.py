@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.numerics.inputs import recipe_source
+from npusim.program.numerics.input_tensors import recipe_source
 from reports.parts.values import observe
 from reports.pcast_numerics import page as pcast
 from reports.pcast_numerics import study as pcast_study

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
+from npusim.kernels.attention.tiling_mask import DEFAULT_M, TilingMask
 from reports.parts.values import program_of
 from reports.tiling_mask.page import check_mapping, distinct_masks, visits
 

@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorUnit
+from npusim.config.core_units import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorUnit
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.buffers import AddressSpace, Allocator, Ring
-from npusim.ir.content import record
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Queue
 from npusim.machines.base import memories
 from npusim.machines.decisions import AscendDecisions, VectorCode
+from npusim.program.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.program.ir.content import record
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.tile_program import Queue
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.algorithms.flow import Place
     from npusim.config.device import DeviceSpec
-    from npusim.ir.tile import Operand, RingTile
+    from npusim.kernels.form.flow import Place
     from npusim.machines.decisions import Route
+    from npusim.program.ir.tile import Operand, RingTile
 
 AIC = "aic"
 AIV = "aiv"

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
-from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item, repeated
-from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import AIC, CUBE, FIXP, L1, MTE1, MTE2, PING_PONG, compute, move, pass_on
-from npusim.machines.ascend.plan import default_plan
+from npusim.machines.ascend.product_plan import default_plan
+from npusim.program.ir.op import Opcode, Step, TileOp
+from npusim.program.ir.tile_program import Item, repeated
+from npusim.program.ir.tile_program import Loop as Repeat
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
 
-    from npusim.algorithms.phase import Stage, Visit, WorkTile
-    from npusim.ir.buffers import Ring
-    from npusim.ir.tile import Operand, RingTile
+    from npusim.kernels.form.phase import Stage, Visit, WorkTile
     from npusim.machines.ascend.group import AscendGroup
-    from npusim.machines.ascend.plan import AscendTiling, ProductPlan, Staging
+    from npusim.machines.ascend.product_plan import AscendTiling, ProductPlan, Staging
     from npusim.machines.frame import Frame, Span
+    from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.tile import Operand, RingTile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from npusim.errors import UnknownOpcodeError
 from npusim.formats import BLOCK_FORMATS, stored_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.op import MASK, PLAIN, Opcode
-from npusim.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.op import MASK, PLAIN, Opcode
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from npusim.config.engine import RegisterOpSpec, RegisterVectorEngine
-    from npusim.ir.op import Step
-    from npusim.ir.program import Terms
-    from npusim.ir.tile import Operand
+    from npusim.config.core_units import RegisterOpSpec, RegisterVectorEngine
     from npusim.machines.decisions import VectorCode
+    from npusim.program.ir.op import Step
+    from npusim.program.ir.tile import Operand
+    from npusim.program.ir.tile_program import Terms
 
 #: Instruction of an operation on registers; of a reduction the one that joins two.
 INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(

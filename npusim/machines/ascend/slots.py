@@ -15,14 +15,14 @@ from npusim.units import round_up
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from npusim.algorithms.phase import Stage
-    from npusim.ir.buffers import FlagKind, Ring
+    from npusim.kernels.form.phase import Stage
     from npusim.machines.ascend.group import AscendGroup, VectorCore
-    from npusim.machines.ascend.parts import Parts
-    from npusim.machines.ascend.plan import AscendTiling, Staging
+    from npusim.machines.ascend.loop_parts import Parts
     from npusim.machines.ascend.product import CubeProduct
-    from npusim.machines.ascend.rows import RowsStage
+    from npusim.machines.ascend.product_plan import AscendTiling, Staging
+    from npusim.machines.ascend.vector_rows import RowsStage
     from npusim.machines.frame import Frame
+    from npusim.program.ir.buffers import FlagKind, Ring
 
 
 class Slots:

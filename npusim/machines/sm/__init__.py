@@ -91,7 +91,7 @@ _GROUPS, _ATTENTION = "npusim.machines.sm.core:GroupFields", "npusim.machines.sm
 
 NVIDIA = CoreFamily(
     name="nvidia",
-    machine="npusim.machines.sm.machine:SmMachine",
+    machine="npusim.machines.sm.sm_machine:SmMachine",
     processor="gpu",
     decisions=GpuDecisions,
     fields={
@@ -116,7 +116,7 @@ NVIDIA = CoreFamily(
 #: The cores of a host, which compute values only.
 CPU = CoreFamily(
     name="cpu",
-    machine="npusim.machines.sm.machine:SmMachine",
+    machine="npusim.machines.sm.sm_machine:SmMachine",
     processor="cpu",
     decisions=GpuDecisions,
     fields={"attention": _ATTENTION, "compiled": _GROUPS},

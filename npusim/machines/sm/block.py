@@ -27,14 +27,14 @@ from functools import lru_cache, partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
-from npusim.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
-from npusim.ir.tile import Tile
+from npusim.kernels.form.phase import WHOLE, bind
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, TENSOR, WARPS
-from npusim.machines.sm.places import BlockPlaces, accumulator
-from npusim.machines.sm.turns import WarpTurns
-from npusim.machines.sm.work import GroupWork, Works, work_of
+from npusim.machines.sm.group_turns import WarpTurns
+from npusim.machines.sm.group_work import GroupWork, Works, work_of
+from npusim.machines.sm.name_places import BlockPlaces, accumulator
+from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
+from npusim.program.ir.tile import Tile
 from npusim.units import chunks
 
 #: Keys of a tile up to which compilers write masks among other instructions: from 64 on they pack the predicates
@@ -44,13 +44,13 @@ PREDICATED_KEYS = 32
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
-    from npusim.algorithms.phase import Stage, Visit, WorkTile
-    from npusim.ir.op import WarpPlan
-    from npusim.ir.program import Item
-    from npusim.ir.tile import Operand, RingTile
+    from npusim.kernels.form.phase import Stage, Visit, WorkTile
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
-    from npusim.machines.sm.places import Handshake
+    from npusim.machines.sm.name_places import Handshake
+    from npusim.program.ir.op import WarpPlan
+    from npusim.program.ir.tile import Operand, RingTile
+    from npusim.program.ir.tile_program import Item
 
 
 class ResidentBlock:

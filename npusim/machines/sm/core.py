@@ -12,27 +12,27 @@ from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from npusim.config.engine import DmaEngine, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
+from npusim.config.core_units import DmaEngine, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
+from npusim.formats.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.formats.scans import of_float32
-from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.ir.op import Opcode
-from npusim.ir.program import Occupancy
-from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.machines.decisions import Charge, GpuDecisions
 from npusim.machines.frame import Along
-from npusim.machines.published import find_kernel, kernels
-from npusim.machines.published.kernel import GpuKernel
+from npusim.machines.published_kernel import GpuKernel
+from npusim.machines.published_kernels import find_kernel, kernels
+from npusim.program.ir.buffers import AddressSpace, Allocator
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile_program import Occupancy
 from npusim.units import format_bytes, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from npusim.config.core_units import LanePipe
     from npusim.config.device import DeviceSpec
-    from npusim.config.engine import LanePipe
-    from npusim.ir.op import Step, WarpPlan
+    from npusim.program.ir.op import Step, WarpPlan
 
 
 EngineType = TypeVar("EngineType")

@@ -12,16 +12,12 @@ from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.engine import GroupMatrixEngine, LanePipe, SharedMemoryPipe, SpecialisedSpec
+from npusim.config.core_units import GroupMatrixEngine, LanePipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.layout.fragment import WARP_LANES
 from npusim.formats.scans import BLOCK
-from npusim.ir.op import Opcode
-from npusim.ir.program import Cost, Share
-from npusim.ir.tile import Tile, memory_of
-from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     ALU,
     FMA,
@@ -41,14 +37,18 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
+from npusim.machines.sm.scans_in_tiles import ALONG, along_passes
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import Tile, memory_of
+from npusim.program.ir.tile_program import Cost, Share
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Step, TileOp
-    from npusim.ir.tile import Operand
     from npusim.machines.decisions import Charge, CodeWork
-    from npusim.machines.sm.work import GroupWork
+    from npusim.machines.sm.group_work import GroupWork
+    from npusim.program.ir.op import Step, TileOp
+    from npusim.program.ir.tile import Operand
 
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20

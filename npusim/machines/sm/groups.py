@@ -12,21 +12,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated
 
-from npusim.algorithms.flow import views
-from npusim.algorithms.phase import Stacked
+from npusim.config.core_units import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.device_tables import ESTIMATED, compiled_registers
-from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.family import registered
 from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
-from npusim.ir.program import Occupancy
-from npusim.ir.tile import GlobalTensor
-from npusim.layout.fragment import WARP_LANES
+from npusim.formats.layout.fragment import WARP_LANES
+from npusim.kernels.form.flow import views
+from npusim.kernels.form.phase import Stacked
 from npusim.machines.decisions import Charge, Generation, GpuDecisions
 from npusim.machines.frame import attention_products
-from npusim.machines.published import find_kernel
-from npusim.machines.published.kernel import GpuKernel, KernelUse
+from npusim.machines.published_kernel import GpuKernel, KernelUse
+from npusim.machines.published_kernels import find_kernel
 from npusim.machines.sm import library_products
 from npusim.machines.sm.core import (
     BEYOND,
@@ -48,14 +46,16 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, find_constant
-from npusim.machines.sm.live import BESIDE, has_more, live_registers, staged_bytes
+from npusim.machines.sm.live_registers import BESIDE, has_more, live_registers, staged_bytes
+from npusim.program.ir.tile import GlobalTensor
+from npusim.program.ir.tile_program import Occupancy
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.algorithms.phase import Instruction, Phase, WorkTile
     from npusim.config.device import DeviceSpec
+    from npusim.kernels.form.phase import Instruction, Phase, WorkTile
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.

@@ -16,17 +16,13 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
+from npusim.config.core_units import LanePipe, MmaStepsSpec, SharedMemoryPipe, WarpIssue, WarpMatrixEngine
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
+from npusim.formats.layout.fragment import WARP_LANES
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.formats.scans import BLOCK
-from npusim.ir.op import Opcode
-from npusim.ir.program import Cost
-from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
-from npusim.layout.fragment import WARP_LANES
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
-from npusim.machines.sm.along import ALONG, along_passes
 from npusim.machines.sm.core import (
     FMA,
     LSU,
@@ -44,15 +40,19 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.machines.sm.polynomials import POLYNOMIAL_COMPARISONS, polynomial_multiplies
+from npusim.machines.sm.scans_in_tiles import ALONG, along_passes
+from npusim.program.ir.op import Opcode
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile, memory_of
+from npusim.program.ir.tile_program import Cost
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Accumulator, Step, TileOp, WarpPlan
-    from npusim.ir.tile import Operand
-    from npusim.layout.fragment import Fragment
+    from npusim.formats.layout.fragment import Fragment
+    from npusim.program.ir.op import Accumulator, Step, TileOp, WarpPlan
+    from npusim.program.ir.tile import Operand
 
     #: (row, column) -> element.
     Addresses = Callable[[int, int], int]
@@ -248,7 +248,7 @@ def product_cycles(steps: MmaStepsSpec, *, chains: int, depth: int) -> int:
 
 
 def bank_model(spec: SharedMemoryPipe) -> BankModel:
-    """Return the banks of a device file as `npusim.layout.memory` reads them."""
+    """Return the banks of a device file as `npusim.formats.layout.wavefronts` reads them."""
     lanes = {int(bits) // 8: phase.lanes_count.value for bits, phase in spec.phases.items()}
     pairs = tuple(pair.distance_count.value for pair in spec.pair_masks)
     return BankModel(spec.banks_count.value, spec.bank_bytes.value, lanes, pairs)

@@ -12,16 +12,14 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.flow import conflicts, flow, storage, views
-from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import Accumulator, WarpPlan
-from npusim.ir.program import Occupancy
-from npusim.layout.chain import Chain, chain
-from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
-from npusim.layout.instruction import instruction
-from npusim.layout.memory import fragment_addresses, padded, swizzled
+from npusim.formats.layout.chain import Chain, chain
+from npusim.formats.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
+from npusim.formats.layout.instruction import instruction
+from npusim.formats.layout.wavefronts import fragment_addresses, padded, swizzled
+from npusim.kernels.form.flow import conflicts, flow, storage, views
+from npusim.kernels.form.phase import BySize, tensor_of
 from npusim.machines.decisions import GpuDecisions
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import (
@@ -36,13 +34,15 @@ from npusim.machines.sm.core import (
     occupancy,
     warp_issue,
 )
-from npusim.machines.sm.live import has_more, live_registers, staged_bytes
+from npusim.machines.sm.live_registers import has_more, live_registers, staged_bytes
+from npusim.program.ir.op import Accumulator, WarpPlan
+from npusim.program.ir.tile_program import Occupancy
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
+    from npusim.kernels.form.phase import Phase
 
 #: The only matrix instruction of Volta (PTX ISA).
 MMA = "m8n8k4"

@@ -8,17 +8,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.algorithms.flow import views
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.machines.published import kernels
-from npusim.machines.published.kernel import GpuKernel, KernelUse
+from npusim.kernels.form.flow import views
+from npusim.machines.published_kernel import GpuKernel, KernelUse
+from npusim.machines.published_kernels import kernels
 from npusim.machines.sm.core import SM, SmTiling, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
+    from npusim.kernels.form.phase import Phase
 
 #: Registers of a thread by the number of groups that consume (setmaxnreg of FlashAttention-3), and those for addresses.
 REGISTERS, ADDRESS_REGISTERS = MappingProxyType({1: 240, 2: 240, 3: 160}), 24

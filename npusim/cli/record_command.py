@@ -1,0 +1,135 @@
+"""``npusim record``: the launches of Triton kernels that a program makes, without a GPU."""
+
+import inspect
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from npusim.cli import options as o
+from npusim.cli.console import say, show_either
+from npusim.cli.help import Verbs
+from npusim.errors import SpecError
+from npusim.kernels.triton import launch_parts
+from npusim.simulation.request import refuse
+from npusim.units import parse_count, plural
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.calls import Calls
+
+app = Verbs()
+FILE, GPU = "calls.npz", "h200"
+
+
+@app.verb(
+    "record",
+    ("npusim record bench.py -- --dtype float16", "run a program, its arguments after --"),
+    ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
+    ("npusim record calls.npz", "the content of a file"),
+    ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
+)
+def record(
+    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function, or a file of calls to list.")],
+    arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "Arguments of the script (sys.argv).")] = None,
+    *,
+    out: Annotated[Path, o.option("--out -o FILE", "File of calls (.npz) to write.", shown=FILE)] = Path(FILE),
+    seq: Annotated[
+        str | None, o.option("--seq SIZES", "Call the function once with each size: 1024,4096.", shown=False)
+    ] = None,
+    hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown=GPU)] = GPU,
+    floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Run a program on the CPU and record the Triton kernels that it launches, with their arguments and grids.
+
+    Kernels do not run; tensors on a GPU are on the CPU instead. The file has TTIR, integers and grids, and no code:
+    every verb with a schedule accepts calls.npz::0, the first call.
+    """
+    from npusim.kernels.triton import SUFFIX
+    from npusim.kernels.triton.calls import read_calls
+    from npusim.report.run_inputs import calls_document, calls_table
+
+    path, function = launch_parts(program)
+    if path.endswith(SUFFIX):
+        named: dict[str, Any] = {
+            "--out": None if out == Path(FILE) else out,
+            "--seq": seq,
+            "--hw": None if hw == GPU else hw,
+        }
+        named |= {"--floats": floats or None, f"::{function}": function or None, "arguments": arguments or None}
+        refuse(named, f"{path} is a file of recorded calls, which is only listed: npusim record {path}")
+        listed = path, read_calls(Path(path))
+    else:
+        listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)
+        listed[1].save(out)
+        say(f"wrote {out}: {len(listed[1])} {plural(len(listed[1]), 'call')}")
+    show_either(json, lambda: calls_document(*listed), lambda: calls_table(*listed))
+
+
+def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, hw: str, *, floats: bool) -> "Calls":
+    """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
+    from npusim.kernels.triton.recording import record as recording
+
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
+    if seq is not None and not function:
+        raise SpecError(f"--seq {seq}: needs a function that is called with each size: {path}::FUNCTION")
+    sizes = [_size(text) for text in seq.split(",")] if seq is not None else [None]
+    with recording(hw=hw, floats=floats) as calls, _as_main(path, arguments):
+        try:
+            names = runpy.run_path(str(path), run_name="npusim_recorded" if function else "__main__")
+            for size in sizes if function else ():
+                _call(path, names, function, size)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                say(f"{path} exits with {error.code}")
+        except SpecError:
+            raise
+        except Exception as error:
+            raise SpecError(
+                f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
+            ) from error
+    if not calls:
+        raise SpecError(f"{path}: the program launched no Triton kernel")
+    return calls
+
+
+def _call(path: Path, names: dict[str, Any], function: str, size: int | None) -> None:
+    called = names.get(function)
+    if not callable(called):
+        listed = ", ".join(n for n, x in names.items() if inspect.isfunction(x) and not n.startswith("_"))
+        raise SpecError(f"{path}: no function {function!r}; there are {listed or 'none'}")
+    if size is None:
+        called()
+    else:
+        called(seq=size) if "seq" in inspect.signature(called).parameters else called(size)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise SpecError(f"--seq {text}: a positive whole number is needed: 4096 or 4k") from None
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Return the last line of the program that an error came through."""
+    place, at = f"{path}", error.__traceback__
+    while at is not None:
+        if Path(at.tb_frame.f_code.co_filename).resolve() == path.resolve():
+            place = f"{path}:{at.tb_lineno}"
+        at = at.tb_next
+    return place
+
+
+@contextmanager
+def _as_main(path: Path, arguments: list[str]) -> Iterator[None]:
+    """Have ``sys.argv`` and ``sys.path`` as Python has them for a script."""
+    argv, search = sys.argv, list(sys.path)
+    sys.argv, sys.path[:] = [str(path), *arguments], [str(path.resolve().parent), *search]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, search

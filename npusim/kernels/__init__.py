@@ -1,0 +1,1 @@
+"""Kernels before a machine: `form` traces functions on tiles, `declare` makes schedules, `triton` reads Triton's."""

@@ -1,0 +1,1 @@
+"""Parts that all attention kernels share: blocks, masks, functions of scores, stored K and V, splits."""

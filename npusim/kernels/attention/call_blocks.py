@@ -1,0 +1,337 @@
+"""An attention call in blocks: its tensors, the grid over them, and the runs of tiles that each block visits."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby, pairwise, product
+from typing import TYPE_CHECKING, Any, Literal
+
+from npusim.config.seen import KeyRanges, joined
+from npusim.kernels.form.phase import TileRun, WorkTile
+from npusim.program.ir.tile import GlobalTensor
+from npusim.units import ceil_div, chunks, round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from npusim.config.problem import Problem, Unseen
+    from npusim.config.seen import Seen
+
+#: The condition of tiles that a mask cuts through.
+MASKED = frozenset({"mask"})
+#: Axis of the grid along which blocks with the same span are one that is launched, in turn in one place.
+SERIES = "series"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTensors:
+    """Q, K, V and O; ``k`` may be a shifted K that an earlier phase writes to a workspace."""
+
+    q: GlobalTensor
+    k: GlobalTensor
+    v: GlobalTensor
+    o: GlobalTensor
+
+
+def attention_tensors(problem: Problem, output: str, packed: int = 1) -> AttentionTensors:
+    """Return Q, K, V and O of ``problem`` in its layout, the output in format ``output``.
+
+    ``packed`` query heads form one head, their rows concatenated: the order in memory, unless several
+    rows of a head are interleaved with other heads' (BSND).
+    """
+    p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
+    heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
+    keys, queries = p.lengths, tuple(packed * n for n in p.queries) if p.lengths else ()
+    k = GlobalTensor(
+        "k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys, stretch_rows=p.page
+    )
+    if p.cache is not None:  # a kernel before leaves it, head by head
+        k = replace(k, role="workspace", is_interleaved=False, stretch_rows=0)
+    return AttentionTensors(
+        q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
+        k=k,
+        v=k if p.values_in_keys else replace(k, name="v", cols=p.value_head_dim),
+        o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed, queries),
+    )
+
+
+def of_sequences(problem: Problem, blocks: Callable[[Problem], tuple[WorkTile, ...]]) -> tuple[WorkTile, ...]:
+    """Return the blocks of a call; if sequences differ in length, the blocks of one sequence after the other."""
+    if not problem.lengths:
+        return blocks(problem)
+    return tuple(
+        replace(block, batch=number) for number in range(problem.batch) for block in blocks(problem.sequence(number))
+    )
+
+
+def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
+    """Return the blocks of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
+    (row_axis, height), *rest = axes
+    columns: list[tuple[tuple[str, int, int], ...]] = [
+        ((axis, c, w),) for axis, width in rest for c, w in chunks(tensor.cols, width)
+    ]
+    return tuple(
+        WorkTile(batch, head, ((row_axis, r, n), *cols))
+        for batch in range(tensor.batch)
+        for head in range(tensor.heads)
+        for r, n in chunks(tensor.rows_of(batch), height)
+        for cols in columns or [()]
+    )
+
+
+def in_bands(blocks: tuple[WorkTile, ...], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
+    """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
+
+    ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
+    operand of a product, so that those of a wave read few rows and columns.
+    """
+    (_, _, height), (_, _, width) = blocks[0].spans[:2]
+    band = (width if are_columns else height) * together
+
+    def order(block: WorkTile) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = block.spans[:2]
+        place = (col // band, row, col) if are_columns else (row // band, col, row)
+        return block.batch, block.head, *place
+
+    return tuple(sorted(blocks, key=order))
+
+
+def with_columns(
+    blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
+) -> tuple[WorkTile, ...]:
+    """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
+    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total), 0, 1, total, width))
+    return tuple([WorkTile(c.batch, c.head, c.spans, runs, c.causal_offset, c.place) for c in blocks])
+
+
+def attention_cells(
+    problem: Problem,
+    block_q: int,
+    block_kv: int,
+    *,
+    seen: Seen | None = None,
+    is_reverse: bool = False,
+    is_trimmed: bool = True,
+    mask_block: int = 0,
+    is_placed: bool | None = None,
+) -> tuple[WorkTile, ...]:
+    """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
+
+    Tiles whose keys no query of a block sees (``seen``: default the problem's) are omitted, and so are the keys behind
+    the last one that is seen; a tile with a key that some row does not see is masked.  Without ``is_trimmed`` tiles are
+    visited whole.  ``mask_block``: the decision is for squares of so many queries and keys, and squares with a mask are
+    visited first (FlexAttention).  ``is_placed``: blocks state the position of their queries; default: if a mask or
+    ALiBi depends on the position.
+    """
+    seen = seen or problem.seen
+    is_placed = depends_on_position(problem, seen) if is_placed is None else is_placed
+    if problem.lengths:
+        how: dict[str, Any] = {"is_reverse": is_reverse, "is_trimmed": is_trimmed, "mask_block": mask_block}
+        return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how, is_placed=is_placed))
+    offset, runs = problem.causal_offset, list[tuple[TileRun, ...]]()
+    for row, rows in chunks(problem.seq_q, block_q):
+        visited: dict[str, Any] = {"is_trimmed": is_trimmed and not mask_block, "unseen": problem.unseen}
+        if not mask_block:
+            runs.append(kv_runs(seen, offset + row, rows, problem.seq_kv, block_kv, **visited))
+            continue
+        first, last = row // mask_block * mask_block, min(problem.seq_q, round_up(row + rows, mask_block))
+        squares = kv_runs(seen, offset + first, last - first, problem.seq_kv, mask_block, **visited)
+        runs.append(tuple(t for run in sorted(squares, key=lambda r: not r.only) for t in _cut(run, block_kv)))
+    if is_reverse:
+        runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
+    visits = [((("row", *rows),), one) for rows, one in zip(chunks(problem.seq_q, block_q), runs, strict=True)]
+    return tuple(
+        WorkTile(batch, head, spans, visited, offset if is_placed else None)
+        for batch in range(problem.batch)
+        for head in range(problem.heads)
+        for spans, visited in visits
+    )
+
+
+def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) -> tuple[WorkTile, ...]:
+    """Return blocks of query heads as blocks of KV heads, each with the rows of ``group`` query heads in order."""
+    if group == 1:
+        return blocks
+    rows = ((b, b.row + b.head % group * queries) for b in blocks)
+    return tuple(replace(b, head=b.head // group, spans=(("row", row, b.rows),)) for b, row in rows)
+
+
+def depends_on_position(problem: Problem, seen: Seen) -> bool:
+    """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
+
+    A kernel may mask every tile, even a tile whose keys each query sees, so the tiles do not show this.
+    """
+    return problem.alibi or not seen.shows_all
+
+
+def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
+    """Yield a run of tiles in tiles of ``block_kv`` keys, which divide the whole ones."""
+    size = run.cols * run.count
+    for col, cols in ((0, size // block_kv * block_kv), (size // block_kv * block_kv, size % block_kv)):
+        if cols:
+            tile = min(block_kv, cols)
+            yield TileRun(run.col + col, tile, cols // tile, block_kv, run.only)
+
+
+def _add(runs: list[TileRun], run: TileRun) -> None:
+    """Append a run, or extend the last one where its tiles are the same."""
+    last = runs[-1] if runs else None
+    following = last and (last.cols, last.only, last.step, last.col + last.count * last.step)
+    if last and following == (run.cols, run.only, run.step, run.col):
+        runs[-1] = replace(last, count=last.count + run.count)
+    else:
+        runs.append(run)
+
+
+def masked_throughout(block: WorkTile) -> WorkTile:
+    """Return the block with every tile masked, whether or not the mask cuts through it."""
+    return replace(block, runs=_masked(block.runs))
+
+
+@lru_cache(maxsize=1024)  # those of one head
+def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
+    masked: list[TileRun] = []
+    for run in runs:
+        _add(masked, replace(run, only=MASKED))
+    return tuple(masked)
+
+
+#: How blocks reach core groups: in turn, as listed; the longest first, every other round backwards; or each, the
+#: longest first, at the core group that is free first, as from a persistent kernel's work list.
+BlockOrder = Literal["round_robin", "balanced", "work_list"]
+
+
+def dealt(
+    blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder, heads: int | None = None
+) -> tuple[WorkTile, ...]:
+    """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
+
+    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
+    deals the longest first, every other round backwards, so that a causal mask leaves all groups
+    nearly the same work.  ``work_list``: the longest first.  ``heads`` as for :func:`longest_first`.
+    """
+    if order == "round_robin":
+        return blocks
+    longest = longest_first(blocks, heads)
+    if order == "work_list":
+        return tuple(longest)
+    ordered: list[WorkTile] = []
+    for index, (start, count) in enumerate(chunks(len(blocks), group_count)):
+        one_each = longest[start : start + count]
+        ordered += one_each[::-1] if index % 2 else one_each
+    return tuple(ordered)
+
+
+def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> list[WorkTile]:
+    """Return the blocks with most keys first; ``heads`` of the batch at a time, so that their K and V stay in L2.
+
+    FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
+    """
+    of_sequence, each = 1 + max(c.head for c in blocks), heads or sys.maxsize
+    return sorted(blocks, key=lambda c: ((c.batch * of_sequence + c.head) // each, c.first - c.last))
+
+
+def as_free(
+    blocks: Sequence[WorkTile], cores: int, residents: int = 1
+) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+    """Return the blocks with their slots, and the numbers of each core's blocks in order.
+
+    Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
+    one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
+    estimated time of a block is one unit a tile, and one for its start and end.
+    """
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
+    placed: list[WorkTile] = []
+    shares: list[list[int]] = [[] for _ in range(cores)]
+    for _, series in groupby(enumerate(blocks), key=lambda b: b[1].span(SERIES) or b[0]):
+        work, slot, core = free[0]
+        for number, block in series:
+            work += block.tile_count + 1
+            shares[core].append(number)
+            placed.append(block if slot == block.place else block.at(slot))
+        heapq.heapreplace(free, (work, slot, core))
+    return tuple(placed), tuple(tuple(share) for share in shares)
+
+
+def kv_runs(
+    seen: Seen,
+    position: int,
+    rows: int,
+    seq_kv: int,
+    block_kv: int,
+    *,
+    is_trimmed: bool = True,
+    unseen: Unseen | None = None,
+) -> tuple[TileRun, ...]:
+    """Return the key tiles of queries at ``position .. position + rows``, ascending, grouped by shape.
+
+    Tiles form a grid from key 0 on.  A tile that all queries see is whole, one that some see is masked, and one that no
+    query sees is not visited; trimmed, the last one ends with the last visible key.  ``unseen``: the result of queries
+    without a key; blocks of only such queries visit the first tile, and all tiles for the mean of V.
+    """
+    first, last = position, position + rows - 1
+    shown = seen.union(first, last) or ((0, 1),)
+    if unseen == "mean" and not all(seen.union(p, p) for p in range(first, last + 1)):
+        shown = ((0, seq_kv),)
+    end = shown[-1][1] if is_trimmed else min(seq_kv, round_up(shown[-1][1], block_kv))
+    # Numbers of tiles, the last one as long as it is.
+    count = ceil_div(end, block_kv)
+    clear = [(ceil_div(a, block_kv), count if b >= end else b // block_kv) for a, b in seen.common(first, last)]
+    visited = joined((a // block_kv, min(count, ceil_div(b, block_kv))) for a, b in shown)
+    edges = sorted({edge for span in (*visited, *clear, (count - 1, count)) for edge in span})
+    runs: list[TileRun] = []
+    for start, stop in pairwise(edges):
+        if any(a <= start and stop <= b for a, b in visited):
+            only = frozenset[str]() if any(a <= start and stop <= b for a, b in clear) else MASKED
+            cols = min(block_kv, end - start * block_kv)
+            _add(runs, TileRun(start * block_kv, cols, stop - start, block_kv, only))
+    return tuple(runs)
+
+
+def query_cells(
+    problem: Problem, block_kv: int, block_q: int, *, part: str = "", sums: int = 1, is_series: bool = False
+) -> tuple[WorkTile, ...]:
+    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see any of it.
+
+    A tile is masked if one of its queries does not see all keys of the block. A block walks all query heads that share
+    its keys, or with ``part`` one, whose number is the coordinate ``member``. ``part``: the axis along which parts of a
+    head are numbered, block n adds to sum n modulo ``sums``; ``is_series``: blocks that add to one sum run in order at
+    one slot.
+    """
+    seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
+    each = [
+        (row, n, seen.union(offset + row, offset + row + n - 1), seen.common(offset + row, offset + row + n - 1))
+        for row, n in chunks(problem.seq_q, block_q)
+    ]
+    for key, keys in chunks(problem.seq_kv, block_kv):
+        runs: list[TileRun] = []
+        for row, rows, shown, common in each:
+            if any(a < key + keys and key < b for a, b in shown):
+                only = frozenset[str]() if any(a <= key and key + keys <= b for a, b in common) else MASKED
+                _add(runs, TileRun(row, rows, 1, block_q, only))
+        cells.append(((key, keys), tuple(runs)))
+    group, count = problem.group_size, len(cells)
+    members = [[n] for n in range(group)] if part else [[*range(group)]]
+    walked = [[_of_members(runs, heads, problem.seq_q) for _, runs in cells] for heads in members]
+    placed, turns = offset if depends_on_position(problem, seen) else None, ceil_div(count, sums)
+    blocks = list[WorkTile]()
+    for batch, head, member in product(range(problem.batch), range(problem.kv_heads), range(len(members))):
+        series = ((batch * problem.kv_heads + head) * len(members) + member) * sums
+        for n in (n for first in range(min(sums, count)) for n in range(first, count, sums)):
+            axes = [(part, n % sums * turns + n // sums, 1)] if part else []
+            axes += [("member", member, 1)] if part and group > 1 else []
+            axes += [(SERIES, series + n % sums, 1)] if is_series else []
+            blocks.append(WorkTile(batch, head, (("key", *cells[n][0]), *axes), walked[member][n], placed))
+    return tuple(blocks)
+
+
+def _of_members(runs: tuple[TileRun, ...], members: Sequence[int], rows: int) -> tuple[TileRun, ...]:
+    """Return the tiles of several heads of ``rows`` rows, head after head, each with the same tiles."""
+    listed = list[TileRun]()
+    for member in members:
+        for run in runs:
+            _add(listed, replace(run, col=run.col + member * rows))
+    return tuple(listed)

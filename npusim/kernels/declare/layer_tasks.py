@@ -1,0 +1,378 @@
+"""A decoder layer of our own programs, a model of such layers, and layers whose K and V are on the host.
+
+A layer is norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
+after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
+norms and rotary embeddings here, whatever its own are: a small part of a layer.
+
+A mixture of experts is a router's product, the choice of each token's experts, a copy of the tokens in the order of
+experts, one grouped product for all chosen experts, and the sum of their results for each token.  Every device has
+its columns of every expert.  The chosen experts are unknown: their number is the expected one for independent tokens,
+with equal shares of the tokens.
+
+Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
+``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and sends the result
+up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V are copied down.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+from npusim.config.layers import ModelProblem
+from npusim.config.node_file import NodeDevice
+from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem, SharedProblem
+from npusim.config.tiling import Field, Tiling
+from npusim.errors import TilingError
+from npusim.formats import get_format
+from npusim.kernels.declare.node_define import (
+    NAMED,
+    OverlapTiling,
+    PartialSums,
+    check_ranks,
+    communication,
+    element_bytes,
+    node_schedule,
+    prefill_attention,
+    row_pieces,
+)
+from npusim.kernels.declare.registry import Schedule
+from npusim.machines.node.layers_in_memory import memory_plan, refuse_too_large
+from npusim.machines.node.node_program import (
+    COMPUTE,
+    CPU,
+    DOWN,
+    UP,
+    Child,
+    Communication,
+    CopyCall,
+    CopyOp,
+    HostCall,
+    HostOp,
+    KernelOp,
+    NodeKernel,
+    RowBlock,
+    Task,
+    block_tasks,
+    cut_rows,
+    task_program,
+)
+from npusim.program.ir.tile_program import TileProgram
+from npusim.units import ceil_div
+
+Strategy = Literal["none", "classic", "cooperative"]
+
+
+class LayerTiling(OverlapTiling):
+    """Row blocks of a layer, its attention, and where K and V are."""
+
+    blocks: int = Field(
+        default=1, ge=1, description="blocks of rows whose AllReduce runs during the next block's kernels"
+    )
+    attention: str = Field(
+        default="auto",
+        description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
+    )
+    rows: str = Field(
+        default="auto",
+        description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
+    )
+    offload: Literal["none", "classic", "cooperative"] = Field(
+        default="none", description="copies of K and V to the host, and the processor that computes their attention"
+    )
+    gpu_layers: int | None = Field(
+        default=None, ge=0, description="layers with K and V on the devices; default: all, or as many as fit"
+    )
+    cpu_layers: int | None = Field(
+        default=None, ge=0, description="layers with K and V on the host; default: the others"
+    )
+    output: int = Field(default=0, ge=0, description="tokens generated, for which K and V have room")
+    overhead_us: float = Field(default=0.0, ge=0, description="time of a framework for each layer; a line of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A program that a model runs ``count`` times."""
+
+    program: TileProgram
+    count: int
+
+
+def periods(
+    problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums
+) -> tuple[Period, ...]:
+    """Return the programs of a model: layers with K and V on the host, layers without, the vocabulary's product.
+
+    Raises `TilingError` for layer counts that do not add up, a host that the node's file lacks, more ranks than
+    devices; `SpecError` if the model does not fit into memory.
+    """
+    check_ranks(device.node, problem.ranks)
+    on_host = layers_on_host(problem, tiling, device)
+    refuse_too_large(problem, device, on_host, tiling.output)
+    places: list[Strategy] = [tiling.offload if layer < on_host else "none" for layer in range(problem.layers)]
+    dense = [layer >= problem.layers - problem.dense_layers for layer in range(problem.layers)]
+    kinds = Counter(zip(places, dense, problem.are_local, strict=True))
+    programs = [
+        Period(_layer(problem.layer_of(is_local=is_local), tiling, device, precision, place, is_dense), count)
+        for (place, is_dense, is_local), count in kinds.items()
+    ]
+    if problem.vocab:
+        programs.append(Period(_head(problem, tiling), 1))
+    return tuple(programs)
+
+
+def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
+    """Return how many layers keep K and V on the host: as asked for, or as many as do not fit."""
+    layers, gpu, cpu = problem.layers, tiling.gpu_layers, tiling.cpu_layers
+    if gpu is not None and cpu is not None and gpu + cpu != layers:
+        raise TilingError(f"gpu_layers, cpu_layers: {gpu} + {cpu} = {gpu + cpu}, but the model has {layers} layers")
+    for name, count in (("gpu_layers", gpu), ("cpu_layers", cpu)):
+        if count is not None and count > layers:
+            raise TilingError(f"{name}: {count} of only {layers} layers")
+    asked = cpu if cpu is not None else None if gpu is None else layers - gpu
+    if tiling.offload == "none":
+        if asked:
+            field = "gpu_layers" if cpu is None else "cpu_layers"
+            raise TilingError(
+                f"{field}: K and V of {asked} layers on the host, but offload=none; "
+                "take offload=cooperative, or classic"
+            )
+        return 0
+    check_host(device, tiling.offload)
+    return memory_plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
+
+
+def _layer(
+    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums, strategy: Strategy, is_dense: bool
+) -> TileProgram:
+    comm = None
+    if p.ranks > 1:
+        comm = communication(device.node, p.ranks, tiling, p.hidden, element_bytes(precision))
+    tasks = [_as_named(task, tiling) for task in layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)]
+    flops = p.layer_flops(is_dense=is_dense)
+    return task_program("layer", p.ranks, tasks, flops, (COMPUTE, *((comm.queue,) if comm else ())))
+
+
+def _as_named(task: Task, tiling: LayerTiling) -> Task:
+    if tiling.rows == "auto" or not isinstance(task.op, KernelOp) or task.op.kernel.role != "rows":
+        return task
+    kernel = task.op.kernel
+    children = [Child.named(tiling.rows, "rows", c.problem) if c.schedule == "rows" else c for c in kernel.children]
+    return replace(task, op=replace(task.op, kernel=replace(kernel, children=tuple(children))))
+
+
+def layer_tasks(
+    p: ModelProblem,
+    tiling: LayerTiling,
+    device: NodeDevice,
+    comm: Communication | None,
+    strategy: Strategy,
+    *,
+    is_dense: bool = True,
+) -> list[Task]:
+    """Return one layer's tasks; the next layer begins when the last one is over."""
+    cuts = cut_rows(p.rows, tiling.blocks, tiling.first_share)
+    tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
+    ends: list[int] = []
+    if tiling.blocks == 1 or strategy != "none":
+        tasks += attention_tasks(p, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
+        block = RowBlock(0, p.rows, _behind(p, p.rows))
+        tasks += block_tasks(0, block, (len(tasks) - 1,))
+        ends.append(_reduced(tasks, comm, 0, block, is_overlapped=False))
+        cuts = cuts if strategy == "none" else [(0, p.rows)]
+    else:
+        for index, (row, rows) in enumerate(cuts):
+            pieces = (attention_kernel(q, tiling.attention, device) for q in row_pieces(p.attention, row, rows))
+            attention = NodeKernel("attention", tuple(c for k in pieces for c in k.children))
+            block = RowBlock(row, rows, (attention, *_behind(p, rows, is_fused=True)))
+            tasks += block_tasks(index, block)
+            ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
+    for index, (row, rows) in enumerate(cuts):
+        block = RowBlock(row, rows, (_norm(p, rows), *(_ffn(p, rows, p.ffn_width) if is_dense else _experts(p, rows))))
+        tasks += block_tasks(index, block, tuple(ends) if len(ends) < len(cuts) else (ends[index],))
+        _reduced(tasks, comm, index, block, is_overlapped=len(cuts) > 1)
+    return tasks
+
+
+def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: RowBlock, *, is_overlapped: bool) -> int:
+    """Append the AllReduce of a block, where there is more than one device; return the number of its end."""
+    if comm is not None:
+        op = comm.op(index, block, is_overlapped=is_overlapped)
+        tasks.append(Task(op, (len(tasks) - 1,), block.rows * comm.row_bytes))
+    return len(tasks) - 1
+
+
+def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
+    """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding."""
+    # A latent's rotated key is one for all heads.
+    heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
+    turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
+    named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
+    products = [_product(name, p.rows, columns, length, p) for name, columns, length in named]
+    if p.latent is not None and p.is_absorbed:
+        sizes = p.latent.kv_lora_rank, p.latent.nope_head_dim
+        products.append(_product("q to latents", p.rows, *sizes, p, count=p.heads))
+    return (_norm(p, p.rows), *products, _rows(turned, "rotary"))
+
+
+def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
+    """Return the tasks after attention: the products that turn latents into values, where it leaves these, and O's."""
+    projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
+    if p.latent is None or not p.is_absorbed:
+        return (projection,)
+    sizes = p.value_head_dim, p.latent.kv_lora_rank
+    return _product("latents to v", rows, *sizes, p, count=p.heads), projection
+
+
+def _norm(p: ModelProblem, rows: int) -> NodeKernel:
+    return _rows(RowsProblem(what="norm", rows=rows, cols=p.hidden, dtype=p.dtype), "norm")
+
+
+def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -> tuple[NodeKernel, ...]:
+    """Return the FFN of some rows, or ``count`` of them: up, with its gate where it has one, activation, down.
+
+    ``of`` is put before their names.
+    """
+    act = RowsProblem(what="gate" if p.gated else "gelu", heads=count, rows=rows, cols=width, dtype=p.dtype)
+    return (
+        _product(f"{of}up", rows, (2 if p.gated else 1) * width, p.hidden, p, count=count),
+        _rows(act, f"{of}activation"),
+        _product(f"{of}down", rows, p.hidden, width, p, count=count),
+    )
+
+
+def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
+    """Return the mixture of experts of some rows, and the experts that all of them take."""
+    experts = p.experts
+    assert experts is not None
+    touched, chosen = experts.touched(rows), rows * experts.per_token
+    choice = RowsProblem(what="route", parts=experts.per_token, rows=rows, cols=experts.count, dtype=p.dtype)
+    combined = RowsProblem(what="sum", parts=experts.per_token, rows=rows, cols=p.hidden, dtype=p.dtype)
+    tokens = CopyProblem(bytes=chosen * p.hidden * get_format(p.dtype).size_bytes)
+    shared = ceil_div(experts.shared_width, p.ranks)
+    return (
+        _product("router", rows, experts.count, p.hidden, p),
+        _rows(choice, "top-k"),
+        NodeKernel("rows", (Child("copy", tokens),), name="dispatch"),
+        *_ffn(p, ceil_div(chosen, touched), ceil_div(experts.width, p.ranks), touched, "experts' "),
+        _rows(combined, "combine"),
+        *(_ffn(p, rows, shared, of="shared ") if shared else ()),
+    )
+
+
+def _head(p: ModelProblem, tiling: LayerTiling) -> TileProgram:
+    """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
+    columns = -(-p.vocab // p.ranks)
+    block = RowBlock(0, p.batch, (_norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)))
+    tasks = [_as_named(task, tiling) for task in block_tasks(0, block)]
+    return task_program("vocabulary", p.ranks, tasks, 2 * p.batch * columns * p.hidden, (COMPUTE,))
+
+
+def _rows(problem: RowsProblem, name: str) -> NodeKernel:
+    return NodeKernel("rows", (Child("rows", problem),), name=name)
+
+
+def _product(
+    name: str, m: int, n: int, k: int, p: ModelProblem, *, count: int = 1, is_fused: bool = False
+) -> NodeKernel:
+    problem = GemmProblem(m=m, n=n, k=k, dtype=p.dtype, count=count)
+    return NodeKernel("linear", (Child("gemm", problem),), is_fused, name)
+
+
+class OffloadTiling(Tiling):
+    """Which attention the devices run."""
+
+    attention: str = Field(
+        default="auto",
+        description=f"of a device, {NAMED}; auto: what the node's file states for decoding, else split_kv",
+    )
+
+
+def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKernel:
+    """Return attention on the devices: the kernel of the node's file, or a schedule of ours."""
+    if problem.seq_q > 1:
+        return NodeKernel("attention", (prefill_attention(name, device, problem),))
+    table = device.node.kernels
+    is_stated = name == "auto" and table is not None and table.decode is not None
+    child = Child.named(name, "split_kv", problem)
+    return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
+
+
+def attention_tasks(
+    p: SharedProblem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
+) -> list[Task]:
+    """Return attention with K and V in the place of ``strategy``; the last task has its result.
+
+    ``first`` is the number of the first task, ``after`` the task with the token's Q, K and V.
+
+    Raises `TilingError` if the node's file lacks a link to the host, or its cores, for the strategy.
+    """
+    check_host(device, strategy)
+    problem = p.attention
+    kernel = attention_kernel(problem, name, device)
+    width = get_format(problem.dtype).size_bytes
+    row = problem.batch * width
+    block = RowBlock(0, problem.batch * problem.seq_q, (kernel,))
+    if strategy == "none":
+        return block_tasks(0, block, after)
+    if problem.seq_q > 1:  # K and V go down beside the attention that reads them
+        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", p.cached.kv_bytes(), is_bulk=True))
+        return [Task(down, after), *block_tasks(0, block, after)]
+    kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
+    if strategy == "classic":
+        up = CopyOp("upload 0", UP, "UP", (), call=CopyCall("up", problem.kv_bytes(), is_bulk=True))
+        return [Task(up, after), *block_tasks(0, block, (first,), problem.kv_bytes())]
+    q, o = problem.heads * problem.head_dim * row, problem.heads * problem.value_head_dim * row
+    computed = Child("flash", problem)  # FlashAttention-2 in the host's own arithmetic
+    host = HostCall(computed, problem.kv_bytes(), problem.group_size * problem.kv_bytes() // width)
+    return [
+        Task(CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", q + kv)), after),
+        Task(HostOp("cpu 0", CPU, "CPU", (), call=host), (first,), q + kv),
+        Task(CopyOp("return 0", UP, "UP", (), call=CopyCall("up", o)), (first + 1,), o),
+    ]
+
+
+def check_host(device: NodeDevice, strategy: Strategy) -> None:
+    """Raise `TilingError` where a node's file lacks an entry that a strategy needs."""
+    node = device.node
+    if strategy != "none" and node.pcie is None:
+        raise TilingError(
+            f"{node.name}: pcie: missing; offloading needs a link between host and devices in the node's file"
+        )
+    if strategy == "cooperative" and node.cpu is None:
+        raise TilingError(
+            f"{node.name}: cpu: missing; cooperative offloading needs the host's cores in the node's file"
+        )
+
+
+def _offload(
+    strategy: Strategy, problem: SharedProblem, tiling: OffloadTiling, device: NodeDevice, _precision: PartialSums
+) -> TileProgram:
+    check_ranks(device.node, problem.ranks)
+    tasks = attention_tasks(problem, strategy, tiling.attention, device)
+    return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
+
+
+def left_on_nodes(device: NodeDevice) -> frozenset[str]:
+    """Return the fields that a search leaves: requested fields, fields that follow from memory, and a missing host's.
+
+    Exactly the layers that do not fit are on the host: more are slower, fewer are refused.
+    """
+    asked = frozenset({"output", "gpu_layers", "cpu_layers"})
+    return asked if device.node.pcie is not None else asked | {"offload"}
+
+
+def offload_schedule(strategy: Strategy, summary: str) -> Schedule:
+    """Return the schedule of attention whose K and V are on the host, by ``classic`` or ``cooperative`` strategy."""
+    return node_schedule(
+        f"offload_{strategy}",
+        summary,
+        partial(_offload, strategy),
+        tiling=OffloadTiling,
+        problem=SharedProblem,
+        precisions=MappingProxyType({"stored": PartialSums("stored", "input")}),
+        hw="v100_x8",
+    )

@@ -1,0 +1,16 @@
+"""Conditions that plain kernels share."""
+
+from __future__ import annotations
+
+from npusim.config.device import DeviceSpec
+from npusim.kernels.attention.online_softmax import FlashPrecision
+from npusim.kernels.declare.define import machine_of
+
+STORED = FlashPrecision("stored", scores="input", product="input")
+
+
+def needs_groups(device: DeviceSpec) -> str:
+    """Return why a device cannot run a library's kernels, empty where it can."""
+    if machine_of(device).has_library:
+        return ""
+    return f"{device.name}'s file describes no concurrent warp groups; h200's does"

@@ -1,0 +1,514 @@
+"""The form of an algorithm: phases of blocks, loops over tiles, named stages, names declared once.
+
+The computation on one tile is written once, a straight line of :class:`Instruction`, matrix products included, cut into
+named runs (:class:`Stage`).  Names stand for tiles; a machine binds each to storage whose format the precision chose.
+The same bound instructions are computed and costed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from npusim.errors import ProgramError
+from npusim.formats import get_format, stored_format
+from npusim.program.ir.content import record
+from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from npusim.program.ir.op import Source
+    from npusim.program.ir.tile import GlobalTensor, GlobalTile
+
+#: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
+#: who reads it (`npusim.kernels.form.flow`).
+Role = Literal[
+    "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name of a phase's tables; memory holds the names in the order of declaration.
+
+    axes
+        Two for a tile, one for a row vector; the phase has the sizes.
+    start
+        Initial value of a state, which exists as long as its block.
+    first
+        Operand whose values a state starts with, in the operand's format, if it does not start at a number.
+    label
+        Label in traces and messages; the default is the name.
+    """
+
+    role: Role
+    axes: tuple[str, ...]
+    fmt: str
+    start: float | None = None
+    label: str = ""
+    first: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """``dst = opcode(srcs)`` on names; ``only`` is the condition under which the row is used; empty: always.
+
+    A condition is a constant of the phase (it holds if the constant is bound) or a condition of a run of tiles
+    (``mask``: the tile needs a mask).  ``line``: line number in the kernel, for messages.
+    """
+
+    opcode: Opcode
+    dst: str
+    srcs: tuple[str, ...]
+    attributes: Attributes = PLAIN
+    only: str = ""
+    line: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        wanted = SOURCES[self.opcode]
+        if len(self.srcs) not in wanted:
+            raise ProgramError(
+                f"{self.dst} = {self.opcode.name}({', '.join(self.srcs)}): it takes {' or '.join(map(str, wanted))} "
+                f"sources, not {len(self.srcs)}"
+            )
+
+
+Table = tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A named run of rows: one product (a *product stage*) or none (a *rows stage*); equal to itself alone."""
+
+    name: str
+    rows: Table
+
+    def __post_init__(self) -> None:
+        products = sum(r.opcode is Opcode.MATMUL for r in self.rows)
+        if products and len(self.rows) > 1:
+            raise ProgramError(
+                f"stage {self.name}: a product is a stage of its own; cut it out of these {len(self.rows)} rows"
+            )
+
+    @cached_property
+    def is_product(self) -> bool:
+        """Whether it is a product stage."""
+        return bool(self.rows) and self.rows[0].opcode is Opcode.MATMUL
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """Names it writes, each once, in order."""
+        return tuple(dict.fromkeys(r.dst for r in self.rows))
+
+    @cached_property
+    def read(self) -> tuple[str, ...]:
+        """Names and constants it reads, each once, in order."""
+        return tuple(dict.fromkeys(s for r in self.rows for s in r.srcs))
+
+
+@record
+class Visit:
+    """The ``index``-th tile of a block's loop: ``cols`` along the loop's axis from ``col``.
+
+    ``index`` and ``col`` may be opaque (`npusim.program.ir.opaque`): sums and products of a loop's index.
+    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole block.
+    """
+
+    index: int
+    col: int
+    cols: int
+    only: frozenset[str] = frozenset()
+
+    @property
+    def shape(self) -> Hashable:
+        """Key of tiles with the same operations."""
+        return self.cols, self.only
+
+
+#: Outside every loop.
+WHOLE = Visit(0, 0, 0)
+
+
+@record
+class TileRun:
+    """``count`` tiles of one shape, visited from ``col`` on, ``step`` apart, under some conditions."""
+
+    col: int
+    cols: int
+    count: int
+    step: int
+    only: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        """Lowest coordinate of its tiles."""
+        return min(self.col, self.col + (self.count - 1) * self.step)
+
+    @property
+    def last(self) -> int:
+        """One past the highest coordinate of its tiles."""
+        return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """First and one past the last coordinate of each stretch of tiles without a gap."""
+        if self.count == 1 or abs(self.step) == self.cols:
+            return [(self.first, self.last)]
+        places = (self.col + i * self.step for i in range(self.count))
+        return [(col, col + self.cols) for col in places]
+
+    def reversed(self) -> TileRun:
+        """Return the same tiles from last to first."""
+        end = self.col + (self.count - 1) * self.step
+        return TileRun(end, self.cols, self.count, -self.step, self.only)
+
+    def visit(self, index: int, place: int) -> Visit:
+        """Return tile ``place`` of the run, the ``index``-th of its block."""
+        return Visit(index, self.col + place * self.step, self.cols, self.only)
+
+
+@record
+class WorkTile:
+    """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
+
+    ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
+    ``x + causal_offset``.  ``place`` is the block's slot on a core with several resident blocks.  ``before``: blocks
+    whose last tiles the core group still computes when this one begins; ``leaves_open``: the next block begins before
+    the end of this one.
+    """
+
+    batch: int
+    head: int
+    spans: tuple[tuple[str, int, int], ...]
+    runs: tuple[TileRun, ...] = ()
+    causal_offset: int | None = None
+    place: int = 0
+    before: tuple[WorkTile, ...] = ()
+    leaves_open: bool = False
+
+    def __str__(self) -> str:
+        axis, start, size = self.spans[0]
+        return f"batch {self.batch} head {self.head} {axis}s {start}..{start + size - 1}"
+
+    def span(self, axis: str) -> tuple[int, int] | None:
+        """Return start and size along an axis of the grid."""
+        for name, start, size in self.spans:  # no generator: it is asked for every block and operand
+            if name == axis:
+                return start, size
+        return None
+
+    @property
+    def row(self) -> int:
+        """First row."""
+        return self.spans[0][1]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.spans[0][2]
+
+    def part(self, row: int, rows: int) -> WorkTile:
+        """Return the block of some of its rows, which visits the same tiles."""
+        return replace(self, spans=((self.spans[0][0], row, rows), *self.spans[1:]))
+
+    def at(self, place: int) -> WorkTile:
+        """Return the same block in another slot of its core."""
+        around = self.before, self.leaves_open
+        return WorkTile(self.batch, self.head, self.spans, self.runs, self.causal_offset, place, *around)
+
+    @property
+    def first(self) -> int:
+        """Lowest coordinate its loop visits."""
+        return self.runs[0].first if len(self.runs) == 1 else min([r.first for r in self.runs])
+
+    @property
+    def last(self) -> int:
+        """One past the highest coordinate its loop visits."""
+        return self.runs[0].last if len(self.runs) == 1 else max([r.last for r in self.runs])
+
+    @property
+    def shape(self) -> Hashable:
+        """Key that blocks with the same operations share."""
+        sizes = tuple([size for _, _, size in self.spans])
+        one = self.place, sizes, tuple([(r.cols, r.count, r.only) for r in self.runs]), self.causal_offset
+        return (*one, tuple(b.shape for b in self.before), self.leaves_open) if self.before or self.leaves_open else one
+
+    @property
+    def tile_count(self) -> int:
+        """Tiles its loop visits."""
+        return sum([run.count for run in self.runs])
+
+    @property
+    def family(self) -> Hashable:
+        """Key of blocks with the same operations but for the number of tiles."""
+        sizes = tuple([size for _, _, size in self.spans])
+        return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
+
+
+@dataclass(frozen=True, slots=True)
+class TileLoop:
+    """Stages tile after tile along ``axis``; without an axis once a block."""
+
+    stages: tuple[Stage, ...]
+    axis: str = ""
+
+
+class Mask(Protocol):
+    """A mask that is cut from a constant tensor, tile by tile."""
+
+    def tensor(self) -> GlobalTensor:
+        """Return the constant tensor, int8."""
+
+    def values(self) -> NDArray[Any]:
+        """Return the tensor's values, 1 where a query sees a key."""
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part that is the mask of a tile of scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class BySize:
+    """A tensor that depends on how large a block is along ``axis``: PASA's M by length of block."""
+
+    axis: str
+    tensors: Mapping[int, GlobalTensor]
+
+    def of(self, block: WorkTile) -> GlobalTensor:
+        """Return the tensor of a block."""
+        span = block.span(self.axis)
+        assert span is not None, self.axis
+        return self.tensors[span[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A tensor of ``count`` matrices per head, one for each place along ``axis``: partial results of splits.
+
+    The batch axis holds the matrices: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
+    loop reads the next matrix for each tile, beginning at the block's place; so it does if blocks lack this axis.
+    """
+
+    axis: str
+    count: int
+    tensor: GlobalTensor
+    is_by_tile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The last value along ``axis`` in the part of a one-row tensor that a tile or block covers: a chunk's last sum."""
+
+    axis: str
+    tensor: GlobalTensor
+
+
+def tensor_of(bound: GlobalTensor | Stacked | Ends) -> GlobalTensor:
+    """Return the tensor that a name is bound to."""
+    return bound.tensor if isinstance(bound, Stacked | Ends) else bound
+
+
+def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
+    """Return no constants: every tile has the same."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A grid of blocks, loops of stages over tiles, and final stages; a phase ends with its launch or a barrier.
+
+    names
+        Every name of the phase's tables, in the order of storage.
+    sizes
+        Largest span of each axis, in a block or a tile.
+    tensors
+        Tensors to which operands and results are bound.
+    constants
+        Values bound by name; ``per_tile(tile)`` returns the values that differ between tiles.
+    masks
+        Masks from which names of role mask are cut, if the run of tiles requires one or the block has no runs.
+    values
+        Functions that compute constant tensors, by the tensor's name.
+    arithmetic
+        Registry name of the products' arithmetic; empty: the device's own.
+    compiled
+        Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
+    slice_elements
+        Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
+    is_named
+        Whether the names of the phase's rings begin with its name, because another phase has the program's main loop.
+    operator
+        Name of the framework's operator that the phase runs, and its share of masked elements; None for other phases.
+    finite_starts
+        Whether states that the kernel starts at -Inf start at the lowest finite number if a tile may hide all its keys
+        from a row: a choice of the kernel's author.
+    is_joined
+        Whether the phase belongs to the launch of the previous phase, after a barrier of all cores.
+    flops, notes
+        Operations that count for the phase's rate (None: the problem's); notes of every result.
+    precision_fields
+        Attributes of the precision that the kernel reads; None: unknown.
+    walks
+        Axes along which the loop advances together; empty: along the loop's own axis.
+    still
+        Operands with such an axis whose tile, or block, is always the one at the first row or column.
+    """
+
+    name: str
+    names: Mapping[str, Name]
+    cells: tuple[WorkTile, ...]
+    sizes: Mapping[str, int]
+    loops: tuple[TileLoop, ...]
+    tensors: Mapping[str, GlobalTensor | BySize | Stacked | Ends]
+    finish: tuple[Stage, ...] = ()
+    constants: Mapping[str, float] = field(default_factory=dict)
+    per_tile: Callable[[Visit], Mapping[str, float]] = nothing_per_tile
+    masks: Mapping[str, Mask] = field(default_factory=dict)
+    values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
+    arithmetic: str = ""
+    compiled: str = ""
+    slice_elements: int = 0
+    is_named: bool = False
+    operator: tuple[str, float] | None = None
+    finite_starts: bool = False
+    is_joined: bool = False
+    flops: int | None = None
+    notes: tuple[str, ...] = ()
+    precision_fields: tuple[str, ...] | None = None
+    walks: tuple[str, ...] = ()
+    still: frozenset[str] = frozenset()
+
+    @property
+    def walked(self) -> tuple[str, ...]:
+        """Axes along which the loop advances together."""
+        return self.walks if self.loop_axis in self.walks else (self.loop_axis,)
+
+    @cached_property
+    def by_tile(self) -> frozenset[str]:
+        """Names bound to a stack of a matrix for each tile of its loop: declared so, or without an axis of the
+        phase.
+        """
+        stacks = {n: bound for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
+        axes = {*self.walked, *(a for a, *_ in self.cells[0].spans)}
+        return frozenset(n for n, bound in stacks.items() if bound.is_by_tile or bound.axis not in axes)
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether a tile's products read results of the tile before: no operation runs ahead."""
+        made = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
+        rows = [r for loop in self.loops if loop.axis for s in loop.stages for r in s.rows]
+        while more := {r.dst for r in rows if made.intersection(r.srcs)} - made:
+            made |= more
+        return any(made.intersection(r.srcs) for r in rows if r.opcode is Opcode.MATMUL)
+
+    @cached_property
+    def factors(self) -> frozenset[str]:
+        """Names that a product reads whole for each part of its rows: right factors, and left ones transposed."""
+        rows = [s.rows[0] for s in self.stages if s.is_product]
+        return frozenset((*(r.srcs[1] for r in rows), *(r.srcs[0] for r in rows if r.attributes.transpose_a)))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages in order."""
+        return (*(s for loop in self.loops for s in loop.stages), *self.finish)
+
+    @property
+    def row_axis(self) -> str:
+        """Axis of the rows that the stages write."""
+        return self.cells[0].spans[0][0]
+
+    @cached_property
+    def row_grain(self) -> int:
+        """Rows that stay together: of blocks along rows, which share a scale, and of a square that is inverted."""
+        if whole := [r.dst for s in self.stages for r in s.rows if r.opcode is Opcode.INVERSE]:
+            return max(self.sizes[self.names[n].axes[1]] for n in whole)
+        casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)
+        return max((stored_format(self.names[r.dst].fmt).scale_block for r in casts), default=1)
+
+    @property
+    def loop_axis(self) -> str:
+        """Axis along which it goes tile after tile; empty if it does not."""
+        return next((loop.axis for loop in self.loops if loop.axis), "")
+
+    def product_axes(self, row: Instruction) -> tuple[str, str, str]:
+        """Return the axes of a product's rows, of its sum and of its columns, however its operands are stored."""
+        a, b = (self.names[n].axes for n in row.srcs)
+        (m, k), n = a[:: -1 if row.attributes.transpose_a else 1], b[0 if row.attributes.transpose_b else 1]
+        return m, k, n
+
+    def label(self, name: str) -> str:
+        """Return the label of a name in traces and messages."""
+        return self.names[name].label or name
+
+    def all_tensors(self) -> Iterator[GlobalTensor]:
+        """Yield every tensor it reads or writes, constants included."""
+        for bound in self.tensors.values():
+            yield from bound.tensors.values() if isinstance(bound, BySize) else (tensor_of(bound),)
+        for mask in self.masks.values():
+            yield mask.tensor()
+
+    def all_values(self) -> dict[str, Callable[[], NDArray[Any]]]:
+        """Return the functions that compute its constant tensors, by name."""
+        return {**{m.tensor().name: m.values for m in self.masks.values()}, **self.values}
+
+
+def with_finite_starts(phase: Phase) -> Phase:
+    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
+
+    Only where its kernel has ``finite_starts``.  A tile may hide a row before another has given it a maximum: against a
+    finite one a score of -Inf weighs nothing, against -Inf it is NaN.  All queries of a causal mask see key 0: where
+    tiles begin with it, all stays as it is.
+    """
+    shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
+    firsts = {runs[0] for block in phase.cells if (runs := block.runs)} if phase.finite_starts else ()
+    if all(not run.only or (run.col == 0 and shows_key_0) for run in firsts):
+        return phase
+    changed = {n: what for n, what in phase.names.items() if what.start == -math.inf}
+    names = {n: replace(what, start=-float(get_format(what.fmt).max_finite)) for n, what in changed.items()}
+    start = "starts at the lowest finite number, not at -Inf (finite_starts)"
+    why = "a tile whose keys a row does not see then has weight 0"
+    notes = [f"{', '.join(map(phase.label, names))}: {start}; {why}"] if names else []
+    return replace(phase, names={**phase.names, **names}, notes=(*phase.notes, *notes))
+
+
+def from_last(phase: Phase) -> Phase:
+    """Return the phase with each block's tiles visited from the last to the first."""
+    cells = tuple(replace(b, runs=tuple(r.reversed() for r in b.runs[::-1])) for b in phase.cells)
+    return with_finite_starts(replace(phase, cells=cells))
+
+
+def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
+    """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
+    return tuple(replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table)
+
+
+def bind(table: Table, tiles: Mapping[str, Source], stage: str = "", first: int = 1) -> tuple[Step, ...]:
+    """Return the table's rows as steps on the bound tiles.
+
+    A row that is left out makes its destination another name for its first source.  A cast between
+    a tile and itself is left out: the precision gave both names one format, and the machine one
+    place.  An unbound name raises :class:`ProgramError`, which names the ``stage`` and the row, counted from ``first``.
+    """
+    steps = []
+    for at, r in enumerate(table, first):
+        if r.only and r.only not in tiles:
+            if r.dst not in r.srcs and r.srcs[0] in tiles:
+                tiles = {**tiles, r.dst: tiles[r.srcs[0]]}
+            continue
+        try:
+            dst, srcs = tiles[r.dst], tuple(tiles[s] for s in r.srcs)
+        except KeyError as missing:
+            raise ProgramError(
+                f"stage {stage}, row {at}, {r.opcode.name} {r.dst} = {', '.join(r.srcs)}: {missing} is no name that is "
+                "written before, and no constant"
+            ) from None
+        if isinstance(dst, float | int):
+            raise ProgramError(f"stage {stage}, row {at}: {r.opcode.name} writes {r.dst}, which is a constant")
+        if r.opcode is Opcode.CAST and dst == srcs[0]:
+            continue
+        steps.append(Step(r.opcode, dst, srcs, r.attributes, r.dst))
+    return tuple(steps)

@@ -1,0 +1,693 @@
+"""Operations on values of a kernel: integers and masks are evaluated, floats written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
+from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
+from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
+from npusim.kernels.triton.rolled_rows import REDUCTIONS
+from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
+from npusim.kernels.triton.values import (
+    RELATIONS,
+    Affine,
+    Condition,
+    Floats,
+    Identity,
+    Integers,
+    Known,
+    Masking,
+    Number,
+    ValueComparison,
+    affine,
+    answers,
+    bound_of,
+    constant,
+    elements,
+    float_of,
+    lesser,
+    literal,
+    reshaped,
+    truth,
+)
+
+BINARY = MappingProxyType(
+    {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum propagate"}
+    | {"minnumf": "minimum", "minimumf": "minimum propagate"}
+)
+NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
+    | {f"{f.__name__} propagate": partial(f, nan="propagate") for f in (maximum, minimum)}
+)
+#: How masks are joined.
+_JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
+#: Format of masks of compared values, as TTIR has it.
+MASK = "i1"
+
+
+def _root(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
+#: How functions are written, and what they make of a number; those of `Choices` by its fields.
+UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
+    {
+        "math.exp2": ("exp2", lambda x: 2.0**x),
+        "math.exp": ("exp", math.exp),
+        "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
+        "math.log": ("log({})", lambda _: math.nan),
+        "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "tt.precise_sqrt": ("sqrt({})", _root),
+        "math.erf": ("erf", math.erf),
+        "math.tanh": ("tanh({})", math.tanh),
+        "math.absf": ("maximum({0}, -{0})", abs),
+        "arith.negf": ("(-{})", lambda x: -x),
+    }
+)
+#: Functions of a number's sign, which round nothing.
+_OF_SIGN = ("math.absf", "arith.negf")
+#: The same of libdevice, by symbol; of two operands none.
+LIBDEVICE: Mapping[str, str] = MappingProxyType(
+    {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
+    | {
+        "__nv_rsqrtf": "math.rsqrt",
+        "__nv_fabsf": "math.absf",
+        "__nv_erff": "math.erf",
+        "__nv_fsqrt_rn": "tt.precise_sqrt",
+        "__nv_tanhf": "math.tanh",
+    }
+)
+#: Brackets of one expression: Python reads about 200 that are nested.
+MOST_STEPS = 100
+#: A number that hides a score where it is added: so low that the weight is 0.
+LOW = -1e4
+#: Numbers of a row may be any: what two of them give alike is known.
+_STAND_INS = (0.7, -3.1)
+
+
+class Arithmetic(Draft):
+    """Operations that access no memory: integers, masks and axes; floats elementwise, reductions, products."""
+
+    def _arith_constant(self, op: Op) -> None:
+        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
+        words = {"true": 1, "false": 0}
+        if fmt in FORMATS:
+            self._set(op, Number(value := float_of(text, fmt), literal(value), shape))
+        else:
+            self._set(op, constant(words[text] if text in words else int(text), shape, bits_of(type_)))
+
+    def _tt_get_program_id(self, op: Op) -> None:
+        self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None], bits=bits_of(op.type)))
+
+    def _tt_get_num_programs(self, op: Op) -> None:
+        self._set(op, constant(self.grid["xyz".index(op.text.split()[1])], bits=bits_of(op.type)))
+
+    def _tt_make_range(self, op: Op) -> None:
+        self._set(op, replace(constant(op.number("start"), shape_of(op.type)[0], bits_of(op.type)), steps=(1,)))
+
+    def _tt_splat(self, op: Op, x: Known) -> None:
+        shape = shape_of(op.type)[0]
+        self._set(op, reshaped(x, shape, lambda _, none: (none,) * len(shape)))
+
+    def _tt_expand_dims(self, op: Op, x: Known) -> None:
+        at = op.number("axis")
+        self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, none: (*s[:at], none, *s[at:])))
+
+    def _tt_broadcast(self, op: Op, x: Known) -> None:
+        self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, _: s))
+
+    def _tt_trans(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Floats):
+            raise op.fail("a transposed block of integers")
+        self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
+
+    def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
+        self._integer(op, pointer, offset)
+        if isinstance(offset, Affine) and offset.overflow:
+            self.notes.append(f"{offset.overflow}: an address of {pointer.of} is computed from it")
+
+    def _tt_reshape(self, op: Op, x: Known) -> None:
+        shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
+        if [n for n in shape if n > 1] != [n for n in before if n > 1]:
+            raise op.fail(
+                f"a block of {_times(before)} as one of {_times(shape)}: only axes of 1 may be added or removed"
+            )
+
+        def how(axes: Any, none: Any) -> Any:
+            left = [a for a, n in zip(axes, before, strict=True) if n > 1]
+            return tuple(left.pop(0) if n > 1 else none for n in shape)
+
+        self._set(op, reshaped(x, shape, how))
+
+    def _condition(self, op: Op, x: Known) -> Condition:
+        if isinstance(x, Affine):
+            return compared(op, "ne", x, constant(0, x.shape))
+        if not isinstance(x, Condition):
+            raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
+        return x
+
+    def _as_integers(self, x: Known) -> Known:
+        """Return a condition to which each block answers alike as 0 and 1, anything else as it is."""
+        if not isinstance(x, Condition):
+            return x
+        every, none = answers(x)
+        if np.any(~every & ~none):
+            return x
+        shape = x.of[0][1].shape
+        return Affine(every.astype(np.int64), (0,) * len(shape), shape, bits=1)
+
+    def _integer(self, op: Op, a: Known, b: Known) -> None:
+        name = op.name.partition(".")[2]
+        if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
+            self._set(op, self._of_masks(op, name, a, b))
+            return
+        if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
+            self._set(op, Condition(a.of + b.of))
+            return
+        for one, other in ((a, b), (b, a)) if name == "ori" else ():
+            if isinstance(one, Condition) and isinstance(other, Condition):
+                every, none = answers(one)
+                if np.all(every) or np.all(none):
+                    self._set(op, one if np.all(every) else other)
+                    return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
+            self._refuse_undefined(op, a, b)
+            made, wraps = integers(op, a, b)
+            self._set(op, made if wraps is None else self._said_to_wrap(op, made, wraps))
+        elif name == "andi" and shape_of(op.type)[1] == "i1":
+            self._set(op, Condition(self._condition(op, a).of + self._condition(op, b).of))
+        else:
+            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & alone")
+
+    def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
+        """Return two masks joined, of which one at least is of compared values."""
+        a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
+        assert isinstance(a, ValueComparison)
+        if name not in _JOINED:
+            raise op.fail(f"{op.name} of a mask of values: masks are joined by & | ^ ~")
+        is_plain = a.within is None or name == "andi"
+        if isinstance(b, ValueComparison) and is_plain and (b.within is None or name == "andi"):
+            text = f"({a.of.text} {_JOINED[name]} {b.of.text})"
+            within = [w for w in (a.within, b.within) if w is not None]
+            both = Condition(tuple(rule for w in within for rule in w.of)) if within else None
+            return ValueComparison(Floats(text, self._joined(a.of, b.of), MASK), both)
+        other = None if isinstance(b, ValueComparison) else self._condition(op, b)
+        every, none = answers(other) if other is not None else (np.zeros(1, bool),) * 2
+        if other is not None and (np.all(every) or np.all(none)):
+            if name == "xori" and np.all(every):
+                return self._inverted(op, a)
+            return other if name != "xori" and np.all(every) == (name == "ori") else a
+        if other is not None and name == "andi":
+            return replace(a, within=Condition(other.of + (a.within.of if a.within else ())))
+        raise op.fail(f"{op.name} of a mask of values and one of indices: these are joined by & alone")
+
+    def _inverted(self, op: Op, x: ValueComparison) -> ValueComparison:
+        if x.within is not None:
+            raise op.fail("the opposite of a mask of values and indices")
+        pad = None if x.of.pad is None else 1 - x.of.pad
+        return ValueComparison(Floats(f"(~{x.of.text})", x.of.axes, MASK, pad))
+
+    def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
+        relation = op.text.split()[1].rstrip(",")
+        if (isinstance(a, ValueComparison) or isinstance(b, ValueComparison)) and relation in ("eq", "ne"):
+            differs = self._of_masks(op, "xori", a, b)
+            if relation == "eq":
+                differs = self._inverted(op, differs) if isinstance(differs, ValueComparison) else differs
+            self._set(op, differs)
+            return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if not isinstance(a, Affine) or not isinstance(b, Affine):
+            raise op.fail("a comparison of masks, or of computed values")
+        self._set(op, compared(op, relation, a, b))
+
+    def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
+        """Raise `ProgramError` for a division by 0, or a shift by the bits of a type or more, that a program does."""
+        _, _, name = op.name.partition(".")
+        if name not in (*DIVISIONS, *SHIFTS):
+            return
+        values = elements(op, b)
+        is_wrong = values == 0 if name in DIVISIONS else (values < 0) | (values >= a.bits)
+        is_wrong = is_wrong.any(tuple(range(2, is_wrong.ndim))) & self.is_read(is_wrong.shape[1])
+        if np.any(is_wrong):
+            number = int(np.flatnonzero(np.broadcast_to(is_wrong, (len(self.ids), is_wrong.shape[1])).any(1))[0])
+            does = "a division by 0" if name in DIVISIONS else f"a shift of {a.bits} bits by as many, or more"
+            raise op.fail(f"{op.name}: {self.program(number)}: {does}, which has no defined result")
+
+    def _said_to_wrap(self, op: Op, x: Affine, wraps: Any) -> Affine:
+        """Return integers with the place at which one is beyond its type, where a program reads it."""
+        wraps = np.broadcast_to(wraps & self.is_read(wraps.shape[1]), (len(self.ids), x.base.shape[1]))
+        if not np.any(wraps):
+            return x
+        number = int(np.flatnonzero(wraps.any(1))[0])
+        why = f"{op.line}: {op.name}: an integer of {x.bits} bits with a sign overflows in {self.program(number)}"
+        return replace(x, overflow=f"{why} and wraps")
+
+    def _resized(self, op: Op, x: Known) -> None:
+        """Read an integer in a type of other bits; a condition is 0 or 1, with a sign 0 or -1."""
+        bits, is_signed, x = bits_of(op.type), op.name == "arith.extsi", self._as_integers(x)
+        if isinstance(x, Affine) and not x.of:
+            self._set(op, resized(op, x, bits, is_signed=is_signed))
+        elif isinstance(x, Condition) and op.name == "arith.extui":
+            self._set(op, x)
+        else:
+            raise op.fail(f"{op.name} of a mask that a block's elements answer differently, or of computed values")
+
+    _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
+
+    def _tt_bitcast(self, op: Op, x: Known) -> None:
+        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read."""
+        of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
+        if of != to and {of, to} != {"i1", "i8"}:
+            raise op.fail(f"bits of {of} that are read as {to}: values are read in their own format")
+        self._set(op, x)
+
+    # ---------------------------------------------------------------- floats
+
+    def _bind(self, op: Op, x: Floats, called: str = "") -> None:
+        """Bind a value to a name, ``called`` or the user's; one step of an expression of theirs stays part of it."""
+        readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
+        is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
+        is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
+        is_step = is_step and x.text.count("(") < MOST_STEPS
+        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, called or op.results[0]))
+
+    def _binary(self, op: Op, how: str) -> None:
+        a, b = (self.values[n] for n in op.operands[:2])
+        if isinstance(a, Number) and isinstance(b, Number):
+            self._set(op, _number(op, how, a, b))
+            return
+        if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
+            self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
+            return
+        if how == "*" and self._fused(op):
+            a, b = self._named(op, a), self._named(op, b)
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail(f"{op.name} of a float that integers make")
+        hidden = [(_pad(a, other), _pad(b, other)) for other in _STAND_INS]
+        pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
+        pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
+        factors = (self.text(a), self.text(b)) if how == "*" else None
+        is_maximum = how.startswith("maximum")
+        is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
+        axes, place = self._joined(*blocks), op.place if factors else ""
+        text = self._combined(op, how, a, b)
+        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
+        self._bind(op, made)
+
+    def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
+        nan = " propagate" if "propagateNan = all" in op.text else ""
+        if isinstance(x, Number) and isinstance(low, Number) and isinstance(high, Number):
+            self._set(op, _number(op, f"minimum{nan}", _number(op, f"maximum{nan}", x, low), high))
+            return
+        if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
+            raise op.fail("a clamp of a value that is no block of floats")
+        text = _written(f"minimum{nan}", _written(f"maximum{nan}", self.text(x), self.text(low)), self.text(high))
+        axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
+        self._bind(op, Floats(text, axes, x.fmt))
+
+    def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
+        """Write a comparison, a mask; of two numbers it is known."""
+        relation = op.text.split()[1].rstrip(",")
+        if relation in ("true", "false"):
+            self._set(op, constant(relation == "true", shape_of(op.type)[0]))
+            return
+        if isinstance(a, Number) and isinstance(b, Number) and a.is_known and b.is_known:
+            self._set(op, constant(int(compare(a.value, b.value, relation, "float64")), a.shape))
+            return
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail("a comparison of other than a block of floats with a block or a number")
+        one, other = _hidden(a), _hidden(b)
+        pad = None if one is None or other is None else float(compare(one, other, relation, "float64"))
+        text = f"compare({self.text(a)}, {self.text(b)}, {relation!r})"
+        self._bind(op, Floats(text, self._joined(*blocks), MASK, pad))
+        self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
+
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
+        """Write a choice between two values by a mask of values."""
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail("tl.where by a comparison of values, of other than floats")
+        fmt = shape_of(op.type.rpartition(", ")[2])[1]
+        text = f"where({mask.of.text}, {self.text(a)}, {self.text(b)}"
+        text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
+        kept, other = _hidden(a), _hidden(b)
+        pad = (kept if kept == other else None) if mask.of.pad is None else kept if mask.of.pad else other
+        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad)
+        if mask.within is None:
+            self._bind(op, made)
+        elif isinstance(b, Number):
+            self._selected(op, mask.within, made, b)
+        else:
+            raise op.fail("tl.where by a mask of values and indices: the second of its values has to be a number")
+
+    def _fused(self, op: Op) -> list[bool]:
+        """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
+        readers, fuses = list(self._uses.get(op.results[0], [])), list[bool]()
+        while readers and self.choices.fuses:
+            reader = readers.pop()
+            if reader.name in ("tt.expand_dims", "tt.broadcast"):
+                readers += self._uses.get(reader.results[0], [])
+            else:
+                fuses.append(reader.name in ("arith.addf", "arith.subf"))
+        return fuses if any(fuses) else []
+
+    def _combined(self, op: Op, how: str, a: Known, b: Known) -> str:
+        """Return the text of an operation; an addition takes in the product that the compiled code's does, else the
+        first.
+        """
+        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.addends.get(op.place)
+        if stays and isinstance(a, Floats) and a.place == stays:
+            ways.reverse()
+        for one, other, form in ways if how in "+-" and self.choices.fuses else ():
+            if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
+                return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
+        return _written(how, self.text(a), self.text(b))
+
+    def _cast(self, op: Op, x: Known) -> None:
+        fmt = shape_of(op.type)[1]
+        if isinstance(x, Number):
+            value = _rounded(x.value, fmt)
+            self._set(op, replace(x, value=value, text=literal(value) if x.is_known and value != x.value else x.text))
+            return
+        if isinstance(x, Identity):
+            self._set(op, x)
+            return
+        if not isinstance(x, Floats):
+            raise op.fail(f"{op.name} of a value that is no float")
+        if x.narrow is not None and x.narrow.fmt == fmt:
+            self._set(op, x.narrow)
+            return
+        how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        called = x.text.upper() if is_factor and x.text.isidentifier() else ""
+        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
+
+    def _math_sqrt(self, op: Op, x: Known) -> None:
+        is_named = isinstance(x, Floats) and x.fmt == "f32"  # of float64 there is one instruction, IEEE's
+        self._function(op, x, self.choices.sqrt if is_named else "sqrt({})", _root)
+
+    _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
+
+    def _function(self, op: Op, x: Known, text: str, of_pad: Callable[[float], float]) -> None:
+        if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
+            self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
+            return
+        if not isinstance(x, Floats):
+            raise op.fail(f"{op.name} of a number: compute it before the launch")
+        pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
+        is_low = op.name == "math.absf" and pad == 0
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
+
+    def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
+        known = dict[str, tuple[str, Callable[[float], float]]]()
+        for symbol, name in LIBDEVICE.items():
+            text, function = UNARY[name]
+            known[symbol] = getattr(self.choices, text, text), function
+        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
+        self._function(op, x[0], *known[symbol])
+
+    def _arith_uitofp(self, op: Op, x: Known) -> None:
+        if isinstance(x, ValueComparison):
+            self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
+            return
+        x = self._as_integers(x)
+        if not isinstance(x, Affine) or (made := positive(x)) is None:
+            raise op.fail("a conversion of a mask or of computed values, without a sign, to floats")
+        self._arith_sitofp(op, made)
+
+    def _arith_sitofp(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Affine) or any(x.steps):
+            raise op.fail("a conversion of a block's indices to floats")
+        times = np.arange(x.base.shape[1])[None]
+        if self._walk and x.base.shape[1] > 1 and np.array_equal(np.broadcast_to(times, x.base.shape), x.base):
+            walked = next(n.name for n in self.loads.values() if n.is_walked)
+            self._set(op, Number(math.nan, f"{walked}.index", is_known=False))
+            return
+        if np.ptp(x.base):
+            raise op.fail("a float of an index that differs between programs")
+        value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
+        self._set(op, Number(value, literal(value)))
+
+    def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
+        if others:
+            raise op.fail(
+                "a reduction of several blocks at once (tl.argmax, tl.argmin): sums and maxima alone are read"
+            )
+        inner = [o.name for o in op.body]
+        kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
+        if not kind or len(inner) != 2 or not isinstance(x, Floats):
+            raise op.fail("a reduction other than a sum or a maximum of floats")
+        if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
+            raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
+        self._refuse_anew(op, axis)
+        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
+            hidden = "unknown" if x.pad is None else x.pad
+            why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
+            raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
+        if axis is None:
+            of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
+            if of[at] > 1 and kind == "sum":
+                raise op.fail("a sum of one value over and over: multiply it")
+            self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
+            return
+        self.reduced.append((axis, op.line))
+        how = self._order(op) if kind == "sum" else nan
+        taken_in = self.choices.sums.get(x.place) if kind == "sum" and self.choices.fuses and x.place else None
+        if taken_in and op.body[0].place.split(" at ")[0] == taken_in.split(" at ")[0]:
+            why = "compiled code contracts the products of this sum (fma), and its bits differ"
+            self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
+        self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
+
+    def _order(self, op: Op) -> str:
+        """Return the order of a sum, the usual one where the compiled code's is not known."""
+        order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
+        if order == UNKNOWN:
+            self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
+            return self.choices.order
+        return order
+
+    def _added(self, op: Op, x: Known, masking: Masking) -> None:
+        """Add a block that is 0 where a mask holds: hidden elements become -inf."""
+        if not isinstance(x, Floats):
+            raise op.fail("a mask that is added to a value that is no block of floats")
+        self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
+
+    def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        if isinstance(a, Floats) and isinstance(b, Identity) and isinstance(c, Number) and not c.value:
+            self.notes.append(f"{op.line}: a product with an identity is its other factor; its time is not counted")
+            fmt = shape_of(op.type)[1]
+            self._set(op, Floats(f"{self.text(a)}.to({self.choices.fmt(fmt)!r})", a.axes, fmt, a.pad, narrow=a))
+            return
+        if isinstance(c, Masking):
+            self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.of[0][1].shape))
+            self._added(op, self.values[op.results[0]], c)
+            return
+        if not isinstance(a, Floats) or not isinstance(b, Floats):
+            raise op.fail("a product of a value that is no block of floats")
+        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
+            raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+        self._refuse_anew(op, a.axes[1])
+        if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
+            raise op.fail(
+                "rows and columns of a product are the same axis: load its second factor by a pointer of its own"
+            )
+        fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
+        made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
+        if isinstance(c, Number) and not c.value:
+            is_alone = self._walk is not None or self._products == 1
+            self._bind(op, made) if is_alone else self._set(op, self._named(op, made, op.results[0]))
+            return
+        if not isinstance(c, Floats):
+            raise op.fail("a product added to a number")
+        is_sum = self._walk and self._walk.is_sum
+        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot go on from what rows wrote
+            text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
+        self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        if isinstance(mask, ValueComparison):
+            self._by_value(op, mask, a, b)
+            return
+        mask = self._condition(op, mask)
+        every, none = answers(mask)
+        if np.all(every) or np.all(none):
+            self._set(op, a if np.all(every) else b)
+            return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
+            self._set(op, self._chosen(op, mask, a, b))
+        elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
+            self._set(op, Masking(mask, b.value))
+        elif _is_diagonal(mask) and isinstance(a, Number) and isinstance(b, Number) and (a.value, b.value) == (1, 0):
+            self._set(op, Identity(a.shape or b.shape))
+        elif isinstance(b, Floats | Number):
+            self._selected(op, mask, a, b)
+        else:
+            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+
+    def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
+        """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
+        every, none = answers(mask)
+        if a.steps == b.steps and a.of == b.of and not np.any(~every & ~none):
+            left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+            return replace(a, base=np.where(every, a.base, b.base), left=left)
+        bounds = [bound_of(d, r) for r, d in mask.of]
+        if all(bounds) and not any(b.steps):  # beyond, elements that are computed and then not stored
+            limits = list(a.limits())
+            for axis, most in filter(None, bounds):
+                limits[axis] = lesser(limits[axis], most)
+            return replace(a, left=tuple(limits))
+        made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
+        if made is None or a.of != b.of:
+            raise op.fail("integers that a mask chooses and that are not linear along a block's axes")
+        return replace(made, of=a.of)
+
+    def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
+        relation, d = mask.of[0]
+        is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
+        if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
+            self.notes.append(f"{op.line}: the choice for the first tile is assumed to equal that of start values")
+            self._bind(op, b)
+            return
+        if not isinstance(b, Number) or not isinstance(a, Floats):
+            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        pad = b.value
+        if -math.inf < b.value <= LOW:
+            self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
+            pad, self.hides_by_numbers = -math.inf, True
+        bounds = [bound_of(d, relation) for relation, d in mask.of]
+        for bound in filter(None, bounds):
+            self.cuts.add(self.root(a.axes[bound[0]]))
+            a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
+        rest = [
+            rule
+            for rule, bound in zip(mask.of, bounds, strict=True)
+            if bound is None or not self._is_loaded_so(op, a.axes[bound[0]], bound[1])
+        ]
+        rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
+        self._mask(op, a, b, rest) if rest else self._bind(op, a)
+
+    def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
+        """Return whether the walked tiles along an axis have no more elements than a mask leaves.
+
+        How much there is of other axes is known where all is stored: `npusim.kernels.triton.launch_phases` looks at
+        these masks there.
+        """
+        walk, known = self._walk, list[Load]()
+        if walk is not None:
+            known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
+        if walk is None or not known:
+            self.bounds.append((axis, most, op.line))
+            return True
+        is_visited = np.arange(walk.most)[None] < walk.counts
+        for load in known:
+            at = [self.root(a) for a in load.axes].index(self.root(axis))
+            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
+            if np.any((left > most) & is_visited):
+                return False
+        return True
+
+    def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
+        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules):
+            raise op.fail("a mask that is no comparison of rows and columns of a tile")
+        if self._walk is None:
+            self._fixed_mask(op, a, b, rules)
+            return
+        if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
+            raise op.fail("unmasked scores are read after the mask: read the result of tl.where")
+        a, walk, known = self._named(op, a), self._walk, self._walk.masks
+        masking = f"{a.text} = where(mask, {a.text}, {b.text})"
+        if not known or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
+            walk.masks += rules
+        elif not _are_same(known, rules):
+            raise op.fail("two masks in a loop, of different values: one mask of rows and columns is there for all")
+        walk.masked += [a.text] if a.text not in walk.masked else []
+        self._emit(masking, op.line)
+        self._set(op, replace(a, factors=None))
+
+    def _fixed_mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
+        """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
+        if any(np.ptp(d.base) for _, d in rules):
+            raise op.fail("a mask outside of a loop that differs between programs")
+        a, name = self._named(op, a), self._unique("seen")
+        self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, Condition(tuple(rules)))[0, 0]
+        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
+
+
+def _written(how: str, a: str, b: str) -> str:
+    """Return an operation of two values as the kernel of tiles writes it."""
+    if how[0].isalpha():
+        word, _, nan = how.partition(" ")
+        return f"{word}({a}, {b}, nan={nan!r})" if nan else f"{word}({a}, {b})"
+    return f"({a} {how} {b})"
+
+
+def _number(op: Op, how: str, a: Number, b: Number) -> Number:
+    """Return an operation of two numbers, rounded to its format."""
+    value, is_known = _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]), a.is_known and b.is_known
+    return Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known)
+
+
+def _computed(how: str, a: float, b: float) -> float:
+    """Return an operation of two numbers in float64."""
+    return float(NUMBERS[how](a, b, "float64"))
+
+
+def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:
+    """Return whether comparisons are the same, one by one."""
+    return len(rules) == len(others) and all(
+        (r, x.steps, x.base.shape) == (s, y.steps, y.base.shape) and np.array_equal(x.base, y.base)
+        for (r, x), (s, y) in zip(rules, others, strict=True)
+    )
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _is_diagonal(mask: Condition) -> bool:
+    """Return whether a mask of a square block holds on the diagonal alone."""
+    ((relation, d), *more) = mask.of
+    is_square = len(d.shape) == 2 and d.shape[0] == d.shape[1] and d.steps in ((1, -1), (-1, 1))
+    return relation == "eq" and not more and is_square and not np.any(d.base)
+
+
+def _rounded(value: float, fmt: str) -> float:
+    return float(np.asarray(cast(np.array([value]), FORMATS[fmt])).astype(np.float64)[0])
+
+
+def _is_alike(x: Known) -> bool:
+    """Return whether a value is the same in all columns of a row."""
+    return isinstance(x, Number) or (isinstance(x, Floats) and (not x.axes or x.axes[-1] is None))
+
+
+def _hidden(x: Known) -> float | None:
+    """Return the value of hidden columns where it is known, also where all columns have one."""
+    if isinstance(x, Number):
+        return x.value if x.is_known else None
+    assert isinstance(x, Floats)
+    return x.pad
+
+
+def _pad(x: Known, other: float) -> float:
+    """Return the value of hidden columns; for numbers of a row, any finite one; NaN: unknown."""
+    if isinstance(x, Number):
+        return x.value
+    assert isinstance(x, Floats)
+    return other if x.pad is None and (not x.axes or x.axes[-1] is None) else math.nan if x.pad is None else x.pad

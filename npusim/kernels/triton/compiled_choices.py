@@ -1,0 +1,267 @@
+"""Choices of the compiled code that decide bits: the order of each sum, and which products and sums are contracted.
+
+TTGIR states the layout of each reduction's operand.  LLVM contracts a multiplication and an addition where PTX has an
+``fma``; ptxas contracts further ones, which a second assembly without contraction shows.  Both depend on how values are
+packed and unrolled, so that configurations of one kernel differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import reduce
+from hashlib import sha256
+from math import gcd
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
+from npusim.kernels.triton.ttir_text import Locations, operand_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+#: The order of a sum whose layout is of no known form.
+UNKNOWN = "?"
+#: Rows that a warp of a matrix unit's result holds, and lanes along them (PTX ISA, m16n8 and wgmma).
+_MMA_ROWS, _MMA_ROW_LANES = 16, 8
+_LAYOUT = re.compile(r"^(#\w+) = (#ttg\.\w+<\{.*\}>)$", re.MULTILINE)
+_REDUCTION = re.compile(r"\}\) : \(tensor<((?:\d+x)+)\w+(?:, (.*))?>\) -> ")
+#: What a reduction combines by in any order to the same bits.
+_FREE = re.compile(r"= arith\.(?:max\w+|min\w+|addi|andi|ori|xori) ")
+_AXIS = re.compile(r'"tt\.(?:reduce|scan)"\(.*?axis = (\d+)')
+
+
+# ---------------------------------------------------------------- orders of reductions
+
+
+def orders_of(ttgir: str, *, is_tree: bool = False) -> dict[str, str]:
+    """Return the order in which each reduction or scan adds, by `npusim.kernels.triton.ttir_text.Locations.place` and
+    operand shape.
+
+    ``is_tree``: whether a thread adds its own elements as a tree.  Without maxima and minima, whose order is free.
+    ``?`` where the layout has no form of `npusim.formats.reductions`, or two reductions of one place differ.
+    """
+    layouts, where, orders, axis, is_sum = dict(_LAYOUT.findall(ttgir)), Locations(ttgir), dict[str, str](), -1, False
+    for line in ttgir.splitlines():
+        if begun := _AXIS.search(line):
+            axis, is_sum = int(begun[1]), False
+        elif axis >= 0 and (ended := _REDUCTION.search(line)):
+            if is_sum:
+                size = int(ended[1].split("x")[axis])
+                place, order = where.place(line) + operand_shape(line), _order(ended[2] or "", axis, layouts)
+                order = normal_order(order, size)
+                order = in_trees(order) if is_tree else order
+                orders[place] = order if orders.get(place, order) == order else UNKNOWN
+            axis = -1
+        elif axis >= 0:
+            is_sum |= not _FREE.search(line) and re.search(r"= (?:arith|math)\.", line) is not None
+    return orders
+
+
+def _order(layout: str, axis: int, layouts: Mapping[str, str]) -> str:
+    """Return the order of a sum along an axis of a layout."""
+    text = layouts.get(layout, layout)
+    if sliced := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", text):
+        return _order(sliced[2], axis + (axis >= int(sliced[1])), layouts)
+    numbers = {n: [int(x) for x in listed.split(", ")] for n, listed in re.findall(r"(\w+) = \[([\d, ]+)\]", text)}
+    if text.startswith("#ttg.blocked") and "CGALayout" not in numbers:
+        return lanes_order(*(numbers[n][axis] for n in ("sizePerThread", "threadsPerWarp", "warpsPerCTA")))
+    if text.startswith("#ttg.nvidia_mma"):
+        is_row, warps = axis < len(numbers["warpsPerCTA"]) - 1, numbers["warpsPerCTA"][axis]
+        if is_row:
+            return lanes_order(1, _MMA_ROW_LANES, warps, _MMA_ROWS)
+        # The last axes of an instruction are rows and columns, behind them (wgmma) the depth.
+        columns = numbers["instrShape"][axis]
+        return "mma_lanes" if warps == 1 else lanes_order(*MMA_LANES[:2], warps, columns)
+    return UNKNOWN
+
+
+# ---------------------------------------------------------------- contraction
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "(?:[^"]*/)?([^"/]*)"', re.MULTILINE)
+_LOC = re.compile(r"\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+ inlined_at (\d+) (\d+) (\d+))?")
+_INSTRUCTION = re.compile(r"(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*?);")
+_REGISTER, _OPERAND = re.compile(r"%[a-z]+\d+"), re.compile(r"\{[^}]*\}|[^,{}]+")
+#: Arithmetic on floats; packed pairs of 16 bits are two of it.
+_ARITHMETIC = re.compile(
+    r"(fma|mul|add|sub|neg|div)((?:\.(?:rn|rz|ftz|sat|full|approx))*\.(?:f32|f64|f16|bf16))(?:x2)?$"
+)
+_SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|tanh|sin|cos|div)\..*f(?:32|64|16)")
+_PRODUCT = re.compile(
+    r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.m\d+n\d+(k\d+)\.(?:row\.col\.)?(f32\.(?:bf16|f16)\b)?\S*"
+)
+#: What copies or chooses a value: its operands are the value's sources.
+_COPIES, _PRODUCTS = ("mov.", "selp."), ("mul", "div")
+
+
+class _Arithmetic(NamedTuple):
+    """One instruction of arithmetic: its kind, its place in the kernel's source, and its operands."""
+
+    kind: str
+    place: str
+    operands: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.place}"
+
+
+class Contraction(NamedTuple):
+    """What compiled code contracts: code with one ``digest`` contracts the same operations of the source.
+
+    ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
+    that it adds to that one; empty where it adds no product.
+    ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place.
+    """
+
+    digest: str
+    addends: Mapping[str, str]
+    sums: Mapping[str, str] = MappingProxyType({})
+
+
+def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Contraction:
+    """Return what compiled code contracts.
+
+    ``assembled``: machine code with its lines, contracted by ptxas or not, asked for where ptxas can contract more.
+    Where one operation of the source is contracted for some elements only, the digest is that of all instructions.
+    """
+    code, copies = _arithmetic(ptx)
+    sources = _Sources(code, copies)
+    # Where products and sums of the source keep subnormals, an fma that does not is a library's own.
+    keeps = not any(each.kind.startswith(("mul.ftz", "add.ftz")) for each in code)
+    own = [each for each in code if not (keeps and each.kind.startswith("fma.rn.ftz"))]
+    forms = Counter(form for each in own for form in _forms(each, sources))
+    parts = sorted({*forms, *map(_product, _PRODUCT.finditer(ptx)), *_SPECIAL.findall(ptx)})
+    if any(re.search(r" plain .*\b(?:mul|div)\.(?!rn)", form) for form in forms):
+        parts += _further(assembled)
+    if _is_uneven(forms, _additions(ttgir)):
+        parts += [f"{each} {' '.join(each.operands)}" for each in code]
+    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms))
+
+
+def _addends(forms: Iterable[str]) -> dict[str, str]:
+    """Return `Contraction.addends` for the additions that have one form."""
+    by_place = dict[str, list[str]]()
+    for form in forms:
+        place, _, rest = form.partition(" ")
+        by_place.setdefault(place, []).append(rest)
+    alone = {place: found[0] for place, found in by_place.items() if len(found) == 1}
+    fused = {place: form.partition(", ")[2] for place, form in alone.items() if form.startswith("fused")}
+    return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
+
+
+def _sums(forms: Iterable[str]) -> dict[str, str]:
+    """Return `Contraction.sums`: of each product that an addition with another product adds to that one, its place."""
+    sums = dict[str, str]()
+    for form in forms:
+        place, _, rest = form.partition(" fused ")
+        if "@" in rest:
+            sums |= {each.partition("@")[2]: place for each in rest.partition(", ")[2].split(" or ")}
+    return sums
+
+
+def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]]:
+    """Return the arithmetic of PTX, and of each register the sources: registers, constants, numbers of instructions."""
+    files, place, code, sources = dict(_FILE.findall(ptx)), "", list[_Arithmetic](), dict[str, list[str | int]]()
+    for line in map(str.strip, ptx.splitlines()):
+        if match := _LOC.match(line):
+            parts = [match.groups()[i : i + 3] for i in (0, 3) if match[i + 1]]
+            place = " at ".join(f"{files.get(file, '')}:{row}:{column}" for file, row, column in parts)
+        elif match := _INSTRUCTION.match(line):
+            name, operands = match[1], [x.strip() for x in _OPERAND.findall(match[2])]
+            first, *rest = operands or [""]  # a fence has none
+            made = list[str | int]()
+            if kind := _ARITHMETIC.match(name):
+                made = [len(code)]
+                code.append(_Arithmetic(kind[1] + kind[2], place, rest))
+            elif name.startswith(_COPIES):
+                made = [r for x in rest[: 1 + name.startswith("selp")] for r in _REGISTER.findall(x) or [x]]
+            for register in _REGISTER.findall(first):
+                sources.setdefault(register, []).extend(made)
+    return code, sources
+
+
+class _Sources:
+    """The products among the sources of a value: through copies and changes of sign."""
+
+    def __init__(self, code: Sequence[_Arithmetic], sources: Mapping[str, Sequence[str | int]]) -> None:
+        self._code, self._sources = code, sources
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def products(self, operand: str) -> tuple[str, ...]:
+        """Return the kinds and places of the products that an operand may be."""
+        if operand not in self._known:
+            found, seen, waiting = set[str](), set[str | int](), list[str | int](_REGISTER.findall(operand))
+            while waiting:
+                if (source := waiting.pop()) in seen:
+                    continue
+                seen.add(source)
+                if isinstance(source, str):
+                    waiting += self._sources.get(source, ())
+                elif (each := self._code[source]).kind.startswith("neg"):
+                    waiting += [r for x in each.operands for r in _REGISTER.findall(x)]
+                elif each.kind.startswith(_PRODUCTS):
+                    found.add(str(each))
+            self._known[operand] = tuple(sorted(found))
+        return self._known[operand]
+
+
+def _forms(each: _Arithmetic, sources: _Sources) -> Iterator[str]:
+    """Yield in which forms an addition has its products: ``PLACE fused KIND, PRODUCT`` or ``PLACE plain ...``."""
+    if each.kind.startswith("fma"):
+        yield f"{each.place} fused {each.kind}, {' or '.join(sources.products(each.operands[2]))}"
+    elif each.kind.startswith(("add", "sub")):
+        for side, operand in enumerate(each.operands):
+            if products := sources.products(operand):
+                yield f"{each.place} plain {each.kind}, {side * each.kind.startswith('sub')}: {' or '.join(products)}"
+
+
+def _product(match: re.Match[str]) -> str:
+    """Return a name of the arithmetic of a matrix instruction.
+
+    Those of 16 bits that add up in float32 have one arithmetic, wgmma or not (Hopper; hardware vectors), those of FP8
+    have not.
+    """
+    depth, formats = match.groups()
+    return f"{depth}.{formats}" if formats else re.sub(r"\.m\d+n\d+", "", match[0])
+
+
+def _additions(ttgir: str) -> Counter[str]:
+    """Return how many additions and subtractions of floats each place has."""
+    where = Locations(ttgir)
+    return Counter(where.place(x) for x in ttgir.splitlines() if re.search(r"= arith\.(?:addf|subf) ", x))
+
+
+def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
+    """Return whether one addition of the source has several forms, for one element this and for another that."""
+    by_place = dict[str, dict[str, int]]()
+    for form, count in forms.items():
+        place, _, rest = form.partition(" ")
+        if not rest.startswith("fused") or not rest.endswith(", "):  # a sum's further products have no such sibling
+            by_place.setdefault(place, {})[rest] = count
+    for place, found in by_place.items():
+        if len(found) > 1 and (additions.get(place) == 1 or len(set(found.values())) > 1):
+            return True
+    return False
+
+
+def _further(assembled: Callable[[bool], str]) -> list[str]:
+    """Return the share of additions that ptxas leaves in each line of the source where it contracts some."""
+    contracted, plain = (_added(assembled(fuses)) for fuses in (True, False))
+    shares = list[str]()
+    for line in sorted(plain.keys() | contracted.keys()):
+        if contracted[line] != plain[line]:
+            common = reduce(gcd, (contracted[line], plain[line]))
+            shares.append(f"ptxas {line} {contracted[line] // common} of {plain[line] // common}")
+    return shares
+
+
+def _added(sass: str) -> Counter[str]:
+    """Return how many additions machine code has by the line of the source."""
+    line, counts = "", Counter[str]()
+    for text in sass.splitlines():
+        if match := re.search(r'//## File "(?:[^"]*/)?([^"/]*)", line (\d+)', text):
+            line = f"{match[1]}:{match[2]}"
+        elif re.search(r"\b(?:FADD|HADD2|DADD)\b", text):
+            counts[line] += 1
+    return counts

@@ -1,0 +1,593 @@
+"""Triton's results for a kernel, without a device: TTIR, and for NVIDIA's chips registers, spills and shared memory.
+
+A kernel's file need not be importable as a whole (it may need PyTorch, or begin to measure): its imports that succeed,
+its constants and its ``@triton.jit`` functions are executed, no other statement.  Results are stored by content.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from npusim import cache
+from npusim.config.document import read_text
+from npusim.errors import SpecError
+from npusim.kernels.triton import compiled_choices, releases
+from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton.releases import (
+    adds_in_trees,
+    as_installed,
+    assembler,
+    assembler_of,
+    compiled_by,
+    fused,
+    release,
+    tool,
+)
+from npusim.kernels.triton.ttir_text import Locations
+
+#: Triton's names of formats in signatures.
+POINTERS = MappingProxyType(
+    {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+    | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+)
+#: The architecture whose TTIR is taken where a device is no GPU of NVIDIA.
+PLAIN = 90
+_ALIGNMENT = 16
+
+
+class Parameter(NamedTuple):
+    """One parameter of a kernel; ``default``: its text, empty where there is none."""
+
+    name: str
+    is_constexpr: bool
+    default: str
+    line: int
+
+
+class Source(NamedTuple):
+    """A kernel in its file."""
+
+    path: str
+    name: str
+    line: int
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
+
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``: which.
+    ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
+    (`npusim.kernels.triton.compiled_choices`).
+    ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
+    ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
+    ``made_by``: the releases of Triton and of the assembler that made the code.
+    """
+
+    ttir: str
+    registers: int = 0
+    spilled: int = 0
+    shared_bytes: int = 0
+    fuses: bool = False
+    down: int = 0
+    orders: Mapping[str, str] = field(default_factory=dict)
+    moved: int = 0
+    body: str = ""
+    contraction: str = ""
+    addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    made_by: str = ""
+
+    @property
+    def choices(self) -> str:
+        """A digest of the choices that decide bits; ``?`` where one is unknown, empty where no code was compiled."""
+        if UNKNOWN in self.orders.values():
+            return UNKNOWN
+        by_place = sorted((place.partition("[")[0], order) for place, order in self.orders.items())
+        return self.contraction and sha256(repr((self.contraction, by_place)).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=64)
+def source_of(path: str, name: str, _changed: int) -> Source:
+    """Return a kernel's parameters as its file has them; raise `SpecError` where it has no such kernel."""
+    tree = _tree(path)
+    kernels = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
+    if name not in kernels:
+        listed = ", ".join(kernels) or "none"
+        raise SpecError(f"{path}: no kernel {name!r}; functions under @triton.jit: {listed}")
+    node, arguments = kernels[name], kernels[name].args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+    parameters = []
+    for a, default in zip(arguments.args, defaults, strict=True):
+        is_constexpr = a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
+        parameters.append(Parameter(a.arg, is_constexpr, ast.unparse(default) if default else "", a.lineno))
+    return Source(path, name, node.lineno, tuple(parameters))
+
+
+def _tree(path: str) -> ast.Module:
+    """Return a file's statements; raise `SpecError` for a text that is not Python."""
+    try:
+        return ast.parse(read_text(Path(path)), path)
+    except SyntaxError as error:
+        at = f"{path}:{error.lineno}" if error.lineno else path
+        raise SpecError(f"{at}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError):  # NUL characters, or expressions without an end
+        raise SpecError(f"{path}: no text of Python that can be read") from None
+
+
+def _is_kernel(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(d).partition("(")[0].rpartition(".")[2] == "jit" for d in node.decorator_list)
+
+
+def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Compiled:
+    """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: TTIR alone).
+
+    ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; the
+    compiler learns, as in a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is missing, its
+    release is untried, or it refuses the kernel.
+    """
+    signature = {n: _type(value) for n, value in arguments.items()}
+    constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
+    aligned = [n for n, value in arguments.items() if _is_aligned(value)]
+    call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
+    named = source.path, source.name, architecture, call, _content(source.path)
+    stamp = cache.digest("triton", *compiled_by(), _reading(), *named)
+    name = f"{stamp.hex()[:16]}.triton"
+    if (kept := cache.load(name, stamp)) is not None:
+        document = json.loads(kept)
+        if all(_content(f) == content for f, content in document.pop("files").items()):
+            return Compiled(**document)
+    with cache.alone(name):
+        made = _compile(source, architecture, (signature, constants, aligned), options)
+    files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
+    cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _reading() -> tuple[str, ...]:
+    """Return digests of the files that read compiled code: what an earlier version read is not what this one reads."""
+    from npusim.machines.sm import compiled_rows as code
+
+    return tuple(
+        _content(str(file)) for file in (__file__, compiled_choices.__file__, code.__file__, releases.__file__)
+    )
+
+
+def _content(path: str) -> str:
+    try:
+        return sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _type(value: object) -> str:
+    if isinstance(value, tuple) or value is None or (value == 1 and isinstance(value, int)):
+        return "constexpr"
+    if isinstance(value, str):
+        return f"*{POINTERS[value]}"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if isinstance(value, int) and -(2**31) <= value < 2**31 else "i64"
+
+
+def _is_aligned(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
+
+
+#: Options of a launch that are no parameters of the kernel, which change its code, by the values that are compiled: a
+#: block has 1,024 threads and a thread 255 registers at most (CUDA), a cluster 16 blocks, and a pipeline of more stages
+#: than a multiprocessor's memory holds is compiled for minutes.
+OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
+    {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
+    | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
+)
+#: Values of options of a ``triton.Config`` that nobody names, but for warps and stages (triton 3.6).
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
+)
+
+
+def refused_option(options: Mapping[str, Any]) -> str:
+    """Return why options of a launch are not compiled; empty where they are."""
+    for name, value in options.items():
+        allowed = OPTIONS.get(name, ())
+        if value not in allowed:
+            some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+            return f"{name}={value!r}; allowed: {some or 'no such option'}"
+    return ""
+
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
+    """Return Triton's result for a kernel's TTIR and an architecture; with an empty one the TTIR alone.
+
+    Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
+    """
+    if not architecture:
+        return Compiled(ttir)
+    call = cache.digest(ttir, architecture, sorted(options.items()))
+    stamp = cache.digest("ttir", *compiled_by(), _reading(), call)
+    name = f"{stamp.hex()[:16]}.triton"
+    if (kept := cache.load(name, stamp)) is not None:
+        return Compiled(ttir, **json.loads(kept))
+    known = _measured(_code_of(ttir, architecture, options), ttir, architecture)
+    content = {n: x for n, x in asdict(known).items() if n != "ttir"}
+    cache.store(name, stamp, json.dumps(content).encode(), is_silent=True)
+    return known
+
+
+class _Code(NamedTuple):
+    """Code of Triton's for a chip: the binary, the texts of two stages before it, and bytes of shared memory."""
+
+    cubin: bytes
+    ttgir: str
+    ptx: str
+    shared: int
+
+
+def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
+    """Return the code of a text that may be anyone's; the compiler runs in a process of its own, which it may end."""
+    at = next(iter(sorted(Locations(ttir).files())), "TTIR")
+    with tempfile.TemporaryDirectory() as folder:
+        text, out = Path(folder, "kernel.ttir"), Path(folder)
+        text.write_text(as_installed(ttir))
+        words = [sys.executable, str(_CHILD), str(text), architecture.rpartition("_")[2], folder]
+        done = subprocess.run(words, input=json.dumps(fused(options)), capture_output=True, text=True, check=False)
+        if (refused := out / "error").is_file():
+            raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
+        if done.returncode:
+            how = signal.Signals(-done.returncode).name if done.returncode < 0 else _last_line(done.stderr)
+            raise SpecError(f"{at}: Triton's compiler ends on the TTIR with {how}: it is no kernel that Triton made")
+        texts = ((out / name).read_text() for name in ("ttgir", "ptx", "shared"))
+        ttgir, ptx, shared = texts
+        return _Code((out / "cubin").read_bytes(), ttgir, ptx, int(shared))
+
+
+def ttir_of(
+    function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], target: Any, known: dict[Any, Any]
+) -> tuple[str, str]:
+    """Return the TTIR of a launch of a ``JITFunction``, or an empty text and Triton's message if it refuses the kernel.
+
+    ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches
+    that are compiled alike, filled here.
+    """
+    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
+    backend = backends.make_backend(target)
+    bind = jit.create_function_from_signature(function.signature, function.params, backend)
+    try:
+        bound, special, _ = bind(**arguments)
+        key = id(function), repr(special)
+        if key not in known:
+            _, *signature = function._pack_args(backend, fused(options), bound, special, {})
+            written = import_module("triton.compiler").ASTSource(function, *signature)
+            known[key] = _ttir(written, target, options), function
+    except Exception as error:  # noqa: BLE001 - whatever the compiler says
+        return "", _told(error, Source(*place_of(function), ()))
+    return str(known[key][0]), ""
+
+
+def place_of(function: Any) -> tuple[str, str, int]:
+    """Return the file, name and line of the ``def`` of a ``JITFunction``."""
+    above = re.split(
+        r"(?m)^\s*def\s", function.raw_src if isinstance(function.raw_src, str) else "".join(function.raw_src)
+    )
+    return function.fn.__code__.co_filename, function.__name__, function.starting_line_number + above[0].count("\n")
+
+
+def gpu_target(architecture: str) -> Any:
+    """Return Triton's name of an architecture (``sm_90``); for an empty one the default's."""
+    number = int(architecture.rpartition("_")[2] or PLAIN)
+    return import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
+
+
+def _compile(
+    source: Source,
+    architecture: str,
+    call: tuple[dict[str, str], dict[str, object], list[str]],
+    options: Mapping[str, int],
+) -> Compiled:
+    triton = import_module("triton")
+    written_of = import_module("triton.compiler").ASTSource
+    signature, constants, aligned = call
+    names = _module(source.path, _content(source.path)).__dict__
+    if source.name not in names:
+        raise SpecError(names[_FAULTS][source.name])
+    function = names[source.name]
+    target = gpu_target(architecture)
+    attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
+    try:
+        written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+        if not architecture:
+            return Compiled(_ttir(written, target, options))
+        with _bounded():
+            made = triton.compile(written, target=target, options=fused(options))
+    except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
+        raise SpecError(_told(error, source)) from None
+    ttir = made.asm["ttir"]
+    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
+        ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
+    made_code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
+    return _measured(made_code, ttir, architecture)
+
+
+def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
+    """Return the resources that Triton's code needs on a chip, and the choices in it that decide bits."""
+    told = _tool("cuobjdump", "-res-usage", "-sass", cubin=made.cubin)
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
+    down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
+
+    def assembled(fuses: bool) -> str:
+        return _tool("nvdisasm", "-g", cubin=made.cubin if fuses else _unfused(made.ptx))
+
+    from npusim.machines.sm import compiled_rows as code
+
+    contraction = compiled_choices.contraction_of(made.ptx, made.ttgir, assembled)
+    return Compiled(
+        ttir,
+        registers,
+        stack // 4,
+        made.shared,
+        fuses="fma.rn" in made.ptx,
+        down=int(down[1]) if down else 0,
+        orders=compiled_choices.orders_of(made.ttgir, is_tree=adds_in_trees()),
+        moved=_moved(told) if stack else 0,
+        body=code.body_of(told, architecture),
+        contraction=contraction.digest,
+        addends=contraction.addends,
+        sums=contraction.sums,
+        made_by=assembler_of(architecture),
+    )
+
+
+def _tool(name: str, *words: str, cubin: bytes) -> str:
+    """Return the output of one of Triton's tools for machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool(name)), *words, file.name]
+        return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _unfused(ptx: str) -> bytes:
+    """Return the machine code that ptxas makes of PTX if it contracts nothing."""
+    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        words = [*assembler(int(re.findall(r"\d+", target)[0])), "-lineinfo", "--fmad=false", f"--gpu-name={target}"]
+        subprocess.run([*words, str(source), "-o", str(cubin)], check=True, capture_output=True)
+        return cubin.read_bytes()
+
+
+def _moved(sass: str) -> int:
+    """Return how many registers a loop around products, which a branch leads back over, stores or loads, spilled ones.
+
+    An instruction of 64 or 128 bits has two or four.
+    """
+    line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)(?:\.(64|128)\b|\.\w+)*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
+    found = re.findall(line, sass)
+    code = [(int(at, 16), name, int(bits or 32) // 32, int(to or "0", 16)) for at, name, bits, to in found]
+    spans = [(to, at) for at, name, _, to in code if name == "BRA" and 0 < to < at]
+    products = (at for at, name, *_ in code if name.endswith("MMA"))
+    around = {max((s for s in spans if s[0] <= at <= s[1]), default=(0, -1)) for at in products}
+    local = [(at, count) for at, name, count, _ in code if name in ("LDL", "STL")]
+    return max((sum(count for at, count in local if a <= at <= b) for a, b in around), default=0)
+
+
+def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
+    ir = import_module("triton._C.libtriton").ir
+    backend = import_module("triton.compiler.compiler").make_backend(target)
+    context, stages = ir.context(), dict[str, Any]()
+    parsed = backend.parse_options({**fused(options), **written.parse_options()})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    backend.add_stages(stages, parsed, written.language)
+    with _bounded():
+        module = written.make_ir(
+            target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+        )
+    return str(stages["ttir"](module, {}))
+
+
+def _told(error: Exception, source: Source) -> str:
+    """Return a compiler's message, with the kernel's line where it names one, without names of Python's own errors."""
+    own = str(error) if isinstance(error, SpecError) else ""
+    error = error.__cause__ if own and isinstance(error.__cause__, Exception) else error
+    at = re.search(r"at (\d+):\d+", str(error))
+    line = source.line + int(at[1]) if at else source.line
+    if own:
+        return f"{source.path}:{line}: {own}"
+    while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
+        error = error.__cause__
+    kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
+    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(str(error))}"
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of an error's text that is no caret, without names of Python's own errors."""
+    lines = [line for line in text.splitlines() if line.strip(" ^")]
+    return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
+
+
+#: Iterations of ``tl.static_range`` that one kernel may have: Triton's front end writes each one out, 10 s for these.
+MOST_WRITTEN_OUT = 1024
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops have more than `MOST_WRITTEN_OUT`
+    iterations together.
+    """
+    kind = import_module("triton.language").static_range
+    begin, count, why = kind.__init__, 0, ""
+
+    def counted(self: object, *args: object, **named: object) -> None:
+        nonlocal count, why
+        begin(self, *args, **named)
+        start, end, step = (getattr(self, n).value for n in ("start", "end", "step"))
+        count += len(range(start, end, step))
+        if count > MOST_WRITTEN_OUT:
+            why = f"tl.static_range: {count:,} iterations, which are written out one by one; allowed in a kernel: "
+            why += f"{MOST_WRITTEN_OUT:,}; range() makes a loop of them"
+            raise SpecError(why)
+
+    kind.__init__ = counted
+    try:
+        yield
+    except Exception as error:
+        if why:  # the front end raises an error of its own
+            raise SpecError(why) from error
+        raise
+    finally:
+        kind.__init__ = begin
+
+
+#: Name in a module of the kernels that cannot be made, each with its error.
+_FAULTS = "npusim's faults"
+
+
+@lru_cache(maxsize=16)
+def _module(path: str, _digest: str) -> ModuleType:
+    tree = _tree(path)
+    module = ModuleType(f"npusim_triton_{Path(path).stem}")
+    module.__file__ = path
+    module.__dict__[_FAULTS] = dict[str, str]()
+    sys.modules[module.__name__] = module
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        for node in tree.body:
+            parts = [ast.Import([name]) for name in node.names] if isinstance(node, ast.Import) else [node]
+            for part in parts:  # of several modules one may be missing
+                _execute(ast.fix_missing_locations(ast.copy_location(part, node)), module, path)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[Any]:
+    """Return the arguments of a kernel's decorators of a ``kind``: ``autotune`` configurations, ``heuristics``
+    functions.
+
+    In addition to the statements of `_module`, statements that the decorators need are executed, as if a GPU of the
+    architecture were present.  Raises `SpecError` where they cannot be evaluated.
+    """
+    release()
+    file = Path(path)
+    if not file.is_file():
+        raise SpecError(f"{path}: no such file")
+    path = str(file.resolve())
+    source_of(path, name, file.stat().st_mtime_ns)
+    tree, names, values = _tree(path), dict(_module(path, _content(path)).__dict__), list[Any]()
+    kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    for decorator in kernel.decorator_list:
+        called = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
+        if not isinstance(decorator, ast.Call) or called != kind:
+            continue
+        wanted = "configs" if kind == "autotune" else "values"
+        value = next((k.value for k in decorator.keywords if k.arg == wanted), None) or decorator.args[0]
+        try:
+            with _as_on(architecture):
+                for node in _needed(tree, value):
+                    exec(compile(ast.Module([node], []), path, "exec"), names)
+                given = eval(compile(ast.Expression(value), path, "eval"), names)
+                values.append(list(given) if kind == "autotune" else dict(given))
+        except Exception as error:  # noqa: BLE001 - a user's expression, whatever it raises
+            at = f"{path}:{decorator.lineno}: @{ast.unparse(decorator.func)}"
+            raise SpecError(f"{at}: {wanted} cannot be evaluated here: {error}; give -f FIELD=VALUES") from None
+    return values
+
+
+@contextmanager
+def _as_on(architecture: str) -> Iterator[None]:
+    """Let a file that asks Triton which GPU is active see one of the architecture."""
+    config: Any = import_module("triton.runtime").driver
+    before = config._active
+    config.set_active(SimpleNamespace(get_current_target=lambda: gpu_target(architecture)))
+    try:
+        yield
+    finally:
+        config._active = before
+
+
+def _needed(tree: ast.Module, expression: ast.expr) -> list[ast.stmt]:
+    """Return a file's plain functions and assignments that an expression needs, in their order."""
+    defined: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not _is_kernel(node):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            defined |= {t.id: node for t in node.targets if isinstance(t, ast.Name)}
+    wanted, waiting = list[ast.stmt](), list[ast.AST]([expression])
+    while waiting:
+        for name in (n.id for n in ast.walk(waiting.pop()) if isinstance(n, ast.Name)):
+            if name in defined and defined[name] not in wanted:
+                wanted.append(defined[name])
+                waiting.append(defined[name])
+    return [node for node in tree.body if node in wanted]
+
+
+def function_of(path: str, name: str) -> Any:
+    """Return a plain function of a kernel's file; raise `SpecError` where it has none of that name."""
+    module = _module(path, _content(path))
+    tree = _tree(path)
+    node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if node is None:
+        raise SpecError(f"{path}: no function {name!r}, which reference= names")
+    exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+    return module.__dict__[name]
+
+
+def _unchanged() -> ast.expr:
+    """Return a decorator that changes nothing."""
+    return ast.parse("lambda function: function", mode="eval").body
+
+
+#: Arguments of ``@triton.jit`` for profilers, functions that change no code.
+_FOR_PROFILERS = ("launch_metadata", "repr")
+
+
+def _of_code(decorator: ast.expr) -> ast.expr:
+    """Return ``@triton.jit`` without the arguments that change no code."""
+    if isinstance(decorator, ast.Call):
+        decorator.keywords = [k for k in decorator.keywords if k.arg not in _FOR_PROFILERS]
+    return decorator
+
+
+def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
+    """Execute an import, constant or kernel of a file; failing ones are left out: a kernel that needs one reports
+    it.
+    """
+    is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
+        "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
+    )
+    if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+        # Others stand as what changes nothing: with their lines a kernel has the key that it has in Triton's own cache.
+        is_jit = [(d, "jit" in ast.unparse(d).partition("(")[0]) for d in node.decorator_list]
+        node.decorator_list = [_of_code(d) if jit else ast.copy_location(_unchanged(), d) for d, jit in is_jit]
+    elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
+        return
+    try:
+        exec(compile(ast.fix_missing_locations(ast.Module([node], [])), path, "exec"), module.__dict__)
+    except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
+        if isinstance(node, ast.FunctionDef):  # of the file's other kernels a launch may need none of this one
+            module.__dict__[_FAULTS][node.name] = f"{path}:{node.lineno}: {type(error).__name__}: {error}"

@@ -1,0 +1,404 @@
+"""TTIR in float64, program by program and operation by operation: what a launch computes without rounding.
+
+The errors of a launch are against this walk.  Only the text is read with `npusim.kernels.triton.reader`'s parser:
+integers, addresses, masks and values are evaluated as the operations say, so that a fault of the reading shows as an
+error. Sums go from left to right, of products by a fused multiply-add each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.errors import ProgramError
+from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS
+from npusim.kernels.triton.tensor_axes import IntegerTensor
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
+from npusim.kernels.triton.values import Tensor, float_of
+from npusim.program.numerics.reference import multiplied, summed
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.launch_phases import LaunchGrid
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.numerics.executor import HeadSource
+
+Array = NDArray[Any]
+F64 = "float64"
+#: Matrices that stay converted: of a head Q, K, V and what goes with them.
+MATRICES = 16
+_DTYPES: Mapping[str, Any] = MappingProxyType(
+    {"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64}
+    | dict.fromkeys(FORMATS, np.float64)
+)
+
+
+def _unsigned(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a function of integers without a sign, on integers that have one."""
+
+    def of(a: Array, b: Array) -> Array:
+        kind = np.dtype(f"u{a.dtype.itemsize}")
+        return np.asarray(function(a.view(kind), b.view(kind))).view(a.dtype)
+
+    return of
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    return np.asarray((a - np.fmod(a, b)) // b, a.dtype)
+
+
+#: Operations of two integers of one type, which wrap in it.
+_INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    dict[str, Callable[..., Any]](divsi=_quotient, ceildivsi=lambda a, b: -_quotient(-a, b))
+    | {"addi": np.add, "subi": np.subtract, "muli": np.multiply, "remsi": np.fmod}
+    | {"andi": np.bitwise_and, "ori": np.bitwise_or, "xori": np.bitwise_xor}
+    | {"shli": np.left_shift, "shrsi": np.right_shift, "shrui": _unsigned(np.right_shift)}
+    | {"minsi": np.minimum, "maxsi": np.maximum, "divui": _unsigned(np.floor_divide), "remui": _unsigned(np.remainder)}
+    | {"minui": _unsigned(np.minimum), "maxui": _unsigned(np.maximum)}
+)
+_RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+)
+_NAMED = (formats.exp, formats.exp2, formats.log, formats.log2, formats.rsqrt, formats.sqrt, formats.erf, formats.tanh)
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    dict[str, Callable[..., Any]]({f"math.{f.__name__}": partial(f, fmt=F64) for f in _NAMED})
+    | {"tt.precise_sqrt": partial(formats.sqrt, fmt=F64), "math.absf": np.abs, "arith.negf": np.negative}
+)
+_REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
+    {
+        "arith.addf": summed,
+        "arith.maxnumf": partial(formats.reduce_max, fmt=F64),
+        "arith.maximumf": partial(formats.reduce_max, fmt=F64, nan="propagate"),
+    }
+)
+#: Operations without rounding, and what gives a block its shape.
+_SHAPED = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.bitcast", "ttg.convert_layout", "tt.broadcast", "tt.splat")
+_NOTHING = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "block")
+
+
+class Pointer(NamedTuple):
+    """Addresses of elements, behind the first one of an argument."""
+
+    of: str
+    at: Array
+
+
+#: The values of a block or its addresses; a mask that hides nothing.
+Elements = Array | Pointer
+ALL = np.asarray(True)
+
+
+def _on(function: Callable[[Array], Array], x: Elements) -> Elements:
+    """Return what a function of arrays makes of values or of addresses."""
+    return x._replace(at=function(x.at)) if isinstance(x, Pointer) else function(x)
+
+
+class DescribedBlock(NamedTuple):
+    """A tensor's descriptor: its first element, sizes, strides, and the block that it loads or stores."""
+
+    pointer: Pointer
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+@dataclass
+class LaunchMemory:
+    """The elements that a launch reads, and those that it stores: float64, NaN where there is nothing.
+
+    ``matrix(name, batch, head)``: of a tensor of the program; ``placed``: the tensors of the program that are read,
+    each with its arrangement, by argument.
+    """
+
+    arguments: Mapping[str, Any]
+    matrix: Callable[[str, int, int], Array]
+    placed: Mapping[str, list[tuple[GlobalTensor, Tensor]]]
+    result: tuple[str, Tensor]
+    #: Of parameters, where a program begins.
+    values: Mapping[str, Any]
+    stored: dict[tuple[int, int], Array] = field(default_factory=dict)
+    #: Elements that the present program stored, by argument and address.
+    own: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def load(self, pointer: Pointer) -> Array:
+        """Return elements by their addresses."""
+        argument = self.arguments[pointer.of]
+        if isinstance(argument, IntegerTensor):
+            at = pointer.at
+            if np.any((at < 0) | (at >= len(argument.data))):
+                raise ProgramError(f"{pointer.of}: an element beyond its {len(argument.data)}")
+            return np.asarray(argument.data[at])
+        values = np.full(pointer.at.shape, np.nan)
+        for tensor, arranged in self.placed.get(pointer.of, ()):
+            self._read(values, tensor, arranged, pointer.at)
+        if own := self.own.get(pointer.of):
+            flat = values.reshape(-1)
+            for i, at in enumerate(pointer.at.reshape(-1).tolist()):
+                flat[i] = own.get(at, flat[i])
+        return values
+
+    def _read(self, values: Array, tensor: GlobalTensor, arranged: Tensor, offsets: Array) -> None:
+        """Fill in the elements that a tensor of the program has."""
+        heads, _, rows, cols, here = _places(arranged, offsets)
+        for batch, head in np.unique(np.stack([x[here] for x in heads]), axis=1).T.tolist():
+            matrix = self.matrix(tensor.name, batch, head)
+            matrix = matrix.T if tensor.is_transposed else matrix
+            some = here & (heads[0] == batch) & (heads[1] == head)
+            values[some] = matrix[rows[some], cols[some]]
+
+    def store(self, pointer: Pointer, values: Array, mask: Array) -> None:
+        """Store elements; of other tensors than the first result only the program itself sees them."""
+        at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
+        if pointer.of in self.placed:
+            self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
+        name, arranged = self.result
+        if pointer.of != name:
+            return
+        (batch, head), shape, rows, cols, here = _places(arranged, at)
+        for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
+            some = here & (batch == b) & (head == h)
+            matrix = self.stored.setdefault((b, h), np.full(shape, np.nan))
+            matrix[rows[some], cols[some]] = values[some]
+
+
+def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
+    """Return batch (with splits) and head of elements, the shape of a matrix, row, column, and which are its own."""
+    batch, head, split, row, col = (np.broadcast_to(x, offsets.shape) for x in tensor.places(offsets))
+    _, heads, splits, rows, cols = tensor.shape
+    here = (offsets >= 0) & (batch < tensor.shape[0]) & (head < heads) & (row < rows) & (col < cols)
+    return (batch * splits + split, head), (rows, cols), row, col, here & tensor.has(offsets)
+
+
+class ExactProgram:
+    """One program of a launch: every operation evaluated where it stands."""
+
+    def __init__(self, operations: Sequence[Op], memory: LaunchMemory, ids: Sequence[int], grid: Sequence[int]) -> None:
+        self.memory, self.ids, self.grid = memory, ids, grid
+        self.memory.own.clear()
+        self.env = dict(memory.values)
+        with np.errstate(all="ignore"):
+            self._run(list(operations))
+
+    def _run(self, operations: Sequence[Op]) -> list[Any] | None:
+        """Return what the operations yield; None where the program returns."""
+        at = 0
+        while at < len(operations):
+            op = operations[at]
+            at += 1
+            if op.name == "scf.yield":
+                return [self.env[n] for n in op.operands]
+            if op.name == "tt.return":
+                return None
+            if op.name == "cf.cond_br":
+                names = re.findall(r"\^bb\d+", op.text)
+                label = names[not self.env[op.operands[0]]]
+                at = next(i for i, o in enumerate(operations) if o.name == "block" and o.text == label)
+            elif op.name not in _NOTHING:
+                with refusing(op.line, op.name):
+                    made = self._made(op)
+                if op.results:
+                    several = made if op.name in ("scf.for", "scf.if") else [made]
+                    self.env.update(zip(op.results, several, strict=True))
+        return []
+
+    def _made(self, op: Op) -> Any:
+        family, _, name = op.name.partition(".")
+        if op.name == "scf.for":
+            return self._scf_for(op)
+        x = [self.env[n] for n in op.operands]
+        if (method := getattr(self, f"_{family}_{name}", None)) is not None:
+            return method(op, *x)
+        if family == "arith" and name in _INTEGERS:
+            return np.asarray(_INTEGERS[name](*x))
+        if family == "arith" and name in BINARY:
+            return np.asarray(NUMBERS[BINARY[name]](*x, F64))
+        if op.name in _FUNCTIONS:
+            return self._float(_FUNCTIONS[op.name], x[0])
+        if op.name in _SHAPED:
+            return self._shaped(op, x[0])
+        raise op.fail(f"{op.name} is not evaluated in float64")
+
+    @staticmethod
+    def _float(function: Callable[..., Any], x: Array) -> Array:
+        return np.asarray(function(np.asarray(x, np.float64).reshape(-1))).reshape(np.shape(x))
+
+    @staticmethod
+    def _shaped(op: Op, x: Elements) -> Elements:
+        return _on(partial(np.broadcast_to, shape=shape_of(op.type)[0]), x)
+
+    # ---------------------------------------------------------------- integers and shapes
+
+    def _arith_constant(self, op: Op) -> Array:
+        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
+        words = {"true": 1, "false": 0}
+        value = float_of(text, fmt) if fmt in FORMATS else words[text] if text in words else int(text)
+        return np.full(shape, value, _DTYPES[fmt])
+
+    def _tt_get_program_id(self, op: Op) -> Array:
+        return np.asarray(self.ids["xyz".index(op.text.split()[1])], np.int32)
+
+    def _tt_get_num_programs(self, op: Op) -> Array:
+        return np.asarray(self.grid["xyz".index(op.text.split()[1])], np.int32)
+
+    def _tt_make_range(self, op: Op) -> Array:
+        return np.arange(op.number("start"), op.number("end"), dtype=np.int32)
+
+    def _tt_expand_dims(self, op: Op, x: Elements) -> Elements:
+        return _on(partial(np.expand_dims, axis=op.number("axis")), x)
+
+    def _tt_reshape(self, op: Op, x: Elements) -> Elements:
+        return _on(partial(np.reshape, shape=shape_of(op.type)[0]), x)
+
+    def _tt_trans(self, _op: Op, x: Elements) -> Elements:
+        return _on(np.transpose, x)
+
+    def _tt_addptr(self, _op: Op, pointer: Pointer, offset: Array) -> Pointer:
+        return pointer._replace(at=np.asarray(pointer.at + np.asarray(offset, np.int64)))
+
+    def _converted(self, op: Op, x: Array) -> Array:
+        return np.asarray(x).astype(_DTYPES[shape_of(op.type)[1]])
+
+    _arith_extsi = _arith_trunci = _arith_index_cast = _arith_sitofp = _converted
+
+    def _arith_extui(self, op: Op, x: Array) -> Array:
+        x = np.asarray(x)
+        return self._converted(op, x if x.dtype == np.bool_ else x.view(f"u{x.dtype.itemsize}"))
+
+    _arith_uitofp = _arith_extui
+
+    def _arith_cmpi(self, op: Op, a: Array, b: Array) -> Array:
+        relation = op.text.split()[1].rstrip(",")
+        a, b = np.asarray(a), np.asarray(b)
+        if relation.startswith("u"):
+            a, b = (x.view(f"u{x.dtype.itemsize}") for x in (a, b))
+        return np.asarray(_RELATIONS[relation[-2:]](a, b))
+
+    def _arith_cmpf(self, op: Op, a: Array, b: Array) -> Array:
+        relation = op.text.split()[1].rstrip(",")
+        if relation in ("true", "false"):
+            return np.full(np.shape(a), relation == "true")
+        return np.asarray(formats.compare(np.asarray(a), np.asarray(b), relation, F64) != 0)
+
+    def _arith_select(self, _op: Op, mask: Array, a: Elements, b: Elements) -> Elements:
+        if isinstance(a, Pointer) and isinstance(b, Pointer):
+            return a._replace(at=np.where(mask, a.at, b.at))
+        return np.where(mask, a, b)  # type: ignore[arg-type]
+
+    # ---------------------------------------------------------------- floats
+
+    def _tt_clampf(self, op: Op, x: Array, low: Array, high: Array) -> Array:
+        nan = " propagate" if "propagateNan = all" in op.text else ""
+        return np.asarray(NUMBERS[f"minimum{nan}"](NUMBERS[f"maximum{nan}"](x, low, F64), high, F64))
+
+    def _tt_extern_elementwise(self, op: Op, x: Array) -> Array:
+        symbol = re.findall(r'symbol = "(\w*)"', op.text)[0]
+        return self._float(_FUNCTIONS[LIBDEVICE[symbol]], x)
+
+    def _tt_reduce(self, op: Op, x: Array) -> Array:
+        function = _REDUCTIONS.get(op.body[0].name)
+        if function is None or len(op.body) != 2:
+            raise op.fail("a reduction other than a sum or a maximum of floats")
+        return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
+
+    def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
+        return multiplied(a, b) + c
+
+    # ---------------------------------------------------------------- memory
+
+    def _tt_load(self, op: Op, pointer: Pointer, mask: Array = ALL, other: Array | None = None) -> Array:
+        fmt = shape_of(op.type)[1]
+        values = np.full(pointer.at.shape, np.nan if fmt in FORMATS else 0, _DTYPES[fmt])
+        values = values if other is None else np.array(np.broadcast_to(other, values.shape))
+        mask = np.broadcast_to(mask, pointer.at.shape)
+        values[mask] = self.memory.load(pointer._replace(at=pointer.at[mask]))
+        return values
+
+    def _tt_store(self, _op: Op, pointer: Pointer, values: Array, mask: Array = ALL) -> None:
+        shape = pointer.at.shape
+        self.memory.store(pointer, np.broadcast_to(values, shape), np.broadcast_to(mask, shape))
+
+    def _tt_make_tensor_descriptor(self, op: Op, pointer: Pointer, *numbers: Array) -> DescribedBlock:
+        half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]
+        sizes, strides = (tuple(map(int, some)) for some in (numbers[:half], numbers[half:]))
+        return DescribedBlock(pointer, sizes, strides, block)
+
+    def _described(self, x: DescribedBlock, indices: Sequence[Array]) -> tuple[Pointer, Array]:
+        at, inside = np.asarray(x.pointer.at, np.int64), np.ones(x.block, bool)
+        for axis, (first, size, step, n) in enumerate(zip(indices, x.sizes, x.strides, x.block, strict=True)):
+            i = (int(first) + np.arange(n)).reshape(n, *(1 for _ in x.block[axis + 1 :]))
+            at, inside = at + i * step, inside & (i >= 0) & (i < size)
+        return x.pointer._replace(at=np.broadcast_to(at, x.block)), inside
+
+    def _tt_descriptor_load(self, op: Op, x: DescribedBlock, *indices: Array) -> Array:
+        pointer, inside = self._described(x, indices)
+        return self._tt_load(op, pointer, inside, np.asarray(0.0))
+
+    def _tt_descriptor_store(self, op: Op, x: DescribedBlock, *rest: Array) -> None:
+        is_first = np.ndim(rest[0]) > 0  # the value stands before or behind the indices
+        value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
+        pointer, inside = self._described(x, indices)
+        self._tt_store(op, pointer, value, inside)
+
+    # ---------------------------------------------------------------- control
+
+    def _scf_for(self, op: Op) -> list[Any]:
+        number, low, high, step, *carried = op.operands
+        first, end, each = (int(self.env[n]) for n in (low, high, step))
+        kind = np.asarray(self.env[low]).dtype
+        state = [self.env[n] for n in carried[1::2]]
+        for i in range(first, end, each):
+            self.env.update(zip((number, *carried[::2]), (np.asarray(i, kind), *state), strict=True))
+            state = self._run(op.body) or []
+        return state
+
+    def _scf_if(self, op: Op, condition: Array) -> list[Any]:
+        return self._run(op.body if condition else op.otherwise) or []
+
+
+class ExactLaunch:
+    """The rows of the first result of a launch in float64, by the programs that store them."""
+
+    def __init__(self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grid: LaunchGrid) -> None:
+        """``function``: TTIR as it is; ``size``: programs along each axis; ``grid``: which of them store which rows."""
+        self.function, self.arguments, self.size, self.grid = function, arguments, size, grid
+        self.values = dict[str, Any]()
+        parameters = list(function.parameters.items())
+        while parameters:
+            name, kind = parameters.pop(0)
+            x = arguments[name]
+            if kind.startswith("!tt.tensordesc"):
+                count = 2 * len(shape_of(kind)[0])  # its sizes and strides are parameters behind it
+                self.values[name] = DescribedBlock(
+                    Pointer(name, np.asarray(0)), x.described, x.described_by, shape_of(kind)[0]
+                )
+                numbers = (np.asarray(n, np.int64) for n in (*x.described, *x.described_by))
+                self.values |= zip([n for n, _ in parameters[:count]], numbers, strict=True)
+                del parameters[:count]
+            elif "ptr" in kind:
+                self.values[name] = Pointer(name, np.asarray(0, np.int64))
+            else:
+                number = np.float32(x) if kind in FORMATS else x  # as a launch passes it
+                self.values[name] = np.asarray(number).astype(_DTYPES[kind])
+
+    def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+        """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
+
+        @lru_cache(maxsize=MATRICES)
+        def matrix(name: str, batch: int, head: int) -> Array:
+            return formats.cast(inputs(name, batch, head), F64)
+
+        name, tensor = self.grid.placed_result
+        memory = LaunchMemory(self.arguments, matrix, self.grid.placed_inputs, (name, tensor), self.values)
+        for ids in self.grid.programs_of(batch, head, row, rows):
+            ExactProgram(self.function.operations, memory, ids, self.size)
+        made = memory.stored.get((batch, head), np.full(tensor.shape[-2:], np.nan))
+        part: NDArray[np.float64] = made[row : row + rows]
+        return part

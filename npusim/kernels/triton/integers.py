@@ -1,0 +1,246 @@
+"""Integers of a kernel as their types have them: of so many bits, with a sign or without, and wrapping.
+
+TTIR's types say the bits alone; an operation says whether it reads its operands with a sign.  Values are stored with
+their sign, those of one bit as 0 and 1.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.kernels.triton.ttir_text import shape_of
+from npusim.kernels.triton.values import Affine, Condition, Integers, affine, elements, known_elements, lesser
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.ttir_text import Op
+
+#: Bits of an address, and of an index.
+WIDE = 64
+_TOP = np.int64(-(1 << (WIDE - 1)))
+Unsigned = NDArray[np.uint64]
+
+
+def _quotient(x: Integers, y: Integers) -> Integers:
+    return (x - np.fmod(x, y)) // y  # toward 0, as C has it
+
+
+_SIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "divsi": _quotient,
+        "remsi": np.fmod,
+        "minsi": np.minimum,
+        "maxsi": np.maximum,
+        "shrsi": np.right_shift,
+        "andi": np.bitwise_and,
+        "ori": np.bitwise_or,
+        "xori": np.bitwise_xor,
+    }
+)
+_UNSIGNED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"divui": np.floor_divide, "remui": np.mod, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift}
+)
+#: Operations whose result may be beyond its type, where it wraps.
+_WRAPPING = ("addi", "subi", "muli", "shli")
+#: Operations by their second operand: one that is 0 has no result, and one that is the number of bits or more.
+DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
+
+
+def bits_of(type_: str) -> int:
+    """Return the bits of a type of integers, a scalar's, a block's or what pointers point to; of an index `WIDE`."""
+    match = re.fullmatch(r"i(\d+)", shape_of(type_)[1])
+    return int(match[1]) if match else WIDE
+
+
+def limits_of(bits: int) -> tuple[int, int]:
+    """Return the smallest and the largest integer of a type, with its sign; 0 and 1 of one bit."""
+    return (0, 1) if bits == 1 else (-1 << (bits - 1), (1 << (bits - 1)) - 1)
+
+
+def wrapped(values: Integers, bits: int) -> Integers:
+    """Return the last bits of integers, as numbers with a sign."""
+    low = limits_of(bits)[0]
+    return values if bits >= WIDE else ((values - low) & ((1 << bits) - 1)) + low
+
+
+def without_sign(values: Integers, bits: int) -> Unsigned:
+    """Return integers of a type as numbers without a sign."""
+    return values.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
+
+
+def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | None]:
+    """Return an integer operation (``arith.addi``, ...) of two, and for each program and iteration whether it wraps.
+
+    None where no result can be beyond its type.  Raises `ProgramError` for one that is not linear in a block's axes.
+    """
+    name, bits = op.name.partition(".")[2], WIDE if a.of else a.bits
+    left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+    shape, said = tuple(map(min, a.shape, b.shape)), a.overflow or b.overflow
+    if name == "shli":
+        if any(b.steps) or (any(a.steps) and np.ptp(b.base)):
+            raise op.fail("a shift by the indices of a block, or of a block by numbers that differ between programs")
+        name, b = "muli", replace(b, base=np.left_shift(np.int64(1), b.base))
+    if name in ("addi", "subi", "addptr"):
+        sign = -1 if name == "subi" else 1
+        steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
+        made = Affine(a.base + sign * b.base, steps, shape, a.of, left, bits, said)
+        return _typed(op, made, a, b, lambda x, y: x + sign * y)
+    if name == "muli" and not (any(a.steps) and any(b.steps)):
+        block, factor = (a, b) if any(a.steps) else (b, a)
+        if any(block.steps) and np.ptp(factor.base):
+            raise op.fail("a stride that differs between programs or iterations")
+        steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
+        made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
+        return _typed(op, made, a, b, operator.mul)
+    if name in ("remsi", "remui") and (begun := _begun(a, b, shape, left)) is not None:
+        return begun, None
+    return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
+
+
+def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
+    """Return the result of an operation without a linear form, of all elements; it has to be linear all the same."""
+    if name in _UNSIGNED:
+        like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
+
+    def computed(x: Integers, y: Integers) -> Integers:
+        with np.errstate(all="ignore"):
+            if name in _SIGNED:
+                return wrapped(_SIGNED[name](x, y), like.bits)
+            return wrapped(_UNSIGNED[name](*(without_sign(z, like.bits) for z in (x, y))).view(np.int64), like.bits)
+
+    if name == "muli":
+        raise op.fail("a product of two blocks of indices: addresses have to be linear along a block's axes")
+    if name not in _SIGNED and name not in _UNSIGNED:
+        raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
+    if not any(a.steps) and not any(b.steps):
+        return replace(like, base=computed(a.base, b.base))
+    known = known_elements(op, like.left, like.shape)
+    if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
+        return replace(like, base=made.base, steps=made.steps)  # as where a block is within one group
+    raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
+
+
+def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | None, ...]) -> Affine | None:
+    """Return a remainder of a block that begins anew at its end: known up to there; None for another."""
+    is_block = sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps)
+    if not is_block or np.any(a.base < 0) or np.any(b.base <= 0):
+        return None
+    begun = np.mod(a.base, b.base)
+    sides = zip(left, a.steps, a.shape, strict=True)
+    left = tuple(_ended(lesser(x, b.base - begun), n) if step else x for x, step, n in sides)
+    return Affine(begun, a.steps, shape, "", left, a.bits)
+
+
+def _ended(left: Integers | None, count: int) -> Integers | None:
+    """Return a number of elements that are known; None where all of ``count`` are."""
+    return None if left is None or np.all(left >= count) else left
+
+
+def reach(x: Affine) -> tuple[int, int]:
+    """Return the smallest and the largest of all elements, without a width."""
+    ends = [s * (n - 1) for s, n in zip(x.steps, x.shape, strict=True)]
+    return int(x.base.min()) + sum(min(0, e) for e in ends), int(x.base.max()) + sum(max(0, e) for e in ends)
+
+
+def _reach(a: Affine, b: Affine, function: Callable[[Any, Any], Any]) -> tuple[int, int]:
+    """Return bounds of a function that is monotone in each of two operands, as whole numbers without a width."""
+    made = [function(x, y) for x in reach(a) for y in reach(b)]
+    return min(made), max(made)
+
+
+def _typed(
+    op: Op, x: Affine, a: Affine, b: Affine, function: Callable[[Any, Any], Any]
+) -> tuple[Affine, NDArray[np.bool_] | None]:
+    """Return a function of two integers, computed in 64 bits, as its type has it, and where it wraps."""
+    (least, most), (low, high) = _reach(a, b, function), limits_of(x.bits)
+    if low <= least and most <= high:
+        return x, None
+    made = within(op, x)
+    if x.bits < WIDE:
+        return made, made.base != x.base
+    return made, np.abs(function(a.base.astype(np.float64), b.base.astype(np.float64))) >= -float(low)
+
+
+def within(op: Op, x: Affine) -> Affine:
+    """Return integers beyond their type as they wrap; a block that wraps at one of its elements is known up to there.
+
+    Raises `ProgramError` where other elements wrap.
+    """
+    low, high = limits_of(x.bits)
+    steps = tuple(int(wrapped(np.array(s & ((1 << WIDE) - 1), np.uint64).view(np.int64), x.bits)) for s in x.steps)
+    made = replace(x, base=wrapped(x.base, x.bits), steps=steps)
+    ends = [s * (n - 1) for s, n in zip(steps, x.shape, strict=True)]
+    rises, falls = sum(max(0, e) for e in ends), sum(min(0, e) for e in ends)
+    if rises - falls <= high - low and not np.any((made.base > high - rises) | (made.base < low - falls)):
+        return made
+    along = [i for i, e in enumerate(ends) if e]
+    if len(along) != 1 or falls or x.bits >= WIDE:
+        raise op.fail(f"{op.name}: indices of a block that wrap within it, beyond {x.bits} bits")
+    fits = (high - made.base) // steps[along[0]] + 1
+    left = [lesser(each, fits) if i == along[0] else each for i, each in enumerate(x.limits())]
+    return replace(made, left=tuple(map(_ended, left, x.shape)))
+
+
+def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
+    """Return integers in a type of other bits: the last ones of a wider type, or the same numbers in a wider one.
+
+    ``is_signed``: a wider type repeats the sign.  Raises `ProgramError` for a block of numbers of both signs that
+    becomes wider without a sign.
+    """
+    if bits <= x.bits:
+        return within(op, replace(x, bits=bits))
+    if is_signed:
+        return replace(x, bits=bits) if x.bits > 1 else replace(x, base=-x.base, bits=bits)
+    if (made := positive(x)) is None:
+        raise op.fail("indices of a block, some below 0, that are read as integers without a sign")
+    return replace(made, bits=bits)
+
+
+def positive(x: Affine) -> Affine | None:
+    """Return integers as numbers without a sign, of 64 bits; None for a block of both signs, or beyond 64 bits."""
+    ends = [s * (n - 1) for s, n in zip(x.steps, x.shape, strict=True)]
+    low, high = x.base + sum(min(0, e) for e in ends), x.base + sum(max(0, e) for e in ends)
+    if np.any((low < 0) & (high >= 0)) or (x.bits >= WIDE and np.any(low < 0)):
+        return None
+    return replace(x, base=np.where(low < 0, x.base + (1 << x.bits if x.bits < WIDE else 0), x.base), overflow="")
+
+
+def compared(op: Op, relation: str, a: Affine, b: Affine) -> Condition:
+    """Return a comparison (``slt``, ``ult``, ``eq``, ...) of two integers of one type.
+
+    Raises `ProgramError` for a block of numbers of both signs that is compared without a sign, and for indices that
+    start again within a block.
+    """
+    if any(x is not None for x in (*a.limits(), *b.limits())):
+        raise op.fail("a comparison of a block's indices that start again within it: compare them before % or tl.where")
+    if not relation.startswith("u"):
+        return Condition(((relation, _difference(op, a, b)),))
+    signed, one_view, other_view = f"s{relation[1:]}", positive(a), positive(b)
+    if one_view is not None and other_view is not None:
+        return Condition(((signed, _difference(op, one_view, other_view)),))
+    if not any(a.steps) and not any(b.steps):  # numbers of 64 bits
+        one, other = (replace(x, base=x.base ^ _TOP) for x in (a, b))
+        return Condition(((signed, _difference(op, one, other)),))
+    if relation in ("ult", "ule") and reach(b)[0] >= 0:  # as numbers without a sign all below 0 are larger
+        zero = replace(b, base=b.base[:1, :1] * 0, steps=(0,) * len(b.steps))
+        return Condition((("sge", _difference(op, a, zero)), (signed, _difference(op, a, b))))
+    raise op.fail("indices of a block, some below 0, that are compared as integers without a sign")
+
+
+def _difference(op: Op, a: Affine, b: Affine) -> Affine:
+    """Return a difference that is compared with 0, without a width; only its sign where 64 bits do not have it."""
+    steps = tuple(x - y for x, y in zip(a.steps, b.steps, strict=True))
+    low, high = _reach(a, b, lambda x, y: x - y)
+    shape = tuple(map(min, a.shape, b.shape))
+    if limits_of(WIDE)[0] <= low and high <= limits_of(WIDE)[1]:
+        return Affine(a.base - b.base, steps, shape)
+    if any(a.steps) or any(b.steps):
+        raise op.fail("a comparison of a block's indices that are more than 64 bits apart")
+    return Affine((a.base > b.base).astype(np.int64) - (a.base < b.base), steps, shape)

@@ -1,0 +1,340 @@
+"""The draft of a kernel of tiles: choices that TTIR leaves open, loads, loops, names, axes and statements."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.integers import bits_of, limits_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, shape_of
+from npusim.kernels.triton.values import (
+    Affine,
+    Condition,
+    Descriptor,
+    Floats,
+    Integers,
+    Known,
+    Masking,
+    Number,
+    ValueComparison,
+    constant,
+)
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.tensor_axes import Access
+
+#: Words of the language that a kernel of tiles is written in.
+LANGUAGE = (
+    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma"),
+    *("maximum", "minimum", "compare", "where", "tiles", "full", "filled"),
+)
+#: Numbers of that language that have a name.
+NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
+#: Names that a kernel of tiles has already.
+_WORDS = frozenset({*LANGUAGE, *NUMBERS, "mask", "lambda", "out"})
+#: Axes in a statement: they have names when all loads and stores are known (`npusim.kernels.triton.launch_phases`).
+AXES_IN_TEXT = re.compile("'@([^']*)'")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, the forms of 2^x, e^x, erf
+    and roots.
+
+    ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
+    ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
+    ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
+    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
+    """
+
+    is_fresh: bool
+    fuses: bool
+    exp2: str
+    exp: str
+    erf: str
+    sqrt: str
+    order: str = ""
+    orders: Mapping[str, str] = field(default_factory=dict)
+    addends: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    is_exact: bool = False
+    is_apart: bool = False
+
+    def fmt(self, name: str) -> str:
+        """Return the format that TTIR calls by a name."""
+        return "float64" if self.is_exact else FORMATS[name]
+
+
+@dataclass
+class Load:
+    """One tensor as the kernel reads it; ``left``: visible elements along each axis of its mask.
+
+    ``dims``: the tensor's axis of each of its axes, rows or columns; an axis of size 1 has the other one.
+    ``after``: the number of stores before it; ``walk``: the number of its loop, from 1.
+    """
+
+    name: str
+    of: str
+    pointer: Affine
+    axes: tuple[str | None, ...]
+    left: list[Integers]
+    is_walked: bool
+    line: Line
+    dims: tuple[int, ...]
+    after: int
+    walk: int
+
+    @property
+    def is_one_row(self) -> bool:
+        """Whether its blocks are one row, with an axis of it."""
+        return len(self.axes) == 2 and self.axes[0] is None
+
+    def drop_rows(self) -> None:
+        """Take the axis of rows away, which has one; where a mask hides this one, it hides its columns."""
+        (hidden, *left), pointer = self.left, self.pointer
+        self.pointer = replace(pointer, steps=pointer.steps[1:], shape=pointer.shape[1:], left=pointer.left[1:])
+        self.axes, self.dims = self.axes[1:], self.dims[1:]
+        self.left = [np.where(hidden > 0, x, 0) for x in left]
+
+
+@dataclass
+class Walk:
+    """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
+
+    ``at``: statements of the kernel before it; ``loads``, ``states``: tensors that it visits, and states that begin
+    with it; ``masked``: values that the comparisons mask. ``is_sum``: it only adds products that a matrix unit starts
+    from 0 for each block: one product of all tiles represents it.
+    """
+
+    counts: Integers
+    at: int
+    loads: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    lines: list[tuple[str, Line]] = field(default_factory=list)
+    masks: list[tuple[str, Affine]] = field(default_factory=list)
+    masked: list[str] = field(default_factory=list)
+    is_sum: bool = False
+
+    @property
+    def most(self) -> int:
+        """Iterations of the program that has most; 2 where no program has more than one: where a second would be."""
+        return max(2, int(self.counts.max()))
+
+
+@dataclass
+class Stored(Load):
+    """A stored value and its address; ``is_walked``: stored tile by tile, in a loop."""
+
+    value: Floats
+
+
+class Draft:
+    """The known facts of one kernel at one launch, and the statements written so far."""
+
+    def __init__(
+        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+    ) -> None:
+        self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
+        ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
+        self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
+        self.values: dict[str, Known] = {}
+        self.lines: list[tuple[str, Line]] = []
+        self.loads: dict[str, Load] = {}
+        self.stored: list[Stored] = []
+        self.numbers: dict[str, float] = {}
+        #: Masks outside of loops, with their matrices.
+        self.seen: dict[str, tuple[Floats, Any]] = {}
+        self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
+        self.walks: list[Walk] = []
+        self.cuts: set[str | None] = set()
+        #: Axes of blocks with elements that are loaded, but not known here.
+        self.anew: set[str | None] = set()
+        #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
+        self.bounds: list[tuple[str | None, Integers, Line]] = []
+        self.reduced: list[tuple[str | None, Line]] = []
+        self.notes: list[str] = []
+        self.line = Line("", 0)  #: of the operation at hand
+        self.returned = 0  #: programs that return early
+        #: Blocks by which recorded views are accessed, by argument.
+        self.accesses: dict[str, list[Access]] = {}
+        #: Whether numbers that are not -inf hide scores.
+        self.hides_by_numbers = False
+        self._roots: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
+        self._walk: Walk | None = None
+        self._only: Any = None  # in which iterations of the loop its body does anything
+        self._uses: dict[str, list[Op]] = {}
+        #: The values that each value is computed from, and the operations that load integers.
+        self._sources: dict[str, tuple[str, ...]] = {}
+        self._looks: dict[str, Op] = {}
+        self._products = 0
+        self._count(function.operations)
+        parameters = list(function.parameters.items())
+        while parameters:
+            name, kind = parameters.pop(0)
+            if not kind.startswith("!tt.tensordesc"):
+                self.values[name] = self._argument(name, kind)
+                continue
+            block, tensor = shape_of(kind)[0], self.arguments[name]  # sizes and strides are parameters behind it
+            given = *tensor.described, *tensor.described_by
+            kinds = parameters[: len(given)]
+            numbers = [self._whole(n, x, bits_of(kind)) for (n, kind), x in zip(kinds, given, strict=True)]
+            self.values |= zip([n for n, _ in kinds], numbers, strict=True)
+            del parameters[: len(numbers)]
+            sizes, strides = tuple(numbers[: len(block)]), tuple(numbers[len(block) :])
+            self.values[name] = Descriptor(replace(constant(0), of=name), sizes, strides, block)
+
+    def _count(self, operations: Sequence[Op]) -> None:
+        for op in operations:
+            ends = [body[-1].operands for body in (op.body, op.otherwise) if body]
+            self._sources |= dict.fromkeys(op.results, (*op.operands, *chain(*ends)))
+            if op.name == "scf.for":
+                self._sources |= {n: (start, *chain(*ends)) for n, start in zip(*_carried(op), strict=True)}
+            if op.name == "tt.load" and shape_of(op.type)[1] not in FORMATS:
+                self._looks[op.results[0]] = op
+            for name in op.operands:
+                self._uses.setdefault(name, []).append(op)
+            self._products += op.name == "tt.dot"
+            self._count(op.body)
+            self._count(op.otherwise)
+
+    def looked_up(self, name: str) -> dict[str, Op]:
+        """Return the loads of integers that a value is computed from, by their results."""
+        seen, waiting = dict[str, None](), [name]
+        while waiting:
+            if (one := waiting.pop()) not in seen:
+                seen[one] = None
+                waiting += self._sources.get(one, ())
+        return {n: self._looks[n] for n in seen if n in self._looks}
+
+    def _argument(self, name: str, kind: str) -> Known:
+        value = self.arguments[name]
+        if "ptr" in kind:
+            return replace(constant(0), of=name)
+        if kind.startswith(("f", "bf")):
+            self.numbers[name.lower()] = number = float(np.float32(value))
+            return Number(number, name.lower())
+        return self._whole(name, value, bits_of(kind))
+
+    def _whole(self, name: str, value: Any, bits: int) -> Affine:
+        """Return an integer argument; one without a sign may have the highest bit of its type."""
+        low, high = limits_of(bits)
+        if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
+            raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")
+        return constant(value if value <= high else value - (1 << bits), bits=bits)
+
+    def is_read(self, iterations: int) -> Any:
+        """Return in which programs and iterations of the loop the operations at hand are done, of so many iterations.
+
+        Of one iteration: whether in any of the loop.
+        """
+        known = np.ones((1, 1), bool) if self._only is None else self._only
+        if self._walk is not None:
+            known = known & (np.arange(self._walk.most)[None] < self._walk.counts)
+        return known if known.shape[1] in (1, iterations) else known.any(1, keepdims=True)
+
+    def program(self, number: int) -> str:
+        """Return how a program is called: by its numbers in the grid."""
+        return f"program ({', '.join(map(str, self.ids[number]))})"
+
+    def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
+        fresh = (f"a{number}" for number in count(len(self._roots)))
+        axes = tuple(next(fresh) if n > 1 else None for n in shape)
+        self._roots |= {a: a for a in axes if a is not None}
+        return axes
+
+    def root(self, axis: str | None) -> str | None:
+        """Return the axis that stands for all that are the same."""
+        while axis is not None and self._roots[axis] != axis:
+            axis = self._roots[axis]
+        return axis
+
+    def _refuse_anew(self, op: Op, axis: str | None) -> None:
+        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices start again within a block."""
+        if axis is not None and self.root(axis) in map(self.root, self.anew):
+            raise op.fail("a sum, maximum or product along an axis whose indices start again in a block (%, tl.where)")
+
+    def _join(self, one: str | None, other: str | None) -> str | None:
+        one, other = self.root(one), self.root(other)
+        if one is not None and other is not None and one != other:
+            self._roots[other] = one
+        return one if one is not None else other
+
+    def _joined(self, *values: Floats) -> tuple[str | None, ...]:
+        axes = values[0].axes
+        for other in values[1:]:
+            axes = tuple(map(self._join, axes, other.axes))
+        return axes
+
+    def _unique(self, name: str) -> str:
+        base = plain_name(name)
+        base = f"{base}_" if base in _WORDS else base
+        unique = next(n for n in chain([base], (f"{base}{i}" for i in count(2))) if n not in self._taken)
+        self._taken.add(unique)
+        return unique
+
+    def _emit(self, text: str, line: Line) -> None:
+        (self._walk.lines if self._walk else self.lines).append((text, line))
+
+    def _set(self, op: Op, x: Known) -> None:
+        self.values[op.results[0]] = x
+
+    def _named(self, op: Op, x: Known, called: str = "") -> Any:
+        """Return a value under a name of its own: several expressions may read it."""
+        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
+            return x
+        name = self._unique(called or op.results[0])
+        self._emit(f"{name} = {self.text(x)}", op.line)
+        return replace(x, text=name, is_product=False)
+
+    def _spread(self, x: Floats, shape: Sequence[int]) -> Floats:
+        """Return a block with axes of its own in place of those of size 1 where ``shape`` has more elements."""
+        axes = tuple(a or b for a, b in zip(x.axes, self._axes(shape), strict=True))
+        if axes == x.axes:
+            return x
+        named = " ".join(a for a in axes if a is not None)
+        text = f"filled('@{named}', {self.text(x)}, {self.choices.fmt(x.fmt)!r})"
+        return Floats(text, axes, x.fmt, x.pad)
+
+    def text(self, x: Known) -> str:
+        """Return a float as the kernel of tiles writes it."""
+        assert isinstance(x, Floats | Number), x
+        if isinstance(x, Floats) and x.is_transposed and all(x.axes):
+            why = "a block that is loaded or made transposed is a factor of a product alone"
+            raise ProgramError(f"{self.line}: {why}: for other work load it along its tensor's rows")
+        is_product = isinstance(x, Floats) and x.is_product
+        return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
+
+    def _keep(self, programs: Integers) -> None:
+        """Go on with some of the programs, in that order."""
+        self.ids = self.ids[programs]
+        for name, x in self.values.items():
+            if isinstance(x, Affine | Condition):
+                self.values[name] = x.at(programs)
+            elif isinstance(x, Masking):
+                self.values[name] = replace(x, of=x.of.at(programs))
+            elif isinstance(x, ValueComparison) and x.within is not None:
+                self.values[name] = replace(x, within=x.within.at(programs))
+        for load in self.loads.values():
+            load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
+        self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]
+
+
+def _carried(loop: Op) -> tuple[list[str], list[str]]:
+    """Return the names of a loop's carried values inside of it, and the values that they begin with."""
+    return loop.operands[4::2], loop.operands[5::2]
+
+
+def plain_name(name: str) -> str:
+    """Return the user's name of a value, without the number that TTIR adds."""
+    base = re.sub(r"\W", "", re.sub(r"_\d+$", "", re.split("[#@]", name)[0])) or "t"
+    return f"t{base}" if base[0].isdigit() else base

@@ -1,0 +1,601 @@
+"""A Triton kernel as a schedule: ``kernel.py::name[grid](arguments)``, the launch as Python has it.
+
+The launch is written in names of the problem: sizes (``batch``, ``heads``, ``kv_heads``, ``group``, ``seq_q``,
+``seq_kv``, ``head_dim``, ``value_head_dim``, ``causal``, ``scale``, ``log2e``) and tensors (``q``, ``k``, ``v``,
+``o``), each with ``.T``, ``.stride(axis)`` and ``.to(format)``.  Numbers given to constexprs, ``num_warps`` and
+``num_stages`` become tiling fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import operator
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain, count
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from npusim.config.family import registered, running
+from npusim.config.problem import KernelProblem, Problem
+from npusim.config.tiling import Field, Tiling, with_fields
+from npusim.errors import FormatError, SpecError
+from npusim.formats.exponential import LOG2_E
+from npusim.kernels.declare.define import schedule
+from npusim.kernels.triton import launch_parts, short_kernel_name
+from npusim.kernels.triton.calls import MOST_PROGRAMS
+from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
+from npusim.kernels.triton.float64_walk import ExactLaunch
+from npusim.kernels.triton.kernel_draft import Choices
+from npusim.kernels.triton.launch_phases import placed
+from npusim.kernels.triton.reader import read_launch
+from npusim.kernels.triton.releases import untried
+from npusim.kernels.triton.ttir_text import Line, read, refusing
+from npusim.kernels.triton.values import AXES as TENSOR_AXES
+from npusim.kernels.triton.values import Tensor, shaped
+from npusim.machines.sm.compiled_rows import with_code
+from npusim.machines.sm.core import APPROXIMATE_ROOT, counts_turnover, warp_issue
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npusim.config.device import DeviceSpec
+    from npusim.kernels.attention.online_softmax import Accumulate
+    from npusim.kernels.declare.define import Phases
+    from npusim.kernels.declare.registry import Schedule
+
+#: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
+TENSOR_CORES = 80
+#: Triton's default of a launch, and the most tiles under way that times are known of.
+STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
+AXES = "xyz"
+#: log2 e as a kernel's float32 has it.
+LOG2_E32 = float(np.float32(LOG2_E))
+_OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
+
+
+def options_of(warps: int, stages: int) -> Mapping[str, object]:
+    """Return the defaults of a launch's options that Triton's compiler takes, where a machine has such fields."""
+    field = Field(
+        default=stages,
+        ge=min(OPTIONS["num_stages"]),
+        le=max(OPTIONS["num_stages"]),
+        json_schema_extra={"also": "num_stages"},
+        description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles in progress",
+    )
+    return {"warps": warps, "stages": (int, field)}
+
+
+def takes_options(tiling: Tiling) -> bool:
+    """Return whether a tiling has the options of Triton's compiler."""
+    return {"warps", "stages"} <= type(tiling).model_fields.keys()
+
+
+_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
+    | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
+)
+#: Parts of an expression, and the largest whole number in one: what a launch passes has 64 bits.
+MOST_PARTS, LARGEST = 300, 2**63 - 1
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "Mod": operator.mod}
+    | {"FloorDiv": operator.floordiv, "Pow": operator.pow, "LShift": operator.lshift, "RShift": operator.rshift}
+)
+_OPERATORS = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Compare | ast.cmpop | ast.BoolOp | ast.boolop
+_NODES = (
+    _OPERATORS | ast.Expression | ast.Constant | ast.Name | ast.Load | ast.IfExp | ast.Call | ast.Attribute | ast.Tuple
+)
+_ATTRIBUTES = ("T", "stride", "to")
+_FORM = (
+    "kernel.py::name[grid](arguments), as `fa[cdiv(seq_q, 64), batch * heads](q, k, v, o, scale * log2e, D=head_dim)`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPrecision:
+    """Choices that TTIR leaves open, by name.
+
+    exp_variant
+        The implementation of a power of two; ``exp.*``: as e^(x ln 2), where a unit has no other.
+    erf_variant
+        The implementation of the error function: the vendor's library.
+    sqrt_variant
+        The implementation of ``tl.sqrt`` for float32: on GPUs the approximate instruction.  ``tl.sqrt_rn`` is correct.
+    sum_order
+        Order of a row's sum; empty: that of NVIDIA's code by its layouts (``mma_lanes`` where Triton compiles none),
+        else the device's.
+    accumulate
+        ``chained``: the matrix unit adds to the accumulator; ``fresh``: a product alone, and an addition.
+    contracts
+        Whether multiplications and additions become one, as NVIDIA's compilers do by default.
+    arithmetic
+        The arithmetic of matrix units; empty: the device's own.
+    is_exact
+        Whether everything is float64: the kernel's algorithm without rounding, the reference of its errors.
+    """
+
+    name: str
+    exp_variant: str = "exp2.correct"
+    erf_variant: str = "erf.correct"
+    sqrt_variant: str = "sqrt.correct"
+    sum_order: str = ""
+    accumulate: Accumulate = "chained"
+    contracts: bool = True
+    arithmetic: str = ""
+    is_exact: bool = False
+
+    def formats(self) -> dict[str, str]:
+        """Return no formats: the kernel states them."""
+        return {}
+
+
+EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True)
+TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
+UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
+_ON_GPUS = ("compiled", "unfused")
+#: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
+MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is assumed to be that of an H100"
+PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
+    {
+        "gpu": tuple(
+            TritonPrecision(n, erf_variant="erf.libdevice", sqrt_variant=APPROXIMATE_ROOT, contracts=n == "compiled")
+            for n in _ON_GPUS
+        )
+    }
+    | {"npu": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
+    | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
+)
+
+
+class Launch(NamedTuple):
+    """A kernel with its grid and arguments as text, by parameter; ``reference``: a function of its file in float64."""
+
+    source: Source
+    grid: str
+    arguments: Mapping[str, str]
+    constants: tuple[tuple[str, Any], ...]
+    options: Mapping[str, int]
+    reference: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is on plain tensors, not on an attention's."""
+        return any(re.search(r"\btensor\(", text) for text in self.arguments.values())
+
+
+def load(name: str) -> tuple[Schedule, ...]:
+    """Return the schedule that ``kernel.py::name[grid](arguments)`` stands for, one a core family.
+
+    Raises `SpecError`: no such file or kernel, a launch that does not fit the kernel's parameters.
+    """
+    path = Path(launch_parts(name)[0])
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a Triton kernel is {_FORM}")
+    return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)  # of launches
+def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
+    launches = tuple([launch_of(text.strip(), path, changed) for text in launch_parts(name)[1].split(";")])
+    launch, called = launches[-1], short_kernel_name("_".join(each.source.name for each in launches))
+    fields = dict[str, tuple[Any, str]]()
+    for each in launches:
+        for n, value in each.constants:
+            if n in fields and fields[n][0] != value:
+                raise SpecError(
+                    f"{path}: constexpr {n} is {fields[n][0]} in one launch and {value} in the next: rename it"
+                )
+            fields[n] = value, f"constexpr of {each.source.name}"
+    for family in running("compiled"):
+        base = registered(family).fields_of("compiled")
+        if twice := fields.keys() & (base or Tiling).model_fields.keys():
+            at = f"{path}:{launch.source.line}"
+            raise SpecError(f"{at}: constexpr {min(twice)}: a tiling field has that name; rename it")
+
+    return schedule(
+        called,
+        partial(phases_of, launches),
+        precisions=PRECISIONS,
+        tiling=with_fields(called.title(), fields),
+        kind="compiled",
+        usual=options_of(launch.options["num_warps"], launch.options["num_stages"]),
+        origin=f"{path}:{launch.source.line}",
+        problem=KernelProblem if any(each.is_plain for each in launches) else Problem,
+        summary=f"Triton's {called}",
+        **_reference(launches),
+        exact=partial(_exact, launch) if launch.is_plain and len(launches) == 1 else None,
+        is_stated=True,
+    )
+
+
+def triton(function: Any, launch: str) -> str:
+    """Return the name by which `run`, `explore` and the other verbs take a Triton kernel.
+
+    ``function``: a ``@triton.jit`` function, or the text ``kernel.py::name``; ``launch``: ``[grid](arguments)`` in
+    names of the problem, as `npusim help triton` has it.
+
+    Examples
+    --------
+    >>> triton("kernel.py::fa", "[seq_q // 64, batch * heads](q, k, v, o, D=head_dim)")
+    'kernel.py::fa[seq_q // 64, batch * heads](q, k, v, o, D=head_dim)'
+    """
+    if isinstance(function, str):
+        return function + launch
+    plain = getattr(function, "fn", function)
+    return f"{inspect.getsourcefile(plain)}::{plain.__name__}{launch}"
+
+
+def launch_of(text: str, path: str, changed: int) -> Launch:
+    """Return a launch by its text, ``name[grid](arguments)``."""
+    wanted = text.partition("[")[0].partition("(")[0].strip()
+    source = source_of(path, wanted, changed)
+    try:
+        call = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else f"no expression of at most {MOST_PARTS} parts"
+        raise SpecError(f"{_shortened(text)}: {why}; a launch is {_FORM}") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Subscript):
+        listed = ", ".join(p.name for p in source.parameters)
+        raise SpecError(f"{wanted}: a launch needs its grid and arguments, {wanted}[grid]({listed}); {_FORM}")
+    names = [p.name for p in source.parameters]
+    at = f"{path}:{source.line}: {wanted}"
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        raise SpecError(f"{at}: arguments are given one by one, not by * or **; {_FORM}")
+    given: dict[str, str] = {}
+    for name, value in (*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)):
+        if name in given:
+            raise SpecError(f"{at}: {name} has two values, {given[name]} and {ast.unparse(value)}; write one")
+        given[name] = _written(at, name, value)
+    # As in Triton: an option that is a parameter too has the value of both.
+    options = {n: _option(at, n, given.get(n, default)) for n, default in _OPTIONS.items()}
+    given = {n: text for n, text in given.items() if n not in _OPTIONS or n in names}
+    reference = given.pop("reference", "") if "reference" not in names else ""
+    if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):
+        raise SpecError(f"{at} has no parameter {unknown[0]}; it takes {', '.join(names)}")
+    for p in source.parameters:
+        if p.name not in given and not p.default:
+            raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} has no argument: {p.name}=...")
+        given.setdefault(p.name, p.default)
+    constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
+    grid = _written(at, "grid", call.func.slice)
+    return Launch(source, grid, given, tuple(constants.items()), options, reference)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= MOST_PARTS else f"{text[:MOST_PARTS]}...")
+
+
+def _written(at: str, name: str, node: ast.expr) -> str:
+    if sum(1 for _ in ast.walk(node)) > MOST_PARTS:
+        raise SpecError(f"{at}: {name}: an expression of more than {MOST_PARTS} numbers, names and operators")
+    return ast.unparse(node)
+
+
+def _option(at: str, name: str, text: object) -> int:
+    known = {str(n): n for n in OPTIONS[name]}
+    if (value := str(text)) not in known:
+        raise SpecError(f"{at}: {name}={_shortened(value)}: allowed: {', '.join(known)}")
+    return known[value]
+
+
+def _plain(text: str) -> Any:
+    """Return the number or word of a text; None for an expression of the problem."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, TypeError):
+        return None
+    return value if isinstance(value, int | float | str) else None
+
+
+def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
+    """Return the phases of launches on a problem's tensors; warps and stages of the tiling are the last one's."""
+    _refuse_unused(launches, problem)
+    names, phases = names_of(problem), list[Any]()
+    for launch in launches:
+        names |= {n: getattr(tiling, n) for n, _ in launch.constants}
+        fields = tiling
+        if launch is not launches[-1] and takes_options(tiling):
+            own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
+            fields = tiling.model_copy(update=own)
+        *before, made = _phase_of(launch, names, problem, fields, p, machine)
+        phases += before
+        phase, *more = made if isinstance(made, tuple) else (made,)
+        if launch is not launches[-1]:
+            phase = replace(phase, name=f"{phase.name} {len(phases) + 1}", is_named=True)
+        phases.append((phase, *more) if more else phase)
+    return phases
+
+
+def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
+    """Return a launch's arguments by parameter; ``names`` gain the tensors that it brings, under their parameters."""
+    arguments, constants = dict[str, Any](), dict(launch.constants)
+    for q in launch.source.parameters:
+        value = names[q.name] if q.name in constants else evaluated(launch, q.name, names)
+        at = f"{launch.source.name}: {q.name}"
+        if not isinstance(value, Tensor | int | float | str | None):
+            raise SpecError(f"{at}: a tensor or a number is needed, got {value!r}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise SpecError(f"{at}: a whole number beyond 64 bits; allowed: -{LARGEST} to {LARGEST}")
+        if isinstance(value, Tensor) and value.fmt not in POINTERS:
+            raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
+        if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
+            # An earlier launch may have one of that name.
+            numbered = chain([q.name], (f"{q.name}{i}" for i in count(2)))
+            free = next(n for n in numbered if not isinstance(names.get(n), Tensor))
+            names[free] = value = replace(value, name=free)
+        arguments[q.name] = value
+    return arguments
+
+
+def _phase_of(
+    launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
+) -> list[Any]:
+    options = launch.options
+    if takes_options(tiling):
+        options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    made, arguments, grid = compiled_launch(launch, names, options, architecture_of(machine.device))
+    if p.is_exact:
+        exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
+        arguments |= exact
+    place = launch.source.name, Line(launch.source.path, launch.source.line)
+    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+
+
+def compiled_launch(
+    launch: Launch, names: dict[str, Any], options: Mapping[str, int], architecture: str
+) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
+    """Return the code that Triton compiles for a launch, the launch's arguments by parameter, and its grid.
+
+    Arguments and grid are checked before Triton compiles.
+    """
+    arguments, words = arguments_of(launch, names), dict[str, object]()
+    for q in launch.source.parameters:
+        value = arguments[q.name]
+        is_constant = q.is_constexpr or isinstance(value, bool | str | None)
+        words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
+    grid = _grid(launch, names)
+    return compiled(launch.source, architecture, words, options), arguments, grid
+
+
+def _capability(device: DeviceSpec) -> int:
+    return int(device.architecture.rpartition("_")[2] or 0) if _is_gpu(device) else 0
+
+
+def _is_gpu(device: DeviceSpec) -> bool:
+    return registered(device.family).processor == "gpu"
+
+
+def architecture_of(device: DeviceSpec) -> str:
+    """Return the architecture that Triton makes code for; empty where it makes none, or none for tensor cores."""
+    return device.architecture if _capability(device) >= TENSOR_CORES else ""
+
+
+def phase_read(
+    made: Compiled,
+    name: str,
+    line: Line,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    problem: Any,
+    tiling: Any,
+    p: TritonPrecision,
+    machine: Any,
+) -> list[Any]:
+    """Return the phases of a kernel that is compiled, the last with its fields if it has any; refuse one at its line.
+
+    Before the last there may be one that makes a factor of it.
+    """
+    device, is_gpu = machine.device, _is_gpu(machine.device)
+    fuses = is_gpu and p.contracts and (made.fuses or not architecture_of(device))
+    order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends, sums=made.sums)
+    with refusing(line, name):
+        blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
+        keeps = machine.keeps_factors
+        *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
+        decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
+        notes = (*phase.notes, *filter(None, [untried()]))
+        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
+        is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+        if is_approximate and _capability(device) != MEASURED_ROOTS:
+            phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
+        if blocks.reader.returned and not (machine.has_groups and counts_turnover(device)):
+            phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
+        if machine.has_groups:
+            phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
+            programs, returned = math.prod(grid), blocks.reader.returned
+            return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
+        if "depth" not in tiling.model_fields_set and not blocks.piece:
+            turns = machine.in_turns(name, phase, tiling)
+            if turns is not None:
+                return [*before, (replace(phase, notes=(*phase.notes, TURNS)), turns)]
+        if not blocks.piece or not device.is_timed:
+            return [*before, phase]
+        fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
+        return [*before, (phase, fields)]
+
+
+def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
+    """Return the choices of a precision, and of compiled code, as the reader writes them."""
+    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
+    if not p.exp_variant.startswith("exp2."):
+        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
+    erf, sqrt = f"erf({{}}, {p.erf_variant!r})", f"sqrt({{}}, {p.sqrt_variant!r})"
+    return replace(Choices(p.accumulate == "fresh", False, exp2, exp, erf, sqrt, is_exact=p.is_exact), **of_code)
+
+
+def exact_launch(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
+) -> Callable[..., np.ndarray[Any, Any]]:
+    """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
+    with refusing(line, name):
+        blocks = placed(read_launch(read(ttir), arguments, grid, _choices(EXACT)))
+    return ExactLaunch(read(ttir), arguments, grid, blocks).rows
+
+
+def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
+    made, arguments, grid = compiled_launch(launch, names, launch.options, "")
+    return exact_launch(made.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
+
+
+def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the number of programs along each of three axes; raise `SpecError` for a value that is no grid."""
+    wanted = evaluated(launch, "grid", names)
+    grid = wanted if isinstance(wanted, tuple) else (wanted,)
+    is_whole = all(isinstance(n, int) and 1 <= n <= LARGEST for n in grid)
+    if not is_whole or not 1 <= len(grid) <= len(AXES) or math.prod(grid) > MOST_PROGRAMS:
+        count = f", {math.prod(grid):,} programs" if is_whole and grid else ""
+        allowed = f"one to three whole numbers from 1, of at most {MOST_PROGRAMS:,} programs together"
+        raise SpecError(f"{launch.source.name}: grid={launch.grid}{count}; allowed: {allowed}")
+    return (*grid, *(1 for _ in AXES[len(grid) :]))
+
+
+def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
+    """Raise `SpecError` for a size that no expression of a launch uses: a misspelt one would be ignored in silence."""
+    texts = [text for launch in launches for text in (launch.grid, *launch.arguments.values())]
+    used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    for name in getattr(problem, "sizes", {}):
+        if name not in used:
+            known = {p.name for launch in launches for p in launch.source.parameters} | {"tensor", "workspace"}
+            sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - known | used & problem.sizes.keys()))
+            called = " and ".join(launch.source.name for launch in launches)
+            raise SpecError(f"problem: {called} has no size {name!r}; its launch names {sizes or 'none'}")
+
+
+def _reference(launches: tuple[Launch, ...]) -> dict[str, Any]:
+    if not (reference := launches[-1].reference):
+        return {}
+    rows = partial(reference_rows, launches)
+    setattr(rows, "__name__", reference)  # noqa: B010 - a partial has none, and results say it
+    return {"reference": rows}
+
+
+def reference_rows(
+    launches: tuple[Launch, ...], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
+) -> np.ndarray[Any, Any]:
+    """Return the reference result of the last launch, (batch, heads, rows, columns) in float64.
+
+    The reference is called with the kernels' arguments that it names: tensors in float64, in the launches' shapes.
+    """
+    names, given, launch = names_of(problem), dict[str, Any](), launches[-1]
+    for each in launches:
+        names |= dict(each.constants)
+        given |= arguments_of(each, names)
+    by_name = {t.name: t for t in output.inputs}
+    for n, value in given.items():
+        if isinstance(value, Tensor) and (t := by_name.get(value.name)):
+            heads = [inputs(t.name, b, h) for b in range(t.batch) for h in range(t.heads)]
+            heads = [(x.T if t.is_transposed else x)[:: t.shared_rows] for x in heads]
+            given[n] = np.concatenate(heads).reshape(value.called)
+    function = function_of(launch.source.path, launch.reference)
+    takes = inspect.signature(function).parameters
+    if unknown := [n for n in takes if n not in given]:
+        raise SpecError(
+            f"reference: {launch.reference} takes {unknown[0]}, which is no parameter of {launch.source.name}"
+        )
+    made = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
+    return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
+
+
+def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
+    """Return the phase with the compiler's results for it: stages, registers, shared memory.
+
+    ``at_once``: tiles that it loads as one block, 0 where it loops over tiles.
+    """
+    stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
+    is_staged = warp_issue(machine.device).copies.value == "staged"
+    told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
+    if made.registers and tiling.registers is None:
+        told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
+        told |= {"spilled_accesses": made.moved}
+    fields = tiling.model_copy(update=told)
+    lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
+    note = note.replace("as given", f"of the compiler ({made.made_by})") if "registers" in told else note
+    if at_once and machine.device.flags:
+        most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
+        loaded = max(lies.decided.loaded_tiles, min(at_once, most))
+        lies = replace(lies, decided=lies.decided._replace(loaded_tiles=loaded))
+    return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
+
+
+def names_of(problem: Any) -> dict[str, Any]:
+    """Return the names that a launch's expressions may use, with their values for a problem."""
+    p = problem.attention
+    if p is None:
+        made = partial(_tensor, problem.dtype)
+        return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
+    for name, filled in zip(("head_dim", "value_head_dim"), p.filled, strict=True):
+        if filled:
+            why = "is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"
+            raise SpecError(f"{name}: {getattr(p, name) - filled} {why}")
+    b, h, g = p.batch, p.heads, p.kv_heads
+
+    def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:
+        strides = (heads * rows * cols, cols, 1, heads * cols, 1) if p.layout == "bsnd" else ()
+        return Tensor(name, shaped((b, heads, rows, cols)), p.dtype, strides=strides)
+
+    return {
+        **{n: getattr(p, n) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "value_head_dim")},
+        "causal": p.causal,
+        "scale": p.scale,
+        "group": h // g,
+        "log2e": LOG2_E,
+        "q": tensor("q", h, p.seq_q, p.head_dim),
+        "k": tensor("k", g, p.seq_kv, p.head_dim),
+        "v": tensor("v", g, p.seq_kv, p.value_head_dim),
+        "o": tensor("o", h, p.seq_q, p.value_head_dim),
+        "workspace": partial(_tensor, p.dtype, is_workspace=True),
+    }
+
+
+def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
+    if not 1 <= len(shape) <= len(TENSOR_AXES) or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ValueError(f"tensor{shape}: one to five whole numbers, positive")
+    if len(shape) == len(TENSOR_AXES) and not is_workspace:
+        raise ValueError(f"tensor{shape}: five axes, with one of splits, are a workspace's")
+    return Tensor("", shaped(shape), dtype, rank=len(shape), is_workspace=is_workspace)
+
+
+def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
+    """Return an argument of a launch, or its grid; raise `SpecError` for a text that is no expression of the names."""
+    text = launch.grid if what == "grid" else launch.arguments[what]
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        is_known = isinstance(node, _NODES) and not (isinstance(node, ast.Attribute) and node.attr not in _ATTRIBUTES)
+        if isinstance(node, ast.Name) and node.id not in names and node.id not in _FUNCTIONS:
+            listed = ", ".join(sorted(names))
+            raise SpecError(f"{launch.source.name}: {what}={text}: no {node.id!r}; there are {listed}")
+        if not is_known:
+            raise SpecError(f"{launch.source.name}: {what}={text}: sums, products, names of the problem and numbers")
+    code = compile(ast.fix_missing_locations(_Bounded().visit(tree)), "<launch>", "eval")
+    try:
+        return eval(code, {"__builtins__": {"_operation": _operation}}, {**_FUNCTIONS, **names})
+    except (ArithmeticError, AttributeError, TypeError, ValueError, IndexError, KeyError, FormatError) as error:
+        raise SpecError(f"{launch.source.name}: {what}={text}: {error}") from None
+
+
+class _Bounded(ast.NodeTransformer):
+    """Lets `_operation` compute the operators of an expression."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        name, function = ast.Constant(type(node.op).__name__), ast.Name("_operation", ast.Load())
+        return ast.Call(function, [name, self.visit(node.left), self.visit(node.right)], [])
+
+
+def _operation(name: str, a: Any, b: Any) -> Any:
+    """Return a sum, a product or a power of two numbers; raise `ValueError` for numbers beyond 64 bits."""
+    if name not in _BINARY or not all(isinstance(x, int | float) for x in (a, b)):
+        raise TypeError("an operation of other than two numbers, by + - * / // % ** << >>")
+    whole = [abs(x) for x in (a, b) if isinstance(x, int)]
+    if max(whole, default=0) > LARGEST or (name in ("Pow", "LShift") and len(whole) == len((a, b)) and b >= 64):
+        raise ValueError("a whole number beyond 64 bits")
+    return _BINARY[name](a, b)

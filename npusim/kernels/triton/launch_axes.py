@@ -1,0 +1,164 @@
+"""Axes of recorded views by the launch: heads, batch and splits, by their index in each program.
+
+The result's own axes are read in several ways; the axes of every other view have to follow from the result's in all
+programs, so that a wrong reading is refused and not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.values import COLUMNS, ROWS, SPLIT, Integers
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.tensor_axes import Group, View
+    from npusim.kernels.triton.ttir_text import Line
+
+
+class TensorUse(NamedTuple):
+    """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
+
+    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.  ``sizes``: of its blocks.
+    """
+
+    base: Integers
+    is_read: Any
+    is_walked: bool
+    is_of_rows: bool
+    is_of_columns: bool
+    line: Line
+    sizes: tuple[int, ...]
+
+
+class Result(NamedTuple):
+    """Where each program stores: the view, and the first index along each of its axes."""
+
+    view: View
+    batch: Integers
+    head: Integers
+    split: Integers
+    row: Integers
+    column: Integers
+    is_row: bool  #: whether a program's blocks are one row, which has no axis
+
+
+def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: int, columns: int) -> Iterator[View]:
+    """Yield the result's view with all of its axes, in one way after another.
+
+    ``bases``: where programs store; ``rows``, ``columns``: most that one does; ``is_part``: others store elsewhere in
+    the same tensor.
+    """
+    view = view if is_row or view.groups[ROWS] else view.as_rows
+    wholes = [view] if is_row else [*view.ways(), view.split(rows)]
+    for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
+        rest = one.rest
+        groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
+        for group in dict.fromkeys(groups) if is_row else (one.groups[ROWS],):
+            yield from _with_outer_axes(one.assigned(rows=group))
+
+
+def _with_outer_axes(view: View) -> Iterator[View]:
+    rest = view.rest
+    yield from (view.assigned(batch=a, heads=b) for a, b in _in_two(view, rest))
+    for i in rest[::-1] if len(rest) > 1 else ():
+        split = view.assigned(splits=(i,))
+        yield from (split.assigned(batch=a, heads=b) for a, b in _in_two(split, tuple(k for k in rest if k != i)))
+
+
+def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
+    """Return axes as batch and heads, the likeliest first."""
+    whole, joined = [(axes[:-1], axes[-1:])], view.joined(axes)
+    if len(axes) > 2:  # neither is one axis
+        whole = [(joined[0], joined[1])] if len(joined) == 2 else []
+        whole += [(axes[:i], axes[i:]) for i in range(len(axes) - 1, 0, -1)]
+    if len(axes) == 2:
+        whole += [((), axes), (axes[-1:], axes[:-1])]
+    return whole
+
+
+def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_part: bool, freedom: int) -> View:
+    """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
+
+    ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
+    which each program has its own place; 2: and axes of blocks are groups of these, where they can be.
+    """
+    *_, rows, columns = result.view.shape
+    first: ProgramError | None = None
+    inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
+    groups = filter(None, [view.split(*each) for each in dict.fromkeys(inner)])
+    for one in chain(groups, view.ways()) if is_part or freedom > 1 else chain(view.ways(), groups):
+        try:
+            return _followed(of, one, uses, result, is_strict=not freedom)
+        except ProgramError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_strict: bool) -> View:
+    def follows(group: Group, wanted: Integers) -> bool:
+        return not any(np.any((view.index(group, u.base) != wanted) & u.is_read) for u in uses)
+
+    batches, heads, splits, rows, _ = result.view.shape
+    read = np.concatenate([np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses])
+    view = view.every(read) if len(read) else view
+    for group in dict.fromkeys([*view.joined(view.rest), *((i,) for i in view.rest)]):
+        size, taken = prod(view.sizes[i] for i in group), view.groups
+        is_vector = not taken[ROWS] and (result.is_row or not taken[COLUMNS])
+        if not set(group) <= set(view.rest):
+            continue
+        if not taken[0] and size == batches and follows(group, result.batch):
+            view = view.assigned(batch=group)
+        elif not taken[SPLIT] and size == splits and follows(group, result.split):
+            view = view.assigned(splits=group)
+        elif not taken[1] and heads % size == 0 and follows(group, result.head // (heads // size)):
+            view = view.assigned(heads=group)
+        elif is_vector and size == rows and follows(group, result.row):
+            view = view.assigned(rows=group)
+    view = _walked(view, uses, result)
+    for u in uses:
+        if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
+            raise ProgramError(f"{u.line}: {of}: rows other than those that the program stores")
+        if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
+            raise ProgramError(f"{u.line}: {of}: columns other than those that the program stores")
+    return _with_fixed(of, view, uses, is_strict=is_strict)
+
+
+def _walked(view: View, uses: Sequence[TensorUse], result: Result) -> View:
+    """Return a view with axes along which its blocks move in the loop: splits, or pages of rows."""
+    for i in view.rest if all(u.is_walked for u in uses) else ():
+        indices = [np.where(u.is_read, view.index((i,), u.base), -1) for u in uses]
+        if any(np.any(np.where(x < 0, x.max(1, keepdims=True), x) != x.max(1, keepdims=True)) for x in indices):
+            own = view.groups[ROWS]
+            is_page = own and not result.is_row and not any(u.is_of_rows for u in uses)
+            view = view.assigned(rows=(i, *own)) if is_page else view.assigned(splits=(i,))
+    return view
+
+
+def _with_fixed(of: str, view: View, uses: Sequence[TensorUse], *, is_strict: bool) -> View:
+    """Return a view whose other axes have one index in all programs, or are places along splits."""
+    fixed, places = list(view.fixed), list[int]()
+    for i in view.rest:
+        bases = [np.broadcast_to(u.base, u.is_read.shape)[u.is_read] for u in uses]
+        firsts = {int(n) for base in bases for n in np.unique(view.index((i,), base))}
+        if outside := sorted(n for n in firsts if not 0 <= n < view.sizes[i]):
+            axis = f"index {outside[0]} of the axis of {view.sizes[i]} with stride {view.by[i]}"
+            why = f"{of}: a program accesses {axis}, and no mask keeps it from that"
+            raise ProgramError(f"{uses[0].line}: {why}")
+        if len(firsts) > 1 and is_strict:
+            axis = f"the axis of {view.sizes[i]} with stride {view.by[i]}"
+            why = f"{of}: {axis} does not follow from the place that a program stores to"
+            raise ProgramError(f"{uses[0].line}: {why}: its index is neither a batch, head, row or tile of it")
+        if len(firsts) > 1:
+            places.append(i)
+        else:
+            fixed.append((i, firsts.pop() if firsts else 0))
+    view = replace(view, fixed=tuple(fixed))
+    return view.assigned(splits=(*places, *view.groups[SPLIT])) if places else view

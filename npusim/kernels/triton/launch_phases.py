@@ -1,0 +1,756 @@
+"""From the reading of a kernel to a phase: its kernel of tiles, blocks of the grid, tensors and masks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import chain, combinations, product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from npusim.config.seen import KeyFunction, KeyRanges, Seen
+from npusim.errors import ProgramError
+from npusim.formats import get_format
+from npusim.kernels.attention.call_blocks import MASKED
+from npusim.kernels.attention.tiling_mask import MaskKind, mask_of
+from npusim.kernels.form import language
+from npusim.kernels.form.lowering import Kernel
+from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
+from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
+from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
+from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
+from npusim.kernels.triton.masks import mask_of_plain
+from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.ttir_text import refusing
+from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
+from npusim.program.ir.tile import GlobalTensor, Role
+
+if TYPE_CHECKING:
+    from npusim.config.problem import AnyProblem, Problem
+    from npusim.kernels.triton.reader import Reader
+    from npusim.kernels.triton.ttir_text import Line
+
+#: What a place along each axis of a tensor is called.
+SIDES = ("batch", "head", "split", "row", "column")
+#: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
+MOST_FREEDOM = 2
+#: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
+Rule = tuple[str, int, int, int]
+
+
+class Written(NamedTuple):
+    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from.
+
+    ``keeps_factors``: as of `Kernel`.
+    """
+
+    name: str
+    file: str
+    source: str
+    axes: tuple[tuple[str, str], ...]
+    lines: tuple[int, ...]
+    results: str
+    keeps_factors: bool = False
+
+
+@lru_cache(maxsize=256)
+def kernel_of(written: Written) -> Kernel:
+    """Return the kernel of a text; its faults are reported at the lines of the user's kernel."""
+    tree = ast.parse(written.source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr | ast.arg):
+            node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
+    names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
+    exec(compile(tree, written.file, "exec"), names)
+    axes, keeps = dict(written.axes), written.keeps_factors
+    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
+
+
+def is_row(reader: Reader) -> bool:
+    """Return whether a program's blocks are one row, which has no axis."""
+    return len(stored := reader.stored[0].value.axes) < 2 and not any(
+        len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0]) for x in reader.loads.values() if stored
+    )
+
+
+def is_part(reader: Reader, view: View) -> bool:
+    """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
+    return sum(isinstance(x, View) and x.parameter == view.parameter for x in reader.arguments.values()) > 1
+
+
+def placed(reader: Reader) -> LaunchGrid:
+    """Return the blocks of a launch; other readings of a recorded result's axes are tried until all views agree.
+
+    Raises `ProgramError` with the message of the first reading where none fits.
+    """
+    stored = reader.stored[0]
+    view = reader.arguments[stored.pointer.of]
+    if not isinstance(view, View):
+        return LaunchGrid(reader)
+    most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
+    rows, columns = (0, 0, *most)[-2:]
+    how: Any = {"is_row": is_row(reader), "is_part": is_part(reader, view), "rows": rows, "columns": columns}
+    ways = list(readings(view, stored.pointer.base, **how))
+    for freedom, result in product(range(MOST_FREEDOM + 1), ways):
+        try:
+            return LaunchGrid(reader, result, freedom=freedom)
+        except ProgramError as error:
+            faults.append(error)
+    if len(ways) == 1:
+        raise faults[0]
+    raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+
+
+class LaunchGrid:
+    """The blocks of a launch, by the reads and writes of its programs."""
+
+    def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
+        """``freedom``: as of `npusim.kernels.triton.launch_axes.matched`; 0: all follows from the place that a
+        program stores to.
+        """
+        self.freedom = freedom
+        self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
+        #: Recorded views with all of their axes; the result's is given.
+        self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
+        walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
+        counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
+        self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
+        for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
+            self.is_visited = self.is_visited & (left > 0)
+        self.is_summed = any(w.is_sum for w in reader.walks)
+        self.is_row = is_row(reader)
+        self.out = self._tensor(self.stored.pointer.of)
+        places = self.out.places(
+            np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
+        )
+        #: Where each program stores; of a row stored tile by tile its first is where it begins.
+        self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
+        self.names = self._names()
+        self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
+        #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
+        self.parts: dict[str, tuple[Integers, Integers]] = {}
+        #: Places along splits of their own that loads have in each program, and whether these go on tile by tile.
+        self.stacks: dict[str, tuple[Integers, bool]] = {}
+        self.walk: tuple[Integers, Integers] | None = None
+        self.walked, self.is_partial = "key", False
+        (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
+        if self.stored.is_walked:
+            cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+        for each in reader.stored:
+            self._check_stored(each)
+        self.rows, self.cols = (
+            np.broadcast_to(np.minimum(n, whole - at), (len(ids), 1))
+            for n, whole, at in zip((rows, cols), self.out.shape[ROWS:], (self.row, self.col), strict=True)
+        )
+        self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[COLUMNS]))
+        self.sizes["row"] = min(height, self.out.shape[ROWS])
+        self.sizes["value"] = min(width, self.out.shape[COLUMNS])
+        for load in reader.loads.values():
+            with refusing(load.line, load.of):
+                self._place(load)
+        if self.stored.is_walked:
+            self._place(self.stored)
+        if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
+            why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
+            raise self._fault(self.stored.line, why)
+        if self.walk and self.is_summed:
+            visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
+            if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
+                raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
+        for other in reader.stored[1:]:
+            self._check_second(other)
+        self._check_parts()
+        self._check_bounds()
+
+    def _tensor(self, of: str) -> Tensor:
+        """Return an argument; one of a single axis which is that of the rows has these as its rows."""
+        tensor: Tensor = self._placed(of)
+        vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
+        vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
+        return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
+
+    def _placed(self, of: str) -> Tensor:
+        """Return an argument, a recorded view with all of its axes."""
+        tensor: Tensor = self.reader.arguments[of]
+        if not isinstance(tensor, View):
+            return tensor
+        if of not in self._views:
+            result, uses = self._views[self.stored.pointer.of], list[TensorUse]()
+            for x in (*self.reader.loads.values(), *self.reader.stored):
+                if x.pointer.of == of:
+                    is_read = np.logical_and.reduce(
+                        np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left))
+                    )
+                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
+                    base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
+                    is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
+                    base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
+                    sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
+                    own = self._has_rows(x), self._has_columns(x)
+                    uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
+            is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
+            where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
+            tensor = tensor.as_rows if is_vector else tensor
+            known = is_part(self.reader, tensor)
+            self._views[of] = matched(of, tensor, uses, where, is_part=known, freedom=self.freedom)
+        return self._views[of]
+
+    def _has_rows(self, x: Load) -> bool:
+        """Return whether the rows of a load's blocks are the result's."""
+        root, dims = self.reader.root, x.dims[-len(x.axes) :] if x.axes else ()
+        if self.is_row or not any(x.axes):
+            return False
+        if len(x.axes) == 1:
+            return self._is_of_rows(x.axes)
+        return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
+
+    def _has_columns(self, x: Load) -> bool:
+        """Return whether the columns of a load's blocks are the result's, which no loop goes along."""
+        stored, root = self.stored, self.reader.root
+        if (
+            stored.is_walked
+            or not stored.value.axes
+            or not any(x.axes)
+            or (len(stored.value.axes) < 2 and not self.is_row)
+        ):
+            return False
+        dims = x.dims[-len(x.axes) :]
+        return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
+
+    def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
+        root = self.reader.root
+        return not any(axes) or (not self.is_row and root(axes[0]) == root(self.stored.value.axes[0]))
+
+    @staticmethod
+    def _fault(line: Line, why: str) -> ProgramError:
+        return ProgramError(f"{line}: {why}")
+
+    def _sides(
+        self,
+        pointer: Affine,
+        axes: tuple[str | None, ...],
+        left: Sequence[Integers],
+        dims: tuple[int, ...] = (ROWS, COLUMNS),
+    ) -> list[tuple[str | None, int, Any]]:
+        """Return axis, size and elements left of a block along its tensor's rows and columns."""
+        of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
+        if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
+            of = {ROWS: of[COLUMNS]}
+        return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
+
+    def _names(self) -> dict[str | None, str]:
+        """Return the names of axes: of the row, of the loop, of operands."""
+        root, loads = self.reader.root, self.reader.loads.values()
+        axes = self.stored.value.axes
+        names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
+        for load in loads:
+            if load.is_walked and (along := self._along(load)) != SPLIT:
+                names.setdefault(root(load.axes[load.dims.index(along)]), "key")
+        for axis in map(root, axes):
+            names.setdefault(axis, "value")
+        own = [root(a) for x in loads for a in x.axes if a is not None]
+        free = chain(("head", "depth", "width"), (f"axis{i}" for i in range(len(own))))
+        for axis in own:
+            names[axis] = names.get(axis) or next(free)
+        return names
+
+    def called(self, axes: tuple[str | None, ...]) -> str:
+        """Return the names of axes, none for axes of size 1."""
+        listed = [self.names[self.reader.root(a)] for a in axes if a is not None]
+        return " ".join(["row"] * self.is_row + listed)
+
+    def _with_axes(self, text: str) -> str:
+        """Return a statement with the names of the axes that it has."""
+
+        def named(match: re.Match[str]) -> str:
+            axes = match[1].split()
+            if any(self.reader.root(a) not in self.names for a in axes):
+                raise self._fault(self.stored.line, "one value in all lanes of a block along which nothing is stored")
+            return repr(self.called(tuple(axes)))
+
+        return AXES_IN_TEXT.sub(named, text)
+
+    def _axes(self, load: Load) -> str:
+        """Return the names of a load's axes, rows first; a load without the row's axis is the same for every row."""
+        sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
+        if len(set(listed)) < len(listed):
+            why = "its rows and columns are one axis of the kernel, as where a result is added to a factor of its own"
+            raise self._fault(load.line, f"{load.of}: {why}: load the other block by a pointer of its own")
+        if load.name in self.shared or (self.is_row and "row" not in listed):
+            return " ".join(["row", *listed])
+        return " ".join(listed)
+
+    def _along(self, load: Load) -> int:
+        """Return the axis of its tensor along which a walked block moves."""
+        base, tensor = load.pointer.base, self._tensor(load.of)
+        places = tensor.places(base)
+        follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
+        moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
+        if not follows.any():  # a second tile would begin where the first ends
+            by, sides = np.abs(base[:, 1] - base[:, 0]), zip(load.pointer.steps, load.pointer.shape, strict=True)
+            dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
+            moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
+            moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
+            if not moves and isinstance(tensor, View) and len(dims) < 2:
+                return SPLIT  # of an axis of one index there is nothing to see
+        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+            return ROWS  # a table that names the same page again and again
+        if len(moves) != 1:
+            which = "both" if moves else "neither"
+            raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
+        if moves[0] not in (SPLIT, *load.dims):
+            why = "moves from row to row in the loop, where its block has columns alone"
+            raise self._fault(load.line, f"{load.of} {why}")
+        return moves[0]
+
+    def _place(self, load: Load) -> None:
+        """Hold a block against the tensor it is read from, the grid's and the other operands'."""
+        tensor = self._tensor(load.of)
+        shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
+        is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
+        batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
+        is_read = is_visited & np.logical_and.reduce([np.broadcast_to(n, shape) > 0 for n in load.left])
+        for called, index, whole in zip(SIDES, (batch, head, split), tensor.shape, strict=False):
+            self._check_inside(load, called, (index, 1, whole), is_read)
+        group = self.out.shape[1] // tensor.shape[1]
+        is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
+        if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
+            raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
+        if load.is_walked and self._along(load) == SPLIT:
+            if "key" not in self.names.values() and not tensor.is_split:
+                raise self._fault(load.line, f"{load.of} moves along neither of its axes in the loop")
+            if "key" in self.names.values():
+                self._stack(load, split, is_visited, is_by_tile=True)
+            else:
+                self.walked = "split"
+                self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
+        elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
+            if not self.freedom or not isinstance(tensor, View):
+                raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
+            self._stack(load, split, is_visited, is_by_tile=False)
+        sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
+            self.shared.add(load.name)
+        for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
+            count = np.minimum(np.broadcast_to(left, shape), size)
+            called = self.names[self.reader.root(axis)] if axis is not None else ""
+            self._check_inside(load, called or "element", (at, count, whole), is_read & (count > 0))
+            is_needed = is_visited & (self.rows > 0) & (self.cols > 0)  # by a program that stores
+            self._place_axis(load, called, at, count, (whole, size), is_needed)
+
+    def _stack(self, load: Load, place: Integers, is_visited: Any, *, is_by_tile: bool) -> None:
+        """Note the place along splits at which each program begins; refuse one that moves otherwise."""
+        first = np.take_along_axis(place, np.argmax(is_visited, 1)[:, None], 1)
+        count = np.cumsum(is_visited, 1) - 1 if is_by_tile else 0
+        if np.any((place != first + count)[is_visited]):
+            raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one")
+        self.stacks[load.name], self.sizes[f"{load.name} place"] = (first, is_by_tile), 1
+
+    def _place_axis(
+        self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
+    ) -> None:
+        """Check one axis of a block against the grid and the loop."""
+        whole, size = sizes
+        if called == self.walked and load.is_walked:
+            known, self.walk = self.walk or (at, count), (at, count)
+            self.sizes[called] = whole if self.is_summed else size
+            if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
+                raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
+        elif called == self.walked and self.walk:
+            raise self._fault(load.line, f"{load.of} does not move with the loop's tiles, along whose axis it is read")
+        elif called == "row":
+            is_alone = prod(self._tensor(load.of).shape) == prod(load.pointer.shape)
+            if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):
+                self.constant.add(load.name)  # one matrix for all blocks
+                return
+            if self.out.is_workspace and not load.is_walked:  # rows that nobody loads are not stored
+                self.is_partial |= bool(np.any(count < self.rows))
+                self.rows = np.minimum(self.rows, count)
+                self.sizes["row"] = int(self.rows.max())
+            if np.any(((at != self.row) | (count < self.rows))[is_visited]):
+                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
+        elif called == "value" and (self.is_cut or np.any(at[is_visited]) or min(size, whole) < self.sizes["value"]):
+            if np.any(((at != self.col) | (count < self.cols))[is_visited]):
+                raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
+        elif called:
+            self.sizes[called] = min(size, whole)
+            first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
+            if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
+                why = f"{int(count.max())} of {whole} elements of an axis that is neither the result's nor a loop's"
+                raise self._fault(load.line, f"{load.of}: {why}: a block of every program has all of them")
+        elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
+            raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+
+    def _is_shared(self, load: Load) -> bool:
+        """Return whether all rows share the data of a load: a row of columns, or one element."""
+        own = self.called(load.axes).split()
+        return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
+
+    def _check_second(self, other: Stored) -> None:
+        """Raise `ProgramError` for a second result that is neither a tile of the same shape nor a number for each
+        row.
+        """
+        of, axes = other.pointer.of, self.called(other.value.axes)
+        *at, row, column = self._tensor(of).places(other.pointer.base)
+        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not self.stored.is_walked
+        if not is_tile and (axes != "row" or np.any(row != self.row)):
+            why = "a second result is a tile of the first one's shape, or a number for each row stored"
+            raise self._fault(other.line, f"{of}: {why}")
+        if not is_tile and np.any(
+            np.minimum(other.left[0], other.pointer.shape[0]) > self.rows if other.left else False
+        ):
+            self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
+        if is_tile:
+            own = (self.batch, self.head, self.split, self.row, self.col)
+            is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))
+            sides = self._sides(other.pointer, other.value.axes, other.left)
+            wholes = self._tensor(of).shape[ROWS:]
+            for whole, x, (_, size, left), count in zip(
+                wholes, (row, column), sides, (self.rows, self.cols), strict=True
+            ):
+                is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
+            if not is_like:
+                raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+
+    def _check_parts(self) -> None:
+        """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""
+        uses = [*self.reader.loads.values(), *self.reader.stored]
+        views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
+        for (a, _), (b, x) in combinations(views, 2):
+            if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
+                raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
+
+    def _check_bounds(self) -> None:
+        """Raise `ProgramError` for a mask that hides part of a stored tile, or a sum over more columns than are
+        stored.
+        """
+        r, stored = self.reader, {"row": self.rows, "value": self.cols}
+        is_stored = (self.rows > 0) & (self.cols > 0)
+        for axis, most, line in r.bounds:
+            called = self.names.get(r.root(axis), "")
+            if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
+                raise self._fault(line, "a mask hides elements that are stored: load and store them under one mask")
+        for axis, line in () if self.stored.is_walked else r.reduced:
+            called = self.names.get(r.root(axis), "")
+            for x in r.loads.values() if called in stored else ():
+                for a, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True):
+                    if r.root(a) == r.root(axis) and np.any((np.minimum(n, left) > stored[called]) & is_stored):
+                        raise self._fault(line, f"a sum or maximum of more {called}s than are stored: store all")
+
+    def _check_stored(self, stored: Stored) -> None:
+        """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
+        tensor = self._tensor(stored.pointer.of)
+        counts = [1, 1, 1, *(left for *_, left in self._sides(stored.pointer, stored.value.axes, stored.left))]
+        is_stored: Any = np.logical_and.reduce(np.broadcast_arrays(*(np.greater(n, 0) for n in counts)))
+        is_stored = is_stored & self.is_visited if stored.is_walked else is_stored
+        sides = zip(SIDES, tensor.places(stored.pointer.base), counts, tensor.shape, strict=True)
+        for called, at, count, whole in sides:
+            self._check_inside(stored, called, (at, count, whole), is_stored)
+
+    def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
+        """Raise `ProgramError` for a program that reads or stores beyond a tensor.
+
+        ``side``: where each program's elements along an axis begin, how many there are, and how many the tensor has.
+        """
+        at, count, whole = side
+        end, does = np.where(is_read, at + count, 0), "stores" if isinstance(load, Stored) else "reads"
+        if np.any(end > whole):
+            program = int(np.flatnonzero((end > whole).any(axis=1))[0])
+            last = f"{called} {int(end[program].max()) - 1} of {whole}"
+            why = f"{self.reader.program(program)} {does} up to {last}, and no mask keeps it from that"
+            raise self._fault(load.line, f"{load.of}: {why}: mask=..., or sizes that divide")
+        first = np.where(is_read, at, 0)
+        if np.any(first < 0):
+            program = int(np.flatnonzero((first < 0).any(axis=1))[0])
+            why = f"{self.reader.program(program)} {does} {called} {int(first[program].min())}, before the first"
+            raise self._fault(load.line, f"{load.of}: {why}, and no mask keeps it from that")
+
+    # ---------------------------------------------------------------- places of elements
+
+    @property
+    def placed_inputs(self) -> dict[str, list[tuple[GlobalTensor, Tensor]]]:
+        """The tensors of the phase that are read, each with its arrangement, by parameter of the kernel."""
+        placed = dict[str, list[tuple[GlobalTensor, Tensor]]]()
+        for x in self.reader.loads.values():
+            bound = self._global(x.of, x.name)
+            tensor = bound.tensor if isinstance(bound, Stacked) else bound
+            placed.setdefault(x.of.partition(".")[0], []).append((tensor, self._tensor(x.of)))
+        return placed
+
+    @property
+    def placed_result(self) -> tuple[str, Tensor]:
+        """The parameter of the first result, and its arrangement."""
+        return self.stored.pointer.of.partition(".")[0], self.out
+
+    def programs_of(self, batch: int, head: int, row: int, rows: int) -> list[list[int]]:
+        """Return the programs that store some of the rows of a head; ``batch`` counts splits too."""
+        is_of = (self.batch * self.out.shape[SPLIT] + self.split == batch) & (self.head == head)
+        is_of = is_of & (self.row < row + rows) & (self.row + self.rows > row)
+        listed: list[list[int]] = np.unique(self.reader.ids[is_of[:, 0]], axis=0).tolist()
+        return listed
+
+    # ---------------------------------------------------------------- what comes out
+
+    @property
+    def piece(self) -> int:
+        """How much of a sum a program loads at once; 0 where it adds up no products alone."""
+        return int(self.walk[1].max()) if self.walk and self.is_summed else 0
+
+    @property
+    def at_once(self) -> int:
+        """How many tiles are one block of the kernel; 0 where each is one."""
+        return self.reader.walks[0].most if self.walked == "split" else 0
+
+    def written(self, prelude: Prelude | None = None) -> Written:
+        """Return the kernel of tiles as text; the result of a prelude is an operand in place of its sources."""
+        r, lines = self.reader, list[tuple[str, int]]()
+        names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        if prelude:
+            names[prelude.load] = prelude.name
+        axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
+        axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
+        axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
+        lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
+        done = 0
+        for walk in r.walks if r.choices.is_apart else r.walks[:1]:
+            lines += [(f"    {text}", line.number) for text, line in r.lines[done : walk.at]]
+            lines += self._loop(walk, names)
+            done = walk.at
+        lines += [(f"    {text}", line.number) for text, line in r.lines[done:]]
+        if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
+            lines.append((f"    return {returned}", self.stored.line.number))
+        gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
+        lines = lines if r.walks else [lines[0], *sunk(lines[1:])]
+        lines = [(self._with_axes(text), number) for text, number in lines if text not in gone]
+        source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
+        results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
+        return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
+
+    def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
+        indent, (first, *_) = "    ", [line for _, line in walk.lines]
+        if walk.loads and not self.is_summed:
+            for name in walk.states:
+                start, of, fmt = self.reader.states[name]
+                yield (
+                    f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
+                    first.number,
+                )
+            walked = list(dict.fromkeys(walk.loads))
+            of_all = ", ".join(names[n] for n in walked)
+            yield f"    for {', '.join(walked)} in tiles({of_all}, axis={self.walked!r}):", first.number
+            indent = "        "
+        yield from ((indent + text, line.number) for text, line in walk.lines)
+
+    def phases(
+        self, problem: AnyProblem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
+    ) -> tuple[Phase, ...]:
+        """Return the phase, behind one that makes a left factor of an operand if cores do not keep such factors.
+
+        ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums.
+        """
+        prelude = None if keeps_factors else prelude_of(self.reader)
+        r, written = self.reader, self.written(prelude)._replace(keeps_factors=keeps_factors)
+        attention = problem.attention
+        if attention is not None:
+            self._refuse_exchanged()
+        loads = zip(written.axes, r.loads.values(), strict=False)
+        bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
+        is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
+        if is_masked and attention is None:
+            bound["mask"], offsets = mask_of_plain(self, kind)
+        elif attention is not None:
+            seen = self._seen(attention) if is_masked else KeyRanges(attention.seq_kv)
+            if is_masked:
+                bound["mask"] = mask_of(attention, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
+                offsets = [attention.causal_offset] * len(r.ids)
+        if attention is not None and seen != attention.seen:
+            r.notes.append(
+                f"{r.function.name}: the kernel's masks decide which keys a query sees, not the problem; errors are "
+                "against the problem (--causal, --window)"
+            )
+        values = dict[str, Any]()
+        for n, (x, matrix) in r.seen.items():
+            known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
+            rows, columns = matrix.shape
+            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
+            values[n] = partial(np.asarray, known)
+        cells = self._cells(offsets or [None] * len(r.ids))
+        out = [self._global(x.pointer.of) for x in r.stored]
+        bound |= {"p": p, **r.numbers}
+        if prelude:
+            own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
+            axes = dict(written.axes)[prelude.name]
+            named = prelude._replace(lines=tuple((self._with_axes(text), line) for text, line in prelude.lines))
+            before, bound[prelude.name] = phase_before(named, written, kernel_of, axes, cells, self.sizes, **own)
+            why = f"{prelude.name} is computed from {prelude.load} before the loop, and products read it from memory"
+            r.notes.append(f"{r.function.name}: {why}: it becomes a kernel of its own")
+        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, values=values, **bound)
+        flops = _flops(phase) if attention is None else None
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        return (before, phase) if prelude else (phase,)
+
+    def _refuse_exchanged(self) -> None:
+        """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""
+        loads = [x for x in self.reader.loads.values() if self._tensor(x.of).name == "o"]
+        stores = [x for x in self.reader.stored if self._tensor(x.pointer.of).name in ("q", "k", "v")]
+        for x in (*stores, *loads):
+            does = "stores to" if isinstance(x, Stored) else "reads"
+            what = f"{x.pointer.of}: the kernel {does} {self._tensor(x.pointer.of).name}"
+            raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
+
+    def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
+        t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
+        b, h, splits, rows, cols = t.shape
+        is_result = of == self.stored.pointer.of and not t.is_workspace and not load
+        is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
+        name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
+        more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
+        role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
+        role = "constant" if load in self.constant else role
+        more["view"] = t if isinstance(t, View) else None
+        tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        if load in self.stacks:
+            return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
+        return Stacked("split", splits, tensor) if t.is_split else tensor
+
+    def _seen(self, problem: Problem) -> Seen:
+        assert self.walk is not None
+        at, masks = 0, list[set[Rule]]()
+        for walk in self.reader.walks:
+            here = slice(at, at := at + walk.most)
+            rules = set[Rule]()
+            for relation, d in walk.masks:
+                base = d.base - d.steps[0] * self.row - d.steps[1] * self.walk[0][:, here]
+                if len(every := np.unique(base[self.is_visited[:, here]])) > 1:
+                    raise self._fault(self.stored.line, "a mask whose diagonal moves between tiles or programs")
+                rules.add((relation, int(every[0]), d.steps[0], d.steps[1]))
+            masks += [rules] if rules else []
+        if any(other != masks[0] for other in masks):
+            raise self._fault(self.stored.line, "two loops with masks that differ")
+        return seen_of(tuple(sorted(masks[0])), problem)
+
+    def _cells(self, offsets: Sequence[int | None]) -> tuple[WorkTile, ...]:
+        """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
+        walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
+        kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
+        edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
+        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
+        parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
+        parts += [("split", self.split)] if self.out.is_split else []
+        parts += [(f"{load} place", at) for load, (at, _) in self.stacks.items()]
+        for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
+            key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
+            runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
+            if self.walk and not self.is_summed and not runs:
+                why = f"{self.reader.program(int(i))} goes through its loop 0 times: let it return early"
+                raise self._fault(self.stored.line, why)
+            spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
+            place = int(self.batch[i, 0]), int(self.head[i, 0])
+            named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
+            named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
+            cells.append(WorkTile(*place, tuple(named), runs, offsets[int(i)]))
+            (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
+            times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
+        if self.is_partial:  # rows that no program stores are nobody's
+            times = times[..., times.any(axis=(0, 1, 2, 4)), :]
+        if np.any(times != 1):
+            results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
+            why = f"the grid of {'x'.join(map(str, self.reader.grid))} programs writes {self._written(times, edges)}"
+            if not isinstance(self.out, View) or np.any(times > 1) or not np.any(times):
+                advice = (
+                    "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
+                )
+                raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
+            # Left to another launch.
+            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
+        return tuple(cells)
+
+    def _written(self, times: Integers, edges: list[Integers]) -> str:
+        """Return how many elements are not written once, and the first; ``times``: how often, between ``edges``."""
+        areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
+        missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
+        whole = areas * np.ones_like(times)
+        each, scale = ("elements", 1) if self.is_cut else ("rows", self.out.shape[COLUMNS])
+        how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
+        counted = f"{int((areas * times).sum()) // scale} of {int(whole.sum()) // scale} {each}, {how}"
+        *at, row, column = (int(i) for i in np.argwhere(times != 1)[0])
+        named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
+        first = [f"{n} {i}" for n, i, size in named if size > 1]
+        first += [f"row {edges[0][row]}", *([f"column {edges[1][column]}"] * self.is_cut)]
+        return f"{counted}, first {', '.join(first)}"
+
+    def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
+        """Return how many rows and columns there are, and of each program where its own begin and how many."""
+        return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
+
+    def _runs(self, i: int) -> tuple[TileRun, ...]:
+        """Return the tiles that a program visits, grouped by shape and equal spacing."""
+        runs = list[TileRun]()
+        only = [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)]
+        for j in np.flatnonzero(self.is_visited[i]) if self.walk and not self.is_summed else ():
+            assert self.walk is not None
+            col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
+            last = runs[-1] if runs else None
+            apart = col - last.col - (last.count - 1) * last.step if last else 0
+            is_like = last is not None and apart != 0 and (last.cols, last.only) == (cols, only[j])
+            if last and is_like and (last.count == 1 or last.step == apart):
+                runs[-1] = replace(last, count=last.count + 1, step=apart)
+            else:
+                runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
+        return tuple(runs)
+
+
+def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return statements, with each one that binds a name of its own moved right before the first that reads it.
+
+    So a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
+    """
+    made = list[tuple[str, int]]()
+    for text, number in reversed(lines):
+        name = text.split()[0]
+        at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
+        made.insert(at, (text, number))
+    return made
+
+
+def _flops(phase: Phase) -> int:
+    products = [
+        (s.rows[0], bool(loop.axis))
+        for loop in (*phase.loops, TileLoop(phase.finish))
+        for s in loop.stages
+        if s.is_product
+    ]
+    total = 0
+    for block in phase.cells:
+        keys = sum(run.count * run.cols for run in block.runs)
+        for row, is_walked in products:
+            axes = {*phase.names[row.srcs[0]].axes, *phase.names[row.dst].axes}
+            others = axes - {phase.loop_axis} if is_walked else axes
+            total += 2 * prod((block.span(a) or (0, phase.sizes[a]))[1] for a in others) * (keys if is_walked else 1)
+    return total
+
+
+@lru_cache(maxsize=64)
+def seen_of(rules: tuple[Rule, ...], problem: Problem) -> Seen:
+    """Return which keys a query sees by comparisons ``base + a row + b key`` with 0."""
+    offset, ranges = problem.causal_offset, dict[str, int]()
+    for relation, base, a, b in rules:
+        if (a, b) == (1, -1) and relation in ("sge", "sgt") and base - (relation == "sgt") == offset:
+            ranges["after"] = 0
+        elif (a, b) == (1, -1) and relation in ("slt", "sle"):
+            ranges["window"] = offset - base + (relation == "sle")
+    if len(ranges) == len(rules) and "after" in ranges:
+        window = ranges.get("window")
+        return KeyRanges(problem.seq_kv, 0, None if window is None or window >= problem.seq_kv else window)
+
+    def sees(q: Any, k: Any) -> Any:
+        return np.logical_and.reduce([RELATIONS[r](base + a * (q - offset) + b * k, 0) for r, base, a, b in rules])
+
+    return KeyFunction(sees, problem.seq_kv)

@@ -1,0 +1,343 @@
+"""Loads and stores of a kernel: which axes of a tensor they go along, and how much of a block masks leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npusim.kernels.triton.arithmetic import Arithmetic
+from npusim.kernels.triton.integers import bits_of, wrapped
+from npusim.kernels.triton.kernel_draft import Load, Stored
+from npusim.kernels.triton.tensor_axes import IntegerTensor, View
+from npusim.kernels.triton.ttir_text import Op, shape_of
+from npusim.kernels.triton.values import (
+    COLUMNS,
+    RELATIONS,
+    ROWS,
+    Affine,
+    Condition,
+    Descriptor,
+    Floats,
+    Integers,
+    Known,
+    Number,
+    Tensor,
+    affine,
+    answers,
+    bound_of,
+    elements,
+    known_elements,
+    truth,
+)
+
+#: What leaves a block's elements in their order, or exchanges its axes.
+CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
+
+
+class Memory(Arithmetic):
+    """Operations that load and store blocks."""
+
+    def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
+        if not isinstance(pointer, Affine):
+            raise op.fail("a load from an address that is computed of floats")
+        tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
+        if isinstance(tensor, IntegerTensor):
+            self._set(op, self._looked_up(op, tensor, pointer, mask, other))
+            return
+        if not isinstance(tensor, View) and not pointer.shape:
+            why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
+            raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
+        pointer, tensor = self._in_part(pointer)
+        lanes, shape = self._lanes(op, mask, pointer), pointer.shape
+        if not any(pointer.steps) or not (all(pointer.steps) or self._is_factor(op)):  # one element for some lanes
+            by_step = list(zip(pointer.steps, shape, pointer.limits(), strict=True))
+            limits = tuple(most if step else None for step, _, most in by_step)
+            pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
+        assert isinstance(tensor, Tensor)
+        is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, _read_of(lanes, pointer)
+        self._check_indices(op, pointer, left)
+        dims = self._dims(op, pointer, self._viewed(op, pointer, left))
+        is_transposed = dims == (COLUMNS, ROWS)
+        pad = other.value if isinstance(other, Number) else None
+        axes = self._axes(pointer.shape)
+        self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
+        is_read = True if self._only is None else self._only
+        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
+        before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
+        if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+            if not self.choices.is_apart:
+                before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
+                before.left = list(map(self._both, before.left, left))
+            elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
+                raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: visit the same in both")
+            self.walks[-1].loads.append(before.name)
+            self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
+            return
+        name = self._unique(
+            tensor.name.replace(".", "_") + ("j" if is_walked and self._walk and not self._walk.is_sum else "")
+        )
+        at = len(self.stored), self._loop
+        self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims, *at)
+        if is_walked:
+            self.walks[-1].loads.append(name)
+        self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
+
+    def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
+        """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
+        is_read = True if self._only is None else self._only
+        hidden = [i for i, (n, most) in enumerate(zip(shape, lanes, strict=True)) if np.any((most < n) & is_read)]
+        alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
+        if not alike:
+            self._set(op, x)
+            return
+        x = self._spread(x, shape)
+        for i in alike:
+            self.cuts.add(x.axes[i])
+            self.bounds.append((x.axes[i], lanes[i], op.line))
+        self._set(op, self._named(op, replace(x, pad=other.value if isinstance(other, Number) else None)))
+
+    def _is_factor(self, op: Op) -> bool:
+        """Return whether a product reads what an operation makes, as it is or converted."""
+        readers = self._uses.get(op.results[0], [])
+        return any(o.name == "tt.dot" or (o.name in CONVERSIONS and self._is_factor(o)) for o in readers)
+
+    @property
+    def _loop(self) -> int:
+        """The number of the loop that is read, from 1; 0 outside of loops."""
+        return len(self.walks) if self._walk is not None else 0
+
+    def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
+        """Return a block's pointers and tensor; for a part of a recorded view, a tensor of its own.
+
+        Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
+        """
+        name, parts = pointer.of, list[str]()
+        for x in (*self.loads.values(), *self.stored):
+            if x.of.partition(".")[0] != name or not isinstance(self.arguments[name], View):
+                continue
+            apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
+            is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
+            if not is_like or np.ptp(apart) or not apart.any():
+                return replace(pointer, of=x.of), self.arguments[x.of]
+            parts.append(x.of)
+        if parts:
+            part = f"{name}.{len(set(parts)) + 1}"
+            self.arguments[part] = replace(self.arguments[name], name=part)
+            pointer = replace(pointer, of=part)
+        return pointer, self.arguments[pointer.of]
+
+    def _looked_up(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
+    ) -> Affine | Condition:
+        """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
+        if tensor.data is None:
+            raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
+        places, condition = elements(op, pointer), None if mask is None else self._condition(op, mask)
+        known = known_elements(op, pointer.limits(), pointer.shape)
+        if condition is not None:
+            known = truth(op, condition) if known is None else known & truth(op, condition)
+        if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
+            raise op.fail(f"{pointer.of}: a mask hides this integer; state its value with other=...")
+        known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
+        is_read = self.is_read(known.shape[1])
+        known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
+        places = np.broadcast_to(places, known.shape)
+        if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
+            program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
+            program = program if len(places) > 1 else 0
+            why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask keeps it from that"
+            raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, 0)}")
+        values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
+        is_whole = all(x is None for x in pointer.limits())
+        if (
+            is_whole
+            and isinstance(other, Affine)
+            and (made := affine(np.where(known, values, elements(op, other)))) is not None
+        ):
+            return replace(made, bits=bits)
+        left = self._left(op, condition, pointer)
+        if (made := affine(values, known)) is None:
+            first = values[np.unravel_index(int(np.argmax(known)), known.shape)[:2]].ravel()[:4]
+            why = "addresses have to be linear along a block's axes: a block goes along one page of a table"
+            raise op.fail(
+                f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}"
+            )
+        limits = (x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
+        return replace(made, left=tuple(limits), bits=bits)
+
+    def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
+        """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
+        tensor: Tensor = self.arguments[pointer.of]
+        if not isinstance(tensor, View) or not tensor.sizes:
+            return
+        ends = [s * (np.minimum(n, x) - 1) for s, n, x in zip(pointer.steps, pointer.shape, left, strict=True)]
+        low = pointer.base + sum(np.minimum(0, e) for e in ends)
+        high = pointer.base + sum(np.maximum(0, e) for e in ends)
+        last = sum((n - 1) * step for n, step in zip(tensor.sizes, tensor.by, strict=True))
+        is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(x > 0 for x in left)))
+        beyond = is_read & self.is_read(pointer.base.shape[1]) & ((low < 0) | (high > last))
+        if not np.any(beyond):
+            return
+        beyond = np.broadcast_to(beyond, (len(self.ids), beyond.shape[1]))
+        program, time = (int(i) for i in np.argwhere(beyond)[0])
+        step, size = max(zip(tensor.by, tensor.sizes, strict=True))
+        low, high = (int(np.broadcast_to(x, beyond.shape)[program, time]) for x in (low, high))
+        index = (low if low < 0 else high) // step
+        does = "stores to" if op.name.endswith("store") else "reads"
+        axis = f"index {index} of an axis of {size} with stride {step} (allowed: 0 to {size - 1})"
+        why = f"{self.program(program)} {does} {axis}, and no mask keeps it from that"
+        raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, time)}")
+
+    def _looked(self, op: Op, program: int, time: int) -> str:
+        """Return which integers that a kernel loads an address is computed from, for one program and iteration."""
+        said = ""
+        for name, load in self.looked_up(op.operands[0]).items():
+            x, of = self.values.get(name), self.values[load.operands[0]]
+            if isinstance(x, Affine) and isinstance(of, Affine) and name != (op.results or [""])[0]:
+                value = x.base[min(program, len(x.base) - 1), min(time, x.base.shape[1] - 1)]
+                said += f"; {of.of} has {value} there, loaded at {load.line}"
+        return said
+
+    def _begin_anew(self, op: Op, mask: Known | None, pointer: Affine, left: Sequence[Integers]) -> list[bool]:
+        """Return of each axis of a block whether it has elements beyond its known ones that no mask hides."""
+        if all(x is None for x in pointer.limits()):
+            return [False] * len(left)
+        every = self._left(op, mask, replace(pointer, left=()))
+        is_read = self.is_read(max(x.shape[1] for x in (*left, *every)))
+        return [bool(np.any((some < whole) & is_read)) for some, whole in zip(left, every, strict=True)]
+
+    def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
+        """Return a tensor, a recorded view with its axes as all accesses so far have them."""
+        tensor: Tensor = self.arguments[pointer.of]
+        if not isinstance(tensor, View):
+            return tensor
+        self.accesses.setdefault(pointer.of, []).append((pointer, left))
+        view = tensor.fitted(self.accesses[pointer.of])
+        if view is None:
+            listed = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+            lies = f"{'x'.join(map(str, tensor.sizes))} with strides {list(tensor.by)}"
+            raise op.fail(
+                f"{pointer.of}, {lies}, is accessed with strides {listed}: a block goes along one axis or two"
+            )
+        self.arguments[pointer.of] = view
+        return view
+
+    def _tt_make_tensor_descriptor(self, op: Op, pointer: Affine, *numbers: Affine) -> None:
+        half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]
+        self._set(op, Descriptor(pointer, numbers[:half], numbers[half:], block))
+
+    def _described(self, op: Op, x: Known, indices: Sequence[Known]) -> tuple[Affine, Condition]:
+        """Return the pointers of a descriptor's block at some indices, and the elements within the tensor."""
+        if not isinstance(x, Descriptor) or any(not isinstance(i, Affine) for i in indices):
+            raise op.fail("a descriptor that is chosen or carried, or indices that are no integers")
+        steps, base, rules = list[int](), x.pointer.base, list[tuple[str, Affine]]()
+        for at, (i, size, stride) in enumerate(zip(indices, x.sizes, x.strides, strict=True)):
+            assert isinstance(i, Affine)
+            if np.ptp(stride.base):
+                raise op.fail("a descriptor whose strides differ between programs")
+            steps.append(int(stride.base.flat[0]))
+            base = base + i.base * steps[-1]
+            rules.append(("slt", Affine(i.base - size.base, tuple(int(k == at) for k in range(len(x.block))), x.block)))
+            if np.any(i.base < 0):
+                raise op.fail("a descriptor's block that begins before the tensor")
+        return Affine(base, tuple(steps), x.block, x.pointer.of), Condition(tuple(rules))
+
+    def _tt_descriptor_load(self, op: Op, x: Known, *indices: Known) -> None:
+        pointer, inside = self._described(op, x, indices)
+        self._tt_load(op, pointer, inside, Number(0.0, "0.0", pointer.shape))
+
+    def _tt_descriptor_store(self, op: Op, x: Known, *rest: Known) -> None:
+        is_first = not isinstance(rest[0], Affine)  # the value stands before or behind the indices
+        value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
+        pointer, inside = self._described(op, x, indices)
+        self._tt_store(op, pointer, value, inside)
+
+    def _both(self, a: Integers, b: Integers) -> Integers:
+        """Return the entries of one loop and then of the next."""
+        each = zip((a, b), self.walks[-2:], strict=True)
+        return np.concatenate([np.broadcast_to(x, (len(self.ids), w.most)) for x, w in each], 1)
+
+    def _dims(self, op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
+        """Return the tensor's axis, rows or columns, of each axis of a block; refuse a block along others."""
+        if (dims := self._dims_of(pointer, tensor)) is not None:
+            return dims
+        steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+        rows = list(tensor.steps[ROWS:])
+        raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {rows}")
+
+    @staticmethod
+    def _dims_of(pointer: Affine, tensor: Tensor) -> tuple[int, ...] | None:
+        """Return the tensor's axis, rows or columns, of each axis of a block; None for others."""
+        blocks = list(zip(pointer.steps, pointer.shape, strict=True))
+        for dims in {0: ((),), 1: ((COLUMNS,), (ROWS,)), 2: ((ROWS, COLUMNS), (COLUMNS, ROWS))}.get(
+            len(pointer.shape), ()
+        ):
+            sides = [(*block, tensor.steps[d], tensor.shape[d]) for block, d in zip(blocks, dims, strict=True)]
+            if all(n == 1 or by == step or by == 0 == whole - 1 for by, n, step, whole in sides):
+                return dims
+        return None
+
+    def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
+        """Return how many elements a mask leaves along each axis, for each program and iteration."""
+        return _read_of(self._lanes(op, mask, pointer), pointer)
+
+    def _lanes(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
+        """Return how many lanes of a block a mask leaves along each axis, for each program and iteration."""
+        known = zip(pointer.shape, pointer.limits(), strict=True)
+        left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
+        if self._only is not None:
+            left = [np.where(self._only, x, 0) for x in left]
+        for relation, d in self._condition(op, mask).of if mask is not None else ():
+            bound = bound_of(d, relation)
+            if bound is None and not any(d.steps) and left:  # of a whole tile, or of a program
+                self.cuts |= {None} if self._walk else set()
+                left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
+                continue
+            if bound is None and np.all(answers(Condition(((relation, d),)))[0]):
+                continue
+            if bound is None:
+                raise op.fail("the mask of a load or store that is no bound of its axes")
+            left[bound[0]] = np.minimum(left[bound[0]], bound[1])
+        return left
+
+    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        if not isinstance(pointer, Affine) or not isinstance(value, Floats):
+            raise op.fail("a store of a value that is no block of floats, or to a loaded address")
+        self.text(value)  # refuses a transposed one
+        pointer, _ = self._in_part(pointer)
+        left = self._left(op, mask, pointer)
+        value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
+        if any(self._begin_anew(op, mask, pointer, left)):
+            raise op.fail(f"{pointer.of}: a store to indices that start again within a block: mask those that do")
+        self._check_indices(op, pointer, left)
+        if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
+            raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
+        if self._walk:
+            self._emit(f"yield {self.text(value)}", op.line)
+        self.stored.append(
+            Stored(
+                name="",
+                of=pointer.of,
+                pointer=pointer,
+                axes=value.axes,
+                left=left,
+                is_walked=bool(self._walk),
+                line=op.line,
+                dims=(ROWS, COLUMNS),
+                after=len(self.stored),
+                walk=self._loop,
+                value=value,
+            )
+        )
+
+
+def _read_of(lanes: list[Integers], pointer: Affine) -> list[Integers]:
+    """Return how many elements the lanes of a block read along each axis: one where all have the same."""
+    return [x if step else np.minimum(x, 1) for x, step in zip(lanes, pointer.steps, strict=True)]
+
+
+def are_alike(a: Integers, b: Integers) -> bool:
+    """Return whether two loops go through the same, in each program (one stands for all)."""
+    return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))

@@ -1,0 +1,111 @@
+"""Masks of a launch on plain tensors: the elements that comparisons of rows and keys keep, by their indices in
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import ProgramError, TilingError
+from npusim.kernels.attention.tiling_mask import ByIndices, MaskKind, TilingMask
+from npusim.kernels.triton.values import RELATIONS
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.launch_phases import LaunchGrid, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class RuleMask(ByIndices):
+    """The mask of comparisons; ``rules``: of each kind of program, by ``offset`` of its block."""
+
+    rules: tuple[tuple[Rule, ...], ...]
+    is_loaded: bool = True
+    shows_key_0 = False  #: whether every query sees key 0: not looked at
+
+    def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
+        """Return a part of the matrix, int8."""
+        at, k = np.arange(rows.start, rows.stop)[:, None], np.arange(cols.start, cols.stop)[None]
+        kept = np.ones((at.size, k.size), np.int8)
+        for kind in np.unique(at // self.rows):
+            here = (at // self.rows == kind)[:, 0]
+            kept[here] = holds(self.rules[kind], at[here] % self.rows, k)
+        return kept
+
+    @property
+    def index_work(self) -> tuple[int, int]:
+        """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
+        return len(self.rules[0]), 0
+
+
+def holds(rules: Sequence[Rule], rows: Any, keys: Any) -> Any:
+    """Return whether every comparison of rows and keys with 0 holds."""
+    return np.logical_and.reduce([RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules])
+
+
+def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int | None]]:
+    """Return the mask of a launch on plain tensors, and the kind of each program.
+
+    Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden completely by numbers other
+    than -inf.
+    """
+    assert grid.walk is not None
+    line, starts, counts = grid.stored.line, *grid.walk
+    at, listed = 0, list[list[tuple[str, Any, int, int]]]()
+    for walk in grid.reader.walks:
+        here = slice(at, at := at + walk.most)
+        visited, rules = grid.is_visited[:, here], list[tuple[str, Any, int, int]]()
+        for relation, d in walk.masks:
+            base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts[:, here], visited.shape)
+            low = np.where(visited, base, np.iinfo(np.int64).max).min(1)
+            if np.any((base != low[:, None]) & visited):
+                raise ProgramError(f"{line}: a mask whose diagonal moves between the tiles of a program")
+            rules.append((relation, np.where(visited.any(1), low, 0), d.steps[0], d.steps[1]))
+        listed += [rules] if rules else []
+    if any([(r, x, y) for r, _, x, y in other] != [(r, x, y) for r, _, x, y in listed[0]] for other in listed):
+        raise ProgramError(f"{line}: two loops with masks that differ")
+    rules_of = [tuple((r, int(b[i]), x, y) for r, b, x, y in listed[0]) for i in range(len(grid.reader.ids))]
+    if grid.reader.hides_by_numbers:
+        _check_rows(grid, rules_of)
+    if [(r, x, y) for r, _, x, y in listed[0]] in ([("sge", 1, -1)], [("sgt", 1, -1)]) and kind in (None, "cut"):
+        mask = TilingMask()
+        try:
+            mask.check(grid.sizes["row"], grid.sizes["key"])
+        except TilingError:
+            if kind:
+                raise
+        else:
+            return mask, [base - (r == "sgt") for ((r, base, *_),) in rules_of]
+    kinds, rows = tuple(dict.fromkeys(rules_of)), grid.out.shape[-2]
+    keys = int(np.where(grid.is_visited, starts + counts, 0).max())
+    numbers = {rules: i for i, rules in enumerate(kinds)}
+    made = RuleMask("mask", "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
+    return made, [numbers[rules] for rules in rules_of]
+
+
+def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
+    """Raise `ProgramError` for a row that sees no key of its program's tiles: a number does not make weights 0."""
+    assert grid.walk is not None
+    for i, rules in enumerate(rules_of):
+        visited = np.flatnonzero(grid.is_visited[i])
+        if not len(visited):
+            continue
+        starts, ends = grid.walk[0][i, visited], (grid.walk[0] + grid.walk[1])[i, visited]
+        rows = int(grid.row[i, 0]) + np.arange(int(grid.rows[i, 0]))
+        low, high = np.full(rows.shape, starts.min()), np.full(rows.shape, ends.max() - 1)
+        for relation, base, a, b in rules:
+            is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
+            edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
+            if relation in ("eq", "ne") or abs(b) != 1:
+                raise ProgramError(f"{grid.stored.line}: a mask by a number, other than a comparison of rows and keys")
+            if is_above == (b > 0):
+                low = np.maximum(low, edge + is_strict)
+            else:
+                high = np.minimum(high, edge - is_strict)
+        if np.any(low > high):
+            row = int(rows[np.argmax(low > high)])
+            why = f"row {row} sees no key: a mask hides it whole, by a number; write -inf"
+            raise ProgramError(f"{grid.stored.line}: {why}")

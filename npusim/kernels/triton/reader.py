@@ -1,0 +1,443 @@
+"""From TTIR to a kernel of tiles: integers and pointers are evaluated, floats written in the language of kernels.
+
+The result is source in that language with the user's own names, each statement at the line of the user's kernel, so
+that faults are reported there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.arithmetic import BINARY, UNARY
+from npusim.kernels.triton.integers import within
+from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
+from npusim.kernels.triton.loads_and_stores import Memory, are_alike
+from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
+from npusim.kernels.triton.tensor_axes import Access, View
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
+from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Number, answers, lesser
+
+#: Operations that are refused, and what to do instead.
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
+        "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
+        "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
+        "scf.while": "a loop whose end depends on data: bound the loop by sizes",
+    }
+)
+_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
+#: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
+MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
+#: Iterations of a loop that is read as one block, with the products behind it.
+MOST_UNROLLED = 4
+#: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
+MOST_READINGS = 3
+
+
+class UnlikeLoopsError(ProgramError):
+    """A loop does other than the one before it, or not alike: one contracts where the other has a mask between."""
+
+
+def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
+    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
+    operations, scratch = with_scratch_kept(function)
+    function = function._replace(operations=rolled(operations))
+    alike = function._replace(operations=with_scale_before_maximum(function.operations))
+    ways: tuple[tuple[Function, dict[str, Any]], ...] = (
+        (function, {}),
+        (function, {"fuses": False}),
+        (alike, {"fuses": False}),
+        (function, {"is_apart": True}),
+    )
+    for given, how in ways:
+        with suppress(UnlikeLoopsError):
+            reader = Reader(given, arguments, grid, replace(choices, **how))
+            for _ in range(MOST_READINGS):
+                if not reader.is_misread:
+                    break
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
+            if reader.is_misread:
+                raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
+            break
+    if "fuses" in how and choices.fuses:
+        why = "compiled code contracts multiplications and additions in the loop without a mask; here no loop does"
+        reader.notes.append(f"{function.name}: {why}")
+    if scratch:
+        why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
+        reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
+    if function.operations is not operations:
+        reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
+    return reader
+
+
+class Reader(Memory):
+    """One kernel at one launch, read from its operations: control flow, and which operation is read how."""
+
+    def __init__(
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        accesses: Mapping[str, list[Access]] | None = None,
+    ) -> None:
+        super().__init__(function, arguments, grid, choices)
+        self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
+        self._loops = [o for o in function.operations if o.name == "scf.for"]
+        self._all(function.operations)
+        if not self.stored:
+            raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
+        if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
+            self._drop_rows()
+        accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
+        for x in self.stored:
+            if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
+                raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
+
+    def _drop_rows(self) -> None:
+        """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
+        for x in (*self.stored, *self.loads.values()):
+            if x.is_one_row:
+                x.drop_rows()
+        for stored in self.stored:
+            stored.value = replace(stored.value, axes=stored.axes)
+
+    @property
+    def is_misread(self) -> bool:
+        """Whether a later access identified other rows and columns of a recorded view than an earlier one."""
+        views = [x for x in self.loads.values() if isinstance(self.arguments[x.of], View)]
+        return any(self._dims_of(x.pointer, self.arguments[x.of]) != x.dims for x in views)
+
+    def _all(self, operations: Sequence[Op]) -> None:
+        """Read operations one after another; programs that return early are left out from there on."""
+        rest = list(operations)
+        while rest:
+            op = rest.pop(0)
+            if op.name == "block":
+                continue
+            if op.name != "cf.cond_br":
+                self._do(op)
+                continue
+            names, blocks = re.findall(r"\^bb\d+", op.text), list[list[Op]]()
+            for o in rest:
+                blocks += [[]] if o.name == "block" else []
+                blocks[-1].append(o)
+            named = {b[0].text: b for b in blocks}
+            returns = [n for n in names if [o.name for o in named[n][1:]] == ["tt.return"]]
+            every, none = answers(self._condition(op, self.values[op.operands[0]]))
+            if len(returns) != 1 or np.any(~every & ~none) or every.shape[1] > 1:
+                raise op.fail("a branch other than an early return that each program's own numbers decide")
+            is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
+            self._return(op, is_left)
+            # A return may be that of later branches too.
+            rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
+
+    def _return(self, op: Op, is_left: Any) -> None:
+        """Go on without the programs that are done."""
+        if is_left.all():
+            raise op.fail("every program returns early: nothing is stored")
+        if is_left.any() and self.stored:
+            raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
+        if is_left.any():
+            self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
+            self.returned += int(is_left.sum())
+            self._keep(np.flatnonzero(~is_left))
+
+    def _is_in_place(self, x: Stored) -> bool:
+        """Return whether a program stores once, and behind its loads, which are of the same elements."""
+        loads = [y for y in self.loads.values() if y.of == x.pointer.of]
+        return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
+            (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+            and y.after <= x.after
+            and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+            for y in loads
+        )
+
+    def _do(self, op: Op) -> None:
+        self.line = op.line
+        with refusing(op.line, op.name):
+            self._operation(op)
+
+    def _operation(self, op: Op) -> None:
+        family, _, name = op.name.partition(".")
+        if op.name in _IGNORED:
+            return
+        for refused, why in _REFUSED.items():
+            if op.name.startswith(refused):
+                raise op.fail(why)
+        operands = [] if op.name == "scf.for" else [self.values[n] for n in op.operands]
+        method = getattr(self, f"_{family}_{name}", None)
+        if family == "arith" and name in BINARY:
+            self._binary(op, BINARY[name])
+        elif op.name in UNARY:
+            text, function = UNARY[op.name]
+            self._function(op, operands[0], getattr(self.choices, text, text), function)
+        elif op.name == "ttg.convert_layout":
+            self._set(op, operands[0])
+        elif method is not None:
+            method(op, *operands)
+        elif family == "arith" and len(operands) == 2:
+            self._integer(op, *operands)
+        else:
+            raise op.fail(f"{op.name} has no counterpart in the language of kernels: {op.text[:80]}")
+
+    def _scf_if(self, op: Op, condition: Known) -> None:
+        every, none = answers(self._condition(op, condition))
+        if np.all(every) or np.all(none):
+            self._branch(op, op.body if np.all(every) else op.otherwise)
+            return
+        if np.any(~every & ~none):
+            raise op.fail("an if that a block's elements answer differently: tl.where")
+        has_effects = any(o.name in ("tt.store", "tt.descriptor_store", "scf.for") for o in _within(op))
+        if self._walk is not None and op.results and not has_effects and self._is_skipped_else(op):
+            before, self._only = self._only, every if self._only is None else self._only & every
+            self.cuts.add(None)
+            self._branch(op, op.body)
+            self._only = before
+        elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
+            self._return(op, ~np.broadcast_to(every, (len(self.ids), 1))[:, 0])
+            self._branch(op, op.body)
+        elif op.results and op.otherwise and not has_effects:
+            self._chosen_by_program(op, every)
+        else:
+            why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
+            raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+
+    def _npusim_scale(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Number) or not x.value > 0:
+            raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
+
+    def _branch(self, op: Op, body: Sequence[Op]) -> None:
+        for inner in body:
+            self._do(inner)
+        if op.results:
+            self.values |= {r: self.values[e] for r, e in zip(op.results, body[-1].operands, strict=True)}
+
+    def _chosen_by_program(self, op: Op, every: Any) -> None:
+        """Read both branches of an if whose integers differ between programs."""
+        made, before = list[list[Known]](), self._only
+        for body, here in ((op.body, every), (op.otherwise, ~every)):
+            self._only = here if before is None else before & here
+            self._branch(op, body)
+            made.append([self.values[r] for r in op.results])
+        self._only = before
+        for r, a, b in zip(op.results, *made, strict=True):
+            if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
+                raise op.fail("an if that chooses between computed values by program: tl.where of a mask")
+            left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+            said = a.overflow or b.overflow
+            self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
+
+    def _is_skipped_else(self, op: Op) -> bool:
+        """Return whether every state of the loop is unchanged where an if does not hold."""
+        loop = next((o for o in self._loops if op in o.body), None)
+        if loop is None:
+            return False
+        carried = dict(zip(loop.operands[4::2], loop.body[-1].operands, strict=True))
+        unchanged = dict(zip(op.results, op.otherwise[-1].operands if op.otherwise else (), strict=False))
+        states = [n for n in carried if isinstance(self.values[n], Floats)]
+        return bool(states) and all(unchanged.get(carried[n]) == n for n in states)
+
+    def _is_last(self, op: Op) -> bool:
+        """Return whether no operation with an effect follows an operation of the kernel."""
+        operations = self.function.operations
+        if op not in operations:
+            return False
+        later = operations[operations.index(op) + 1 :]
+        return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
+
+    def _scf_for(self, op: Op) -> None:
+        if self._walk is not None:
+            raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
+        number, low, high, step, *carried = op.operands
+        bounds = [self.values[n] for n in (low, high, step)]
+        first, end, each = (x.base if isinstance(x, Affine) else np.ones((1, 1), np.int64) for x in bounds)
+        if not all(isinstance(x, Affine) for x in bounds):
+            raise op.fail("a loop whose end depends on data: bound the loop by sizes")
+        if np.any(each <= 0) or " unsigned " in op.text:
+            raise op.fail("a loop whose step is 0 or less, or whose numbers have no sign: steps are above 0")
+        inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
+        walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
+        stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
+        if stores and self.walks and not self.choices.is_apart:
+            raise UnlikeLoopsError
+        if stores and not self.walks:
+            self._go_through(op, walk.counts[:, 0], first, each)
+            return
+        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
+        walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        if not walk.counts.any() or self._is_unrolled(op, walk):
+            self._unroll(op, walk.counts[0, 0], first, each)
+            return
+        self._refuse_many(op, walk.most, len(self.ids) * walk.most)
+        times = np.arange(walk.most)[None]
+        self.values[number] = replace(cast("Affine", bounds[0]), base=first + times * each)
+        self.walks.append(walk)
+        names = [self._state(op, i, times) for i in range(len(inner))]
+        taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
+        if not self.choices.is_apart:
+            self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
+        self._walk = walk
+        for o in casts_last(op.body):
+            self._do(o)
+        new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
+        new = {n: text for n, text in new.items() if n != text}
+        if new:
+            self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
+        self._walk, self._taken = None, self._taken | taken
+        for result, name, e in zip(op.results, names, ends, strict=True):
+            value = self.values[e]
+            if name and isinstance(value, Floats):
+                _, axes, fmt = self.states[name]
+                value = Floats(name, self._joined(Floats("", axes, fmt), value), fmt)
+            self.values[result] = value
+        if len(self.walks) > 1:
+            self._compare(op)
+
+    @staticmethod
+    def _refuse_many(op: Op, each: int, times: int) -> None:
+        if each > MOST_EACH or times > MOST_TIMES:
+            allowed = f"allowed: at most {MOST_EACH:,} and {MOST_TIMES:,}"
+            raise op.fail(f"a program goes through a loop {each:,} times, all programs {times:,} times; {allowed}")
+
+    def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
+        """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
+        self._refuse_many(op, int(counts.max()), int(counts.sum()))
+        carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
+        program = np.repeat(np.arange(len(counts)), counts)
+        time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program
+        order = np.argsort(time, kind="stable")
+        program, time = program[order], time[order][:, None]
+        if not len(program):
+            raise op.fail("a loop that no program enters")
+        moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
+        self._keep(program)
+        one = Affine(first).at(program).base + time * Affine(each).at(program).base
+        self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
+        for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
+            x = self.values[start]
+            if not isinstance(x, Affine):
+                raise op.fail(
+                    f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
+                )
+            self.values[inner] = within(op, replace(x, base=x.base + time * Affine(by).at(program).base))
+        for o in op.body:
+            self._do(o)
+        self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
+
+    def _is_unrolled(self, op: Op, walk: Walk) -> bool:
+        """Return whether a loop is few iterations of every program, with products behind it."""
+        operations = self.function.operations
+        later = operations[operations.index(op) + 1 :] if op in operations else []
+        return (
+            np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
+        )
+
+    def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
+        """Read a loop's iterations one after another."""
+        number, _, _, _, *carried = op.operands
+        values = [self.values[s] for s in carried[1::2]]
+        for time in range(count):
+            one = replace(cast("Affine", self.values[op.operands[1]]), base=first + time * each)
+            self.values |= {number: one, **dict(zip(carried[::2], values, strict=True))}
+            for o in op.body:
+                self._do(o)
+            values = [self.values[end] for end in op.body[-1].operands] if carried else []
+        self.values |= dict(zip(op.results, values, strict=True))
+
+    def _state(self, op: Op, at: int, times: Integers) -> str:
+        """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
+        inner, start = op.operands[4::2][at], op.operands[5::2][at]
+        x = self.values[start]
+        if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
+            self.values[inner] = within(
+                op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
+            )
+            return ""
+        if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
+            self.values[inner] = x
+            return x.text
+        if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
+            self.values[inner] = x
+            return ""
+        if not isinstance(x, Number):
+            raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
+        types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
+        name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
+        self.walks[-1 if self.choices.is_apart else 0].states.append(name)
+        self.states[name] = x, axes, fmt
+        self.values[inner] = Floats(name, axes, fmt)
+        return name
+
+    def _moved(self, op: Op, inner: str, end: str) -> Integers:
+        """Return by how much an integer or pointer moves in an iteration."""
+        if inner == end:
+            return np.zeros((1, 1), np.int64)
+        for o in op.body:
+            if end in o.results and o.name in ("tt.addptr", "arith.addi") and inner in o.operands:
+                by = self._early(op, next((n for n in o.operands if n != inner), inner))
+                if isinstance(by, Affine) and not any(by.steps) and by.base.shape[1] == 1:
+                    return by.base
+        raise op.fail(f"{plain_name(inner)} moves by a step that the loop computes: use one constant step")
+
+    def _early(self, op: Op, name: str) -> Known | None:
+        """Return a value that the loop computes from values known before it."""
+        made = next((o for o in op.body if name in o.results), None)
+        if made is not None and all(self._early(op, n) is not None for n in made.operands):
+            self._do(made)
+        return self.values.get(name)
+
+    def _compare(self, op: Op) -> None:
+        """Make one loop of two that differ in their masks alone; others are apart, if they only go over rows."""
+        first, second, *more = self.walks
+        if self.choices.is_apart:
+            if any(" @ " in text for w in self.walks for text, _ in w.lines):
+                raise op.fail("a second loop over tiles that differs from the first: put it into its own kernel")
+            if not np.array_equal(self.walks[-1].counts, first.counts):
+                raise op.fail("a second loop over other tiles than the first: visit the same in both")
+            return
+        one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
+        if one != other or more:
+            raise UnlikeLoopsError
+        first.lines = first.lines if first.masks else second.lines
+
+
+def _within(op: Op) -> Iterator[Op]:
+    for inner in (*op.body, *op.otherwise):
+        yield inner
+        yield from _within(inner)
+
+
+def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
+    """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with
+    0.
+    """
+    known = ("tt.load", "tt.trans", "arith.constant")
+    floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
+    sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}
+    products = [o for o in floats if o.name not in known]
+    return bool(products) and all(o.name == "tt.dot" and sums.get(o.operands[2]) == o.results[0] for o in products)
+
+
+def casts_last(body: Sequence[Op]) -> list[Op]:
+    """Return operations with casts of tiles moved after the last other reader of their source.
+
+    The compiler's order is free; here an earlier cast would overwrite its source, where a GPU stores both.
+    """
+    moved = list(body)
+    for op in [x for x in body if x.name in ("arith.truncf", "tt.fp_to_fp") and len(shape_of(x.type)[0]) > 1]:
+        readers = [i for i, x in enumerate(moved) if op.operands[0] in (*x.results, *x.operands) and x is not op]
+        if readers and moved[readers[0]].name not in ("tt.dot", "tt.load") and readers[-1] < moved.index(op):
+            moved.remove(op)
+            moved.insert(readers[-1] + 1, op)
+    return moved

@@ -1,0 +1,148 @@
+"""A recorded launch of a Triton kernel as a schedule: ``calls.npz::k`` (`npusim.kernels.triton.calls`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npusim.config.problem import KernelProblem
+from npusim.config.tiling import BEST, SEARCHED, Field, part_of, with_fields
+from npusim.errors import SpecError
+from npusim.kernels.declare.define import schedule
+from npusim.kernels.triton import launch_parts, short_kernel_name
+from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, call_of
+from npusim.kernels.triton.compiler import compiled_text
+from npusim.kernels.triton.foreign_ttir import check_arguments
+from npusim.kernels.triton.kernel_draft import plain_name
+from npusim.kernels.triton.launch import (
+    AXES,
+    EXACT,
+    PRECISIONS,
+    STAGES,
+    TritonPrecision,
+    architecture_of,
+    exact_launch,
+    options_of,
+    phase_read,
+    takes_options,
+)
+from npusim.kernels.triton.tensor_axes import tensor_of
+from npusim.kernels.triton.ttir_text import Line, read, refusing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from npusim.config.tiling import Tiling
+    from npusim.kernels.declare.define import Phases
+    from npusim.kernels.declare.registry import Schedule
+
+#: Triton's default of a launch (triton 3.6, CUDAOptions).
+WARPS = 4
+
+
+def load(name: str) -> tuple[Schedule, ...]:
+    """Return the schedule that ``calls.npz::k`` names, one a core family; raise `SpecError` where there is none."""
+    path = Path(launch_parts(name)[0])
+    return _load(name, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=64)  # of calls
+def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
+    call = call_of(name)
+    called = short_kernel_name(plain_name(call.name))
+    fields, first = dict[str, tuple[object, object]](), call.configurations[0].options
+    if len(call.configurations) > 1:
+        fields["config"] = int | None, _numbers(call)
+    schedules: tuple[Schedule, ...] = schedule(
+        called,
+        partial(phases_of, call),
+        precisions=PRECISIONS,
+        tiling=with_fields(called.title(), fields),
+        kind="compiled",
+        usual=options_of(first.get("num_warps", WARPS), first.get("num_stages", STAGES)),
+        origin=f"{call.path}:{call.line}",
+        problem=KernelProblem,
+        summary=f"Triton's {called}, as recorded at {call.where}",
+    )
+    shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
+    stated: dict[str, Any] = {"shapes": shapes, "exact": partial(_exact, call), "is_stated": True}
+    return tuple(s.changed(declared=partial(_declared, call, s.declared), **stated) for s in schedules)
+
+
+def _numbers(call: Call) -> Any:
+    """Return the field that has the number of a configuration."""
+    listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
+    return Field(
+        default=0,
+        json_schema_extra={SEARCHED: list(range(len(call.configurations))), "none": BEST, **part_of("source")},
+        description=f"configuration of the autotuner, by number ({listed}); {BEST}: the first of `npusim tune`",
+    )
+
+
+def _configuration(call: Call, tiling: Any) -> CallConfiguration:
+    """Return the configuration that a tiling has; raise `SpecError` where there is none, or Triton refuses it."""
+    number = getattr(tiling, "config", 0)
+    if number is None or not 0 <= number < len(call.configurations):
+        raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.configurations) - 1}")
+    if (configuration := call.configurations[number]).refused:
+        raise SpecError(configuration.refused)
+    return configuration
+
+
+def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
+    """Return a tiling with the warps and stages of its configuration, where it names none."""
+    tiling = declared(tiling, *of)
+    if not takes_options(tiling) or getattr(tiling, "config", 0) is None:
+        return tiling
+    options = _configuration(call, tiling).options
+    own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
+    return tiling.model_copy(update={n: x for n, x in own.items() if n not in tiling.model_fields_set})
+
+
+def _said(configuration: CallConfiguration) -> str:
+    return " ".join(f"{n}={x}" for n, x in configuration.values.items())
+
+
+def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
+    """Return the phase of a recorded call in the configuration that the tiling has; raise `SpecError` without one."""
+    if sizes := getattr(problem, "sizes", {}):
+        raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
+    configuration = _configuration(call, tiling)
+    options = dict(configuration.options)
+    if takes_options(tiling):
+        options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
+    with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
+        check_arguments(read(configuration.ttir), call)
+    made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
+    line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
+    *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
+    if len(call.configurations) > 1:
+        phase, *more = last if isinstance(last, tuple) else (last,)
+        number, count = call.configurations.index(configuration), len(call.configurations)
+        note = f"configuration {number + 1} of {count} (config={number}: {_said(configuration)}); "
+        phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
+        last = (phase, *more) if more else phase
+    return [*before, last]
+
+
+def _launched(
+    call: Call, configuration: CallConfiguration, p: TritonPrecision
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Return the arguments of a call by parameter, and its grid."""
+    arguments = {
+        n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()
+    }
+    grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
+    if 0 in grid:
+        raise SpecError(f"{call}: a grid without a program: nothing is launched")
+    return arguments | dict(configuration.constants), grid
+
+
+def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:
+    configuration = _configuration(call, tiling)
+    line = Line(call.path, call.line)
+    return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))

@@ -1,0 +1,385 @@
+"""Records the launches of Triton kernels that a program makes, on the CPU and without an edit of the program.
+
+Inside `record` nothing runs on a GPU: a stand-in replaces Triton's driver, ``device="cuda"`` is the CPU, and a launch
+is recorded instead of executed.  Outputs of the kernels stay unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.config.load import load_device
+from npusim.errors import SpecError
+from npusim.formats.float_format import format_of_dtype
+from npusim.kernels.triton.calls import MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
+from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
+from npusim.kernels.triton.releases import release
+from npusim.machines.sm.core import shared_memory_bytes, warp_issue
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+
+#: Lanes of a warp on every GPU of NVIDIA's (CUDA C++ Programming Guide).
+WARP = 32
+
+
+@contextlib.contextmanager
+def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
+    """Record the launches of Triton kernels inside a ``with`` block, without a GPU.
+
+    Yields a list (`Calls`) that launches are added to in their order; each replaces a schedule's name in `run`,
+    `explore`, `compare` and the other verbs, and ``calls.save("calls.npz")`` writes all to a file.
+
+    hw
+        The GPU that the program sees: number of multiprocessors, memory, compute capability (9.0 at least; predictions
+        for every other device start from this TTIR).
+    floats
+        Whether values of floating-point tensors are recorded too; values of integers always are.
+
+    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` means the CPU) or NumPy's arrays.  Kernels do not run: their
+    outputs stay unchanged, so that a launch whose grid or integers an earlier kernel computes is recorded with other
+    ones.  Raises `SpecError`: Triton is missing or its release is untried, ``hw`` is no such GPU, or Triton's
+    interpreter is on.
+
+    Examples
+    --------
+    >>> with record() as calls:
+    ...     pass
+    >>> list(calls)
+    []
+    """
+    release()
+    device = load_device(hw)
+    target = gpu_target(device.architecture) if device.family == "nvidia" else None
+    if target is None or target.arch < 90:
+        raise SpecError(f"record: {hw} is no GPU of compute capability 9.0 or more; the default is h200")
+    if import_module("triton").knobs.runtime.interpret:
+        raise SpecError("record: TRITON_INTERPRET is set, which runs kernels in Python; unset it")
+    recorder = _Recorder(target, device.architecture, floats=floats)
+    jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
+    driver, torch = import_module("triton.runtime").driver, import_module("torch") if find_spec("torch") else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(jit.JITFunction, run=_method(recorder.launch)))
+        stack.enter_context(_replaced(tuner.Autotuner, run=_method(recorder.tuned)))
+        before = driver._active  # reading `active` makes one, which needs a GPU
+        stack.callback(setattr, driver, "_active", before)
+        driver.set_active(_driver(target, torch, device))
+        if torch is not None:
+            stack.enter_context(_torch_on_cpu(torch, device, target))
+        yield recorder.calls
+
+
+class _Recorder:
+    """Makes a call of each launch; configurations of an autotuner are one call's."""
+
+    def __init__(self, target: Any, architecture: str, *, floats: bool) -> None:
+        self.target, self.architecture, self.floats, self.calls = target, architecture, floats, Calls()
+        self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and what keeps an address from being used again
+        self._texts: dict[Any, Any] = {}
+        self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
+
+    def launch(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **given: Any) -> Launched:
+        """Record a launch; one that only compiles (``warmup``) is not one."""
+        for hook in function.pre_run_hooks:
+            hook(*args, **given)
+        names = [p.name for p in function.params]
+        bound = function.signature.bind(*args, **{n: x for n, x in given.items() if n in names})
+        bound.apply_defaults()
+        options = {n: x for n, x in given.items() if n in OPTIONS and x is not None}
+        launched = Launched(self, function, bound.arguments, options)
+        if not warmup:
+            self.add(launched, grid)
+        return launched
+
+    def add(self, launched: Launched, grid: Any) -> None:
+        """Add a launch on a grid to the calls, or a tuner's next configuration to its call."""
+        function, bound = launched.function, launched.arguments
+        made = grid(dict(bound)) if callable(grid) else grid
+        numbers = tuple(int(n) for n in (made if isinstance(made, tuple | list) else (made,)))
+        if not 1 <= len(numbers) <= 3 or np.prod([float(n) for n in numbers]) > MOST_PROGRAMS:
+            allowed = f"one to three numbers, at most {MOST_PROGRAMS:,} programs together"
+            raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
+        text, refused = launched.ttir()
+        constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
+        configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
+        if self._chosen is not None and self._tuning is not None:
+            call = self.calls[self._tuning]
+            self.calls[self._tuning] = replace(call, configurations=(*call.configurations, configuration))
+            return
+        if self._chosen is not None:
+            self._tuning = len(self.calls)
+        arguments = {n: self._argument(n, x) for n, x in bound.items()}
+        path, name, line = place_of(function)
+        self.calls.append(Call(name, path, line, _launching_line(), arguments, (configuration,), release()))
+
+    _tuning: int | None = None  # which call the tuner's configurations are added to
+
+    def tuned(self, tuner: Any, *args: Any, **given: Any) -> Any:
+        """Launch every configuration of an autotuner; the first represents the program's launch."""
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        launched, self._tuning = None, None
+        for config in tuner.prune_configs(given):
+            chosen = config.all_kwargs()
+            if config.pre_hook:
+                config.pre_hook({**tuner.nargs, **given, **chosen})
+            self._chosen = chosen
+            try:
+                made = tuner.fn.run(*args, **given, **chosen)
+            finally:
+                self._chosen = None
+            launched = launched or made
+        self._tuning = None
+        return launched
+
+    def text(self, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> tuple[str, str]:
+        """Return the TTIR of a launch, and Triton's message where it refuses it; compiled once for equal launches."""
+        if why := refused_option(options):
+            return "", f"{function.__name__}: {why}"
+        given = {n: _pointer(x) for n, x in arguments.items()}
+        return ttir_of(function, given, options, self.target, self._texts)
+
+    def _argument(self, name: str, x: Any) -> Any:
+        """Return the record of an argument."""
+        x = x.value if type(x).__name__ == "constexpr" else x
+        if type(x).__name__ == "TensorDescriptor":
+            whole = self._argument(name, x.base)
+            lists = {"shape": tuple(x.shape), "strides": tuple(x.strides), "block": tuple(x.block_shape)}
+            return replace(whole, data=_strided(whole, lists["shape"], lists["strides"]), **lists)
+        if type(x).__name__ == "TensorWrapper":  # triton.reinterpret
+            return replace(self._argument(name, x.base), fmt=_format(x.dtype), data=None)
+        if isinstance(x, np.ndarray):
+            return self._view(x, x.shape, [s // x.itemsize for s in x.strides], x, _base(x))
+        if hasattr(x, "untyped_storage"):
+            return self._tensor(x)
+        if isinstance(x, np.generic):
+            return x.item()
+        return x if isinstance(x, bool | int | float | str | None) else str(x)
+
+    def _number(self, address: int, storage: Any) -> int:
+        return self._storages.setdefault(address, (len(self._storages), storage))[0]
+
+    def _tensor(self, x: Any) -> Argument:
+        x, torch = x.detach(), import_module("torch")
+        if x.dtype.is_complex:
+            raise SpecError(f"record: a tensor of {x.dtype}; integers and real numbers are recorded")
+        storage, fmt = x.untyped_storage(), _format(x.dtype)
+        number = self._number(storage.data_ptr(), storage)
+        data = None
+        if not x.dtype.is_floating_point:
+            data = x.cpu().contiguous().numpy().copy()
+        elif self.floats:
+            bits = x.cpu().contiguous().view(getattr(torch, f"uint{8 * x.element_size()}")).numpy().copy()
+            data = bits.view(_numpy_format(fmt))
+        return Argument(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), fmt, number, data)
+
+    def _view(self, x: Any, shape: Any, strides: Any, values: Any, base: int) -> Argument:
+        fmt = format_of_dtype(x.dtype)
+        name = fmt.name if fmt is not None else str(x.dtype)
+        is_kept = fmt is None or self.floats
+        number = self._number(base, values)
+        offset = (x.ctypes.data - base) // x.itemsize
+        return Argument(tuple(shape), tuple(strides), offset, name, number, values.copy() if is_kept else None)
+
+
+class Launched:
+    """A stand-in for a compiled kernel, with the attributes that programs read, and its launch."""
+
+    def __init__(
+        self, recorder: _Recorder, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
+    ) -> None:
+        self._recorder, self.function, self.arguments, self.options = recorder, function, arguments, options
+
+    def ttir(self) -> tuple[str, str]:
+        """Return the TTIR, and Triton's message where it refuses the kernel."""
+        return self._recorder.text(self.function, self.arguments, self.options)
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Return the function that launches the kernel on a grid, with all parameters and the constexprs of its
+        compilation.
+        """
+
+        def launch(*args: Any, **given: Any) -> Launched:
+            names = list(self.arguments)
+            bound = {**self.arguments, **dict(zip(names, args, strict=False)), **given}
+            launched = Launched(self._recorder, self.function, bound, self.options)
+            self._recorder.add(launched, grid)
+            return launched
+
+        return launch
+
+    def _init_handles(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        text, refused = self.ttir()
+        if refused:
+            raise SpecError(refused)
+        made = compiled_text(text, self._recorder.architecture, self.options)
+        known = {"n_regs": made.registers, "n_spills": made.spilled, "asm": {"ttir": made.ttir}}
+        known["metadata"] = types.SimpleNamespace(shared=made.shared_bytes, name=self.function.__name__)
+        if name not in known:
+            raise AttributeError(f"record: a compiled kernel's {name!r} is not known without a GPU")
+        return known[name]
+
+
+class _Pointer:
+    """The properties of a tensor that Triton reads: its format and address."""
+
+    def __init__(self, dtype: Any, address: int) -> None:
+        self.dtype, self.address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def _pointer(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return _Pointer(x.dtype, x.ctypes.data)
+    return x.item() if isinstance(x, np.generic) else x
+
+
+def _plain(x: Any) -> Any:
+    return x if isinstance(x, bool | int | float | str | None) else str(x)
+
+
+def _base(x: Any) -> int:
+    """Return the address of the storage of an array."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return int(x.ctypes.data)
+
+
+def _method(function: Any) -> Any:
+    """Return a function as one that becomes a method where it is an attribute of a class."""
+
+    def method(*positional: Any, **by_name: Any) -> Any:
+        return function(*positional, **by_name)
+
+    return method
+
+
+def _strided(x: Argument, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """Return the values of a storage in another shape; None where they are not known, or not all."""
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if x.data is None or last >= len(flat := x.elements()):
+        return None
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * flat.itemsize for s in strides]).copy()
+
+
+def _format(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _numpy_format(fmt: str) -> Any:
+    from npusim.formats import get_format
+
+    return get_format(fmt).dtype
+
+
+def _launching_line() -> str:
+    """Return the file and line that launches: the last frame of neither Triton nor this file."""
+    frame = inspect.currentframe()
+    own = {__file__, *(m.__file__ for n, m in list(sys.modules.items()) if n.startswith("triton.runtime"))}
+    while frame is not None and frame.f_code.co_filename in own:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+
+
+# ---------------------------------------------------------------- a device that is not there
+
+
+def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
+    """Return a stand-in for Triton's driver: it describes the device, and launches nothing."""
+    warps = warp_issue(device)
+    said = {"max_shared_mem": warps.block_memory_bytes.value, "multiprocessor_count": device.group_count.value}
+    said |= {"max_num_regs": warps.registers_count.value, "warpSize": WARP}
+    return types.SimpleNamespace(
+        utils=types.SimpleNamespace(get_device_properties=lambda _device: dict(said)),
+        get_current_target=lambda: target,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        get_device_interface=lambda: torch.cuda,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=0: 0,
+        set_current_device=lambda _device: None,
+        get_benchmarker=lambda: lambda *_a, **_k: [1.0, 1.0, 1.0],  # milliseconds: all alike
+        get_empty_cache_for_benchmark=lambda: torch.empty(1),
+        clear_cache=lambda _cache: None,
+    )
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replace some attributes, and restore them."""
+    missing = object()
+    before = {n: owner.__dict__.get(n, missing) for n in attributes}
+    for n, x in attributes.items():
+        setattr(owner, n, x)
+    try:
+        yield
+    finally:
+        for n, x in before.items():
+            delattr(owner, n) if x is missing else setattr(owner, n, x)
+
+
+@contextlib.contextmanager
+def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]:
+    """Take every GPU that PyTorch is asked for as the CPU, and answer as the device would."""
+
+    def on_cpu(x: Any) -> Any:
+        is_gpu = isinstance(x, str | torch.device) and re.match(r"(cuda|npu|xpu)\b", str(x))
+        return torch.device("cpu") if is_gpu else x
+
+    class Mode(import_module("torch.overrides").TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.Tensor.cuda:
+                return args[0]
+            if function is torch.Tensor.is_cuda.__get__:
+                return True
+            if function is torch.Tensor.get_device:
+                return 0
+            return function(*map(on_cpu, args), **{k: on_cpu(x) for k, x in (kwargs or {}).items()})
+
+    class Nothing(contextlib.nullcontext):  # type: ignore[type-arg]
+        def __init__(self, *_a: Any, **_k: Any) -> None:
+            super().__init__()
+
+    warps, shared = warp_issue(device), shared_memory_bytes(device)
+    said = types.SimpleNamespace(
+        multi_processor_count=device.group_count.value,
+        name=f"NVIDIA {device.name.upper()}",
+        major=target.arch // 10,
+        minor=target.arch % 10,
+        total_memory=device.memory.gm.capacity_bytes.value,
+        L2_cache_size=device.memory.l2.capacity_bytes.value,
+        warp_size=WARP,
+        max_threads_per_multi_processor=warps.warps_count.value * WARP,
+        regs_per_multiprocessor=warps.registers_count.value,
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=warps.block_memory_bytes.value,
+    )
+    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda _s: None)
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "synchronize": None,
+    }
+    answers |= {"get_device_properties": said, "get_device_capability": (said.major, said.minor), "_lazy_init": None}
+    answers |= {"get_device_name": said.name, "current_stream": stream, "empty_cache": None, "synchronize": None}
+    cuda: dict[str, Any] = {n: (lambda *_a, _x=x, **_k: _x) for n, x in answers.items()}
+    cuda |= {"device": Nothing, "device_of": Nothing}
+    with _replaced(torch.cuda, **cuda), _replaced(torch.Tensor, is_cuda=property(lambda _x: True)), Mode():
+        yield

@@ -1,0 +1,256 @@
+"""Tensors of recorded calls, views of any strides: the assignment of their axes to columns, rows, heads and batch.
+
+A kernel's accesses to a view identify its columns and rows: a block's index with the smaller stride runs
+along the columns, the other one along the rows.  An axis is joined with the next outer one where there is no gap
+between them and a block crosses its end.  All other axes belong to the launch: heads, batch, splits, distinguished
+by their index in each program (`npusim.kernels.triton.launch_axes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import SpecError
+from npusim.formats import get_format
+from npusim.kernels.triton.values import AXES, ROWS, Affine, Integers, Tensor
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.calls import Argument
+
+#: Axes of a view by number, outermost first.
+Group = tuple[int, ...]
+#: A block's pointers, and how many of its elements are read along each axis.
+Access = tuple[Affine, Sequence[Integers]]
+NO_GROUPS: tuple[Group, ...] = ((),) * len(AXES)
+
+
+@dataclass(frozen=True)
+class View(Tensor):
+    """A view: ``sizes`` and ``by`` (strides, of elements) of its axes, and which of these are each of `AXES`.
+
+    ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
+    ``described``, ``described_by``: sizes and strides as a descriptor has them.
+    """
+
+    sizes: tuple[int, ...] = ()
+    by: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = NO_GROUPS
+    fixed: tuple[tuple[int, int], ...] = ()
+    described: tuple[int, ...] = ()
+    described_by: tuple[int, ...] = ()
+
+    @property
+    def rest(self) -> Group:
+        """Axes that are nothing yet, outermost first."""
+        known = {i for group in self.groups for i in group} | {i for i, _ in self.fixed}
+        return tuple(sorted((i for i in range(len(self.sizes)) if i not in known), key=lambda i: -self.by[i]))
+
+    def assigned(self, **groups: Group) -> View:
+        """Return the view with other groups, by their names in `AXES`."""
+        made = tuple(groups.get(n, known) for n, known in zip(AXES, self.groups, strict=True))
+        shape = tuple(prod(self.sizes[i] for i in group) for group in made)
+        strides = tuple(self.by[group[-1]] if group else 1 for group in made)
+        return replace(self, groups=made, shape=shape, strides=strides)
+
+    def index(self, group: Group, offsets: Integers) -> Integers:
+        """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it
+        continues.
+        """
+        at, rest = dict[int, Integers](), offsets
+        for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
+            at[i], rest = rest // self.by[i], rest % self.by[i]
+        made, inner = np.zeros_like(offsets), 1
+        for i in reversed(group):  # neighbours in a group need not be so in memory: pages, and rows of one
+            made, inner = made + at[i] * inner, inner * self.sizes[i]
+        return made
+
+    def places(self, offsets: Integers) -> tuple[Integers, ...]:
+        """Return batch, head, split, row and column of elements by their offsets."""
+        return tuple(self.index(group, offsets) for group in self.groups)
+
+    def has(self, offsets: Integers) -> Any:
+        """Return which elements, by their offsets, have the indices that all programs access."""
+        own = (self.index((axis,), offsets) == at for axis, at in self.fixed)
+        return np.logical_and.reduce([np.ones(offsets.shape, bool), *own])
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether heads are interleaved within a row."""
+        return self.shape[1] > 1 and self.shape[ROWS] > 1 and self.strides[1] < self.strides[ROWS]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it has an axis of splits."""
+        return bool(self.groups[2])
+
+    @property
+    def as_rows(self) -> View:
+        """The view with its columns as rows, one element each."""
+        *_, rows, columns = self.groups
+        return self if rows else self.assigned(rows=columns, columns=())
+
+    def grown(self, group: Group) -> Group | None:
+        """Return a group with the enclosing axis if it is unassigned and there is no gap between; None without one."""
+        wanted = self.by[group[0]] * self.sizes[group[0]]
+        return next(((i, *group) for i in self.rest if self.by[i] == wanted), None)
+
+    def joined(self, axes: Sequence[int]) -> tuple[Group, ...]:
+        """Return axes, outermost first, as groups: neighbours without a gap as one."""
+        made = list[Group]()
+        for i in axes:
+            if made and self.by[made[-1][-1]] == self.by[i] * self.sizes[i]:
+                made[-1] = (*made[-1], i)
+            else:
+                made.append((i,))
+        return tuple(made)
+
+    def fitted(self, accesses: Sequence[Access]) -> View | None:
+        """Return the view with columns and rows as some accesses have them; None where their blocks are not of it."""
+        steps = dict[str, int]()
+        for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
+            blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]
+            if len(blocks) == 2 and "rows" not in steps:
+                steps = {"columns": min(blocks), "rows": max(blocks)}
+            elif len(blocks) == 1 and blocks[0] not in steps.values():
+                is_column = len(pointer.shape) == 2 and pointer.shape[1] == 1
+                steps.setdefault("rows" if is_column or "columns" in steps else "columns", blocks[0])
+            if set(blocks) - set(steps.values()):
+                return None
+        view = replace(self, groups=NO_GROUPS, fixed=()).assigned()
+        for name, step in sorted(steps.items()):  # columns before rows
+            group: Group | None = next(((i,) for i in view.rest if view.by[i] == step), None)
+            while group is not None and view._is_crossed(group, step, accesses):
+                if (more := view.grown(group)) is None:
+                    break
+                group = more
+            if group is None:
+                return None
+            view = view.assigned(**{name: group})
+        return view
+
+    def _is_crossed(self, group: Group, step: int, accesses: Sequence[Access]) -> bool:
+        """Return whether a block goes beyond the end of a group of axes."""
+        size = prod(self.sizes[i] for i in group)
+        for pointer, left in accesses:
+            for s, n, some in zip(pointer.steps, pointer.shape, left, strict=True):
+                count = np.minimum(some, n)
+                if s == step and n > 1 and np.any((self.index(group, pointer.base) + count > size) & (count > 0)):
+                    return True
+        return False
+
+    @property
+    def parameter(self) -> str:
+        """The parameter of the kernel whose tensor it is, or is a part of."""
+        return self.name.partition(".")[0]
+
+    def is_apart_from(self, other: View) -> bool:
+        """Return whether it and another view of the same tensor have no element in common: an axis tells them apart."""
+        own, others = dict(self.fixed), dict(other.fixed)
+        is_like = (self.sizes, self.by) == (other.sizes, other.by)
+        return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
+
+    def split(self, inner: int, role: int = ROWS) -> View | None:
+        """Return the view with its rows (or columns), one axis, as groups of ``inner``; None where they are no groups.
+
+        The outer axis is nothing yet.
+        """
+        group = self.groups[role]
+        return self.halved(group[0], inner) if len(group) == 1 else None
+
+    def every(self, bases: Integers, *, is_part: bool = False) -> View:
+        """Return the view where its further axes are accessed at every so many-th index alone: that one is fixed.
+
+        ``bases``: offsets of the blocks that are accessed; ``is_part``: of one index alone too.
+        """
+        for i in self.rest:
+            at = np.unique(self.index((i,), bases))
+            step = int(np.gcd.reduce(np.diff(at), initial=0))
+            if is_part and len(at) == 1:
+                return replace(self, fixed=(*self.fixed, (i, int(at[0])))).every(bases, is_part=True)
+            if step > 1 and (view := self.halved(i, step)) is not None:
+                view = replace(view, fixed=(*view.fixed, (i + 1, int(at[0]) % step)))
+                return view.every(bases, is_part=is_part)
+        return self
+
+    def halved(self, axis: int, inner: int) -> View | None:
+        """Return the view with an axis split into groups of ``inner``, whose own axis follows; None where this is
+        impossible.
+
+        The outer axis is unassigned.
+        """
+        if not 1 <= inner < self.sizes[axis] or self.sizes[axis] % inner:
+            return None
+
+        def two(values: Sequence[int], outer: int) -> tuple[int, ...]:
+            return (*values[:axis], outer, *values[axis:])
+
+        halves = (*self.sizes[:axis], inner, *self.sizes[axis + 1 :])
+        view = replace(
+            self,
+            sizes=two(halves, self.sizes[axis] // inner),
+            by=two(self.by, self.by[axis] * inner),
+            groups=tuple(tuple(i + (i >= axis) for i in of) for of in self.groups),
+            fixed=tuple((i + (i >= axis), at) for i, at in self.fixed),
+        )
+        return view.assigned()
+
+    def array(self, values: Any) -> Any:
+        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
+        whole, at = np.asarray(values), dict(self.fixed)
+        if whole.shape == self.described:  # what repeats is there once
+            whole = whole[
+                tuple(
+                    slice(None) if step or n == 1 else 0
+                    for n, step in zip(self.described, self.described_by, strict=True)
+                )
+            ]
+        whole = whole.reshape(self.sizes)
+        whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
+        kept = [i for i in range(len(self.sizes)) if i not in at]
+        batch, heads, splits, rows, columns = self.groups
+        order = [kept.index(i) for i in (*batch, *splits, *heads, *rows, *columns)]
+        b, h, s, r, c = self.shape
+        return whole.transpose(order).reshape(b * s, h, r, c)
+
+    def ways(self) -> Iterator[View]:
+        """Yield the view with its rows as they are, then joined with ever more of the axes around them."""
+        view: View | None = self
+        while view is not None:
+            yield view
+            group = view.groups[ROWS] or view.groups[-1]
+            more = view.grown(group) if group else None
+            view = None if more is None else view.assigned(**{"rows" if view.groups[ROWS] else "columns": more})
+
+
+@dataclass(frozen=True)
+class IntegerTensor(Tensor):
+    """A tensor of integers with known values: ``data`` in the order of memory, from its first element on."""
+
+    data: Any = field(default=None, compare=False, repr=False)
+
+
+def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
+    """Return a tensor of a recorded call; ``is_exact``: floats are float64.
+
+    Raises `SpecError` for a format that is not known, a stride below 0, or elements that overlap.
+    """
+    ones = (1,) * len(AXES)
+    if min(x.strides, default=0) < 0:
+        raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
+    if x.is_integer:
+        return IntegerTensor(name, ones, x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
+    axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
+    if not all(n for n, _ in axes):
+        axes = []  # a tensor of no element is nobody's
+    inner = sorted(((s, n) for n, s in axes), reverse=True)
+    if any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
+        raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")
+    fmt = "float64" if is_exact else get_format(x.fmt).name
+    sizes, by = tuple(n for n, _ in axes), tuple(s for _, s in axes)
+    return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)

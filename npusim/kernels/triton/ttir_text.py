@@ -1,0 +1,242 @@
+"""The text of TTIR as nested operations, each with its file and line in the kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
+
+from npusim.errors import NpusimError, ProgramError
+from npusim.kernels.triton.releases import as_first
+
+#: Names of formats in TTIR.
+FORMATS = MappingProxyType(
+    {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
+)
+_LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+#: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
+MOST_NESTED = 64
+_FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
+
+
+class Line(NamedTuple):
+    """Where in the kernel's source something is."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@contextmanager
+def refusing(line: Line, what: str) -> Iterator[None]:
+    """Raise `ProgramError`, at a line of the kernel, for an error that no rule of the reader foresees."""
+    try:
+        yield
+    except (NpusimError, MemoryError):
+        raise
+    except Exception as error:
+        raise ProgramError(f"{line}: {what}: not read ({error}); `npusim help triton` has a list") from error
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
+
+    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.  ``place``: as
+    `Locations.place` has it; of a reduction with the shape of its operand.
+    """
+
+    name: str
+    results: list[str]
+    operands: list[str]
+    text: str
+    type: str
+    line: Line
+    body: list[Op] = field(default_factory=list)
+    otherwise: list[Op] = field(default_factory=list)
+    place: str = ""
+
+    def number(self, key: str) -> int:
+        """Return a whole number among its attributes."""
+        return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
+
+    def fail(self, why: str) -> ProgramError:
+        """Return the error of an operation without a counterpart here, at the kernel's line."""
+        return ProgramError(f"{self.line}: {why}")
+
+
+class Function(NamedTuple):
+    """A kernel: its parameters with their types, and its operations."""
+
+    name: str
+    parameters: dict[str, str]
+    operations: list[Op]
+
+
+def read(text: str) -> Function:
+    """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
+    text = as_first(text)
+    where, bare = Locations(text), _LOCATION.sub("", text)
+    head = _FUNCTION.search(bare)
+    if head is None:
+        raise ProgramError(f"TTIR without a kernel: its text has {len(text):,} letters and no public function")
+    parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
+    lines = iter(enumerate(text.splitlines(), 1))
+    while "tt.func public" not in next(lines)[1]:
+        pass
+    number = 0
+    try:
+        operations = _operations(((number := i, line)[1] for i, line in lines), where)
+    except (LookupError, ValueError, RecursionError) as error:
+        raise ProgramError(f"{head[1]}: line {number:,} of its TTIR is no operation that can be read") from error
+    if operations is None:
+        raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+    return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
+
+
+def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
+    """Return the operations of a kernel from the lines behind its head; None where its end is missing."""
+    names, stack = Names(), list[list[Op]]([[]])
+    for line in lines:
+        bare = _LOCATION.sub("", line).strip()
+        if bare.startswith("^bb") and len(stack) == 1:
+            stack[-1].append(Op("block", [], [], bare.partition(":")[0], "", where(line)))
+        if not bare or bare.startswith(("^", "#")):
+            continue
+        if not bare.startswith("}"):
+            op = _operation(bare, where(line))
+            op.place = where.place(line)
+            stack[-1].append(op)
+            names.resolve(op)
+            stack += [[]] if bare.endswith("{") else []
+            if len(stack) > MOST_NESTED or _depth(bare) > MOST_NESTED:
+                raise op.fail(f"regions or types nested more than {MOST_NESTED} deep")
+            continue
+        body = stack.pop()
+        if not stack:
+            return body
+        outer = stack[-1][-1]
+        if "else" in bare:
+            outer.body, stack = body, [*stack, []]
+            continue
+        outer.body, outer.otherwise = (outer.body, body) if outer.body else (body, [])
+        lines_of = [where(line), *(o.line for o in body)]
+        outer.line = next((x for x in (outer.line, *lines_of) if x.number), outer.line)
+        if bare.startswith("})"):
+            outer.type, outer.text = bare.rpartition("->")[2].strip(), f"{outer.text} {bare}"
+            outer.place = where.place(line) + operand_shape(bare)
+    return None
+
+
+def _depth(line: str) -> int:
+    """Return how deep brackets of a line are nested, an upper bound where they are few."""
+    if (most := sum(map(line.count, "<([{"))) <= MOST_NESTED:
+        return most
+    steps = [(c in "<([{") - (c in ">)]}") for c in line.replace("->", "")]
+    return max(accumulate(steps))
+
+
+def _operation(text: str, line: Line) -> Op:
+    results = list[str]()
+    if match := re.match(r"%([\w#-]+)(?::(\d+))? = (.*)", text):
+        name, count, text = match.groups()
+        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    kind = re.findall(r'^"?([\w.]+)"?', text)[0]
+    plain = text if kind == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
+    type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
+    return Op(kind, results, re.findall(r"%([\w#-]+)", plain), text, type_, line)
+
+
+class Names:
+    """Unique names: separate regions may share a name, which nothing outside them reads."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, str] = {}
+        self._count = 0
+
+    def resolve(self, op: Op) -> None:
+        """Rename an operation's operands and results to unique names, with a loop's region."""
+        inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
+        op.operands = [n if i in inner else self._latest.get(n, n) for i, n in enumerate(op.operands)]
+        op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
+        op.results = [self._define(n) for n in op.results]
+
+    def _define(self, name: str) -> str:
+        self._count += 1
+        self._latest[name] = f"{name}@{self._count}" if name in self._latest else name
+        return self._latest[name]
+
+
+class Locations:
+    """The meanings of the numbers of locations."""
+
+    def __init__(self, text: str) -> None:
+        self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
+        self._known: dict[str, Line] = {}
+        self._named: dict[str, str] = {}
+
+    def __call__(self, line: str) -> Line:
+        """Return the kernel's line that the last location of a line of text names."""
+        last = re.findall(r"loc\((#loc\w*)\)", line)
+        return self._resolved(last[-1]) if last else Line("", 0)
+
+    def place(self, line: str) -> str:
+        """Return the files, lines and columns that the last location of a line of text names, the innermost first.
+
+        Folders are left out: TTIR and later stages name one place alike, wherever the file is.
+        """
+        last = re.findall(r"loc\((#loc\w*)\)", line)
+        if last and last[-1] not in self._named:
+            self._named[last[-1]] = " at ".join(self._places(last[-1]))
+        return self._named[last[-1]] if last else ""
+
+    def _places(self, text: str) -> list[str]:
+        text = self.table.get(text, text)
+        if match := re.match(r'"(?:[^"]*/)?([^"/]*)":(\d+):(\d+)$', text):
+            return [":".join(match.groups())]
+        if match := re.match(r"callsite\((.*) at (.*)\)$", text):
+            return [*self._places(match[1]), *self._places(match[2])]
+        match = re.match(r'"[^"]*"\((.*)\)$', text)
+        return self._places(match[1]) if match else []
+
+    def files(self) -> set[str]:
+        """Return the files, none of Triton's own, that the kernel's code is from."""
+        files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
+        return {f for f in files if "/triton/" not in f}
+
+    def _resolved(self, text: str) -> Line:
+        if text not in self._known:
+            self._known[text] = Line("", 0)  # of one that leads back to itself
+            self._known[text] = self._read(self.table.get(text, text))
+        return self._known[text]
+
+    def _read(self, text: str) -> Line:
+        if match := re.match(r'"([^"]*)":(\d+):\d+$', text):
+            return Line(match[1], int(match[2]))
+        if match := re.match(r"callsite\((.*) at (.*)\)$", text):
+            callee, caller = self._resolved(match[1]), self._resolved(match[2])
+            return caller if not callee.number or "/triton/" in callee.file else callee
+        match = re.match(r'"[^"]*"\((.*)\)$', text)
+        return self._resolved(match[1]) if match else Line("", 0)
+
+
+def operand_shape(text: str) -> str:
+    """Return the sizes of the first tensor that a text names: ``[16x32]``."""
+    match = re.search(r"tensor<((?:\d+x)+)", text)
+    return f"[{match[1][:-1]}]" if match else "[]"
+
+
+@lru_cache(maxsize=4096)
+def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
+    """Return the shape, () for a scalar, and the element type of a type; for pointers, of their target."""
+    match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
+    shape, element = (tuple(map(int, match[1].split("x")[:-1])), match[2]) if match else ((), type_)
+    return shape, element.removeprefix("!tt.ptr<").removesuffix(">")

@@ -1,0 +1,337 @@
+"""Values of a kernel that are no floats of a tile yet: addresses, masks and numbers, evaluated.
+
+Integers and pointers are computed for all programs of the grid and all iterations of the loop at once: any function of
+these is a base; along the axes of a block itself they are linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.ttir_text import Op
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+#: Axes of a tensor; the one of splits is there where a call gives it all five.
+AXES = ("batch", "heads", "splits", "rows", "columns")
+SPLIT, ROWS, COLUMNS = 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous where no strides (of elements) are given.
+
+    ``is_transposed``: its matrices are the call's, transposed.  ``rank``: axes of the call's tensor, the last
+    ones; with fewer than five there are no splits.  ``is_workspace``: one launch leaves it for the next.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fmt: str
+    strides: tuple[int, ...] = ()
+    is_transposed: bool = False
+    rank: int = 4
+    is_workspace: bool = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements from one to the next along each axis."""
+        return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether heads are interleaved within a row."""
+        return bool(self.strides)
+
+    @property
+    def T(self) -> Tensor:
+        """The tensor whose matrices are transposed in memory."""
+        *outer, r, c = self.shape
+        return replace(self, shape=(*outer, c, r), strides=(), is_transposed=not self.is_transposed)
+
+    def to(self, fmt: str) -> Tensor:
+        """Return the tensor in another format."""
+        return replace(self, fmt=get_format(fmt).name)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a call gives it an axis of splits."""
+        return self.rank == len(AXES)
+
+    @property
+    def called(self) -> tuple[int, ...]:
+        """Its shape as the call has it."""
+        return _of_call(self.shape, self.rank)
+
+    def stride(self, axis: int) -> int:
+        """Return the elements from one to the next along an axis, as PyTorch has it."""
+        return _of_call(self.steps, self.rank)[axis]
+
+    @property
+    def as_rows(self) -> Tensor:
+        """The tensor with its last axis as rows: one element each."""
+        return replace(self, shape=shaped((*self.called, 1)), strides=(), rank=self.rank + 1)
+
+    def places(self, offsets: Integers) -> tuple[Integers, ...]:
+        """Return batch, head, split, row and column of elements by their offsets."""
+        places, rest = [np.zeros_like(offsets)] * len(self.shape), offsets
+        for i in sorted(range(len(self.shape)), key=lambda i: (-self.steps[i], i)):
+            if self.shape[i] > 1:
+                places[i], rest = rest // self.steps[i], rest % self.steps[i]
+        return tuple(places)
+
+    def has(self, offsets: Integers) -> Any:
+        """Return which elements, by their offsets, are this tensor's: of a part of another one some are not."""
+        return np.ones(offsets.shape, bool)
+
+
+def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the five axes of a tensor from a call's axes, the last ones; only a tensor of five has splits."""
+    if len(shape) < len(AXES):
+        shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
+        shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
+    return shape
+
+
+def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return values if rank == len(AXES) else (*values[:SPLIT], *values[ROWS:])[-rank:]
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis.
+
+    ``left``: along some axes, the number of elements before the index wraps (``% size``); further ones are not known.
+    ``bits``: of the type, 64 of a pointer.  ``overflow``: where and how an integer went beyond its type, if it did.
+    """
+
+    base: Integers
+    steps: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    of: str = ""
+    left: tuple[Integers | None, ...] = ()
+    bits: int = 64
+    overflow: str = ""
+
+    def limits(self) -> tuple[Integers | None, ...]:
+        """Return ``left`` of every axis."""
+        return self.left or (None,) * len(self.steps)
+
+    def at(self, programs: Integers) -> Affine:
+        """Return the integers of some programs, in that order."""
+
+        def chosen(x: Any) -> Any:
+            return x[programs] if x is not None and len(x) > 1 else x
+
+        return replace(self, base=chosen(self.base), left=tuple(map(chosen, self.left)))
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """Integers compared with 0, all of them: (relation, difference)."""
+
+    of: tuple[tuple[str, Affine], ...]
+
+    def at(self, programs: Integers) -> Condition:
+        """Return the condition in some programs, in that order."""
+        return Condition(tuple((r, d.at(programs)) for r, d in self.of))
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """A block that is 0 where a condition holds and a low number elsewhere: it masks the block that it is added to."""
+
+    of: Condition
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Descriptor:
+    """A tensor's descriptor: its first element, sizes and strides, and the block that it loads or stores."""
+
+    pointer: Affine
+    sizes: tuple[Affine, ...]
+    strides: tuple[Affine, ...]
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A float that all elements share, and how the kernel of tiles writes it.
+
+    Not ``is_known``: it differs between tiles, as the text says.
+    """
+
+    value: float
+    text: str
+    shape: tuple[int, ...] = ()
+    is_known: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Floats:
+    """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
+
+    ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``: of a
+    multiplication, which an addition may fuse; ``place``: of that multiplication.  ``narrow``: a value of a narrower
+    format that it equals. ``is_low``: no element is below its value where a mask hides a column.
+    """
+
+    text: str
+    axes: tuple[str | None, ...]
+    fmt: str
+    pad: float | None = None
+    is_transposed: bool = False
+    is_product: bool = False
+    factors: tuple[str, str] | None = None
+    place: str = ""
+    narrow: Floats | None = None
+    is_low: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ValueComparison:
+    """A mask of compared values, ``of``; within a mask of indices it is joined with that by &."""
+
+    of: Floats
+    within: Condition | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """A square block with 1 on the diagonal and 0 elsewhere."""
+
+    shape: tuple[int, ...]
+
+
+Known = Affine | Condition | Masking | Descriptor | Number | Floats | ValueComparison | Identity
+#: Elements of integers that are looked at one by one: 8 bytes each.
+MOST_ELEMENTS = 1 << 26
+
+
+def constant(value: int, shape: tuple[int, ...] = (), bits: int = 64) -> Affine:
+    """Return one integer for all."""
+    return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape, bits=bits)
+
+
+def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
+    """Return a value whose axes are others: ``how(axes, none)`` of strides or axes."""
+    if isinstance(x, Affine):
+        return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
+    if isinstance(x, Condition):
+        return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
+    if isinstance(x, Masking):
+        return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
+    if isinstance(x, ValueComparison):
+        within = x.within and reshaped(x.within, shape, how)
+        return ValueComparison(reshaped(x.of, shape, how), within)  # type: ignore[arg-type]
+    assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
+    return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
+
+
+def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
+    """Return the smaller of two numbers of elements that are known, None where all are."""
+    return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
+
+
+#: Relations of comparisons, of a difference and 0.
+RELATIONS: Mapping[str, Any] = MappingProxyType(
+    {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
+    | {"eq": np.equal, "ne": np.not_equal}
+)
+
+
+def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
+    """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
+    along = [i for i, s in enumerate(d.steps) if s]
+    if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "sle"):
+        return None
+    return along[0], np.clip(-d.base + (relation == "sle"), 0, d.shape[along[0]])
+
+
+def elements(op: Op, x: Affine) -> Integers:
+    """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
+    if x.base.size * prod(x.shape) > MOST_ELEMENTS:
+        count = f"{x.base.size * prod(x.shape):,}"
+        raise op.fail(f"{count} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")
+    made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
+    for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
+        made = made + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
+    return np.broadcast_to(made, (*x.base.shape, *x.shape))
+
+
+def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
+    """Return the known elements of a block: the elements before the ends along its axes; None where all are known."""
+    if all(x is None for x in left):
+        return None
+    return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))
+
+
+def _along(axis: int, base: Integers, shape: tuple[int, ...]) -> Affine:
+    return Affine(base, tuple(int(i == axis) for i in range(len(shape))), shape)
+
+
+def truth(op: Op, x: Condition) -> Any:
+    """Return of every element, (program, iteration, *axes), whether a condition holds."""
+    return np.logical_and.reduce(np.broadcast_arrays(*(RELATIONS[r](elements(op, d), 0) for r, d in x.of)))
+
+
+def answers(x: Condition) -> tuple[Any, Any]:
+    """Return, of each (program, iteration), whether all elements of a block hold, and whether none does."""
+    every, none = np.ones((1, 1), bool), np.zeros((1, 1), bool)
+    for relation, d in x.of:
+        ends = [s * (n - 1) for s, n in zip(d.steps, d.shape, strict=True)]
+        low, high = d.base + sum(min(0, e) for e in ends), d.base + sum(max(0, e) for e in ends)
+        if relation in ("eq", "ne"):
+            equal, never = (low == 0) & (high == 0), (low > 0) | (high < 0)
+            holds, fails = (equal, never) if relation == "eq" else (never, equal)
+        else:
+            does = RELATIONS[relation]
+            holds, fails = does(low, 0) & does(high, 0), ~does(low, 0) & ~does(high, 0)
+        every, none = every & holds, none | fails
+    return every, none
+
+
+def affine(values: Integers, known: Any = None) -> Affine | None:
+    """Return integers by their elements, (program, iteration, *axes), as a base and steps; None where they are not so.
+
+    ``known``: which elements have to be; others are nobody's.
+    """
+    shape = values.shape[2:]
+    known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(values.shape, np.shape(known)))
+    values, steps = np.broadcast_to(values, known.shape), list[int]()
+    for axis in range(2, values.ndim):
+        n = values.shape[axis]
+        both = np.take(known, range(1, n), axis) & np.take(known, range(n - 1), axis)
+        each = np.unique(np.diff(values, axis=axis)[both])
+        if len(each) > 1:
+            return None
+        steps.append(int(each[0]) if len(each) else 0)
+    for i, (step, n) in enumerate(zip(steps, shape, strict=True)):
+        values = values - (step * np.arange(n)).reshape(n, *(1 for _ in shape[i + 1 :]))
+    flat, mask = (x.reshape(*x.shape[:2], -1) for x in (values, known))
+    base = np.take_along_axis(flat, np.argmax(mask, axis=2)[..., None], 2)
+    if np.any((flat != base) & mask):
+        return None
+    return Affine(np.where(mask.any(2), base[..., 0], 0), tuple(steps), shape)
+
+
+def float_of(text: str, fmt: str) -> float:
+    """Return a constant as TTIR writes it: decimal, or the bits of infinities and NaN."""
+    if not text.startswith("0x"):
+        return float(text)
+    bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
+    return float(np.array(bits, f"u{size}").view(f"f{size}"))
+
+
+def literal(value: float) -> str:
+    """Return a number as the kernel of tiles writes it, where ``inf`` and ``nan`` are names."""
+    return repr(value)

@@ -1,0 +1,150 @@
+"""The parts that a loop's stages are cut into, so that matrix and vector units work at the same time.
+
+`Parts` decides
+
+- the cuts of the loop: before each product that reads results of rows (`cuts`);
+- the distance of each part behind the first, in tiles (``lags``), and whether the next block begins in between;
+- the number of tiles of a name at a time (`generations`), and the states that outlive their tiles (`lasting`).
+
+It refuses reads of a part from another tile than its own.  `slots` places the tiles.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import TilingError
+
+if TYPE_CHECKING:
+    from npusim.kernels.form.phase import Instruction, Stage
+    from npusim.machines.ascend.product_plan import AscendTiling
+    from npusim.machines.frame import Frame
+
+
+class Parts:
+    """The parts of one phase's pipeline, none without products or without a loop."""
+
+    def __init__(self, frame: Frame, tiling: AscendTiling) -> None:
+        self.frame, self.ahead = frame, tiling.ahead
+        self.has_products = any(s.is_product for s in frame.stages)
+        self.is_loopless = self.has_products and not frame.loop_axis
+        self.cuts = self._cut() if self.has_products and frame.loop_axis else []
+        self.lags = [self.ahead * i for i in range(len(self.cuts))]
+        #: Tiles that the last part is behind the first.
+        self.lag = self.lags[-1] if self.lags else 0
+        is_visited = self.lag > 0 and all(b.runs for b in frame.phase.cells)
+        #: Whether the next block begins while this one's last tiles are under way.
+        self.is_continuous = tiling.decided.pipeline == "core" and is_visited and self._holds_for_one_part()
+
+    def _cut(self) -> list[tuple[Stage, ...]]:
+        parts: list[list[Stage]] = [[]]
+        for s in self.frame.phase.loops[0].stages:
+            made = {n for before in parts[-1] for n in before.written if self.frame.places[n] == "up"}
+            if s.is_product and made.intersection(s.read):
+                parts.append([])
+            parts[-1].append(s)
+        return [tuple(part) for part in parts]
+
+    def part_of(self, stage: Stage) -> int:
+        """Return the part of the pipeline that a stage is in: the last for a stage in none."""
+        return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
+
+    def between(self, n: str) -> int:
+        """Return how many parts of the pipeline after its writer a name is read last."""
+        stages = self.frame.stages
+        written = self.part_of(next(s for s in stages if n in s.written))
+        return max((self.part_of(s) for s in stages if n in s.read), default=0) - written
+
+    def generations(self, n: str) -> int:
+        """Return how many tiles of a name there are at a time, from its writer to its last reader."""
+        return max(1, self.between(n)) * self.ahead + 1
+
+    def _holds_for_one_part(self) -> bool:
+        """Return whether values that stay for a block are read in one part of the pipeline: else blocks end
+        together.
+        """
+        products = [s for s in self.frame.stages if s.is_product]
+        readers = ({self.part_of(s) for s in products if n in s.rows[0].srcs} for n in self.frame.held)
+        return all(len(parts) < 2 for parts in readers)
+
+    # ---------------------------------------------------------------- states
+
+    @cached_property
+    def of_states(self) -> dict[str, int]:
+        """The part of the pipeline that uses each state: the first one for a state without a user."""
+        states = [n for n, what in self.frame.phase.names.items() if what.start is not None]
+        stages = [(i, (*s.read, *s.written)) for i, cut in enumerate(self.cuts) for s in cut]
+        return {n: next((i for i, names in stages if self._is_used(n, *names)), 0) for n in states}
+
+    @cached_property
+    def lasting(self) -> dict[str, int]:
+        """The states that end before the block does, with their copies: so many blocks may be under way."""
+        early = [n for n, part in self.of_states.items() if self.is_continuous and part < len(self.cuts) - 1]
+        finish = self.frame.phase.finish
+        return {n: self.lag + 2 for n in early if any(self._is_used(n, *s.read, *s.written) for s in finish)}
+
+    def _is_used(self, state: str, *names: Any) -> bool:
+        storage = self.frame.storage
+        return storage[state] in {storage.get(n) for n in names}
+
+    # ---------------------------------------------------------------- checks
+
+    def check(self) -> None:
+        """Raise `TilingError` for a part's read from another tile, or a unit's after another has read it.
+
+        Also for stages outside of the one loop that has products.
+        """
+        phase = self.frame.phase
+        if self.has_products and len(phase.loops) > 1:
+            first, other = (_named(loop.stages[0].rows[0]) for loop in phase.loops[:2])
+            raise TilingError(
+                f"{phase.name}: {first} and {other} are not in one loop, but cores that share products and rows have "
+                "one loop over tiles and rows after it; give each loop, and rows before it, a kernel of its own"
+            )
+        self._check_states()
+        self._check_handed()
+
+    def _check_states(self) -> None:
+        """Raise `TilingError` for a state that two parts use: one would meet another tile's value."""
+        frame = self.frame
+        for state in self.of_states if self.ahead else ():
+            used = [
+                (i, r)
+                for i, cut in enumerate(self.cuts)
+                for s in cut
+                for r in s.rows
+                if self._is_used(state, r.dst, *r.srcs)
+            ]
+            if used and used[0][0] != used[-1][0]:
+                (_, first), (at, last) = used[0], used[-1]
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, but "
+                    f"the stages before product {self.cuts[at][0].name} run {self.ahead} tiles ahead of the stages "
+                    "after it; use the state on one side of the product, or depth=0"
+                )
+
+    def _check_handed(self) -> None:
+        """Raise `TilingError` for results that several stages read, and for tiles stored past a product."""
+        frame = self.frame
+        for n, place in frame.places.items():
+            readers = [s for s in frame.stages if n in s.read and n not in s.written]
+            parts = {self.part_of(s) for s in readers}
+            if place == "carried" and self.has_products and len(frame.axes(n)) > 1 and self.ahead:
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is a tile that {readers[-1].name} reads after a product, "
+                    "past which only row vectors stay stored; compute it there, from the product's result or a state"
+                )
+            is_read_twice = place in ("up", "down", "carried") and len(parts) > 1 and self.ahead
+            is_read_by_both = place == "up" and len({s.is_product for s in readers}) > 1
+            is_recurrent = place == "up" and len(readers) > 1 and frame.phase.is_recurrent
+            if is_read_by_both or is_recurrent or is_read_twice:
+                what = " and ".join(s.name for s in readers)
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is read by {what}, but a tile passed between units is read "
+                    "once; compute it twice under two names" + ("" if place == "up" else ", or depth=0")
+                )
+
+
+def _named(row: Instruction) -> str:
+    return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")

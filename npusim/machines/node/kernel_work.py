@@ -1,0 +1,168 @@
+"""Work of a node's kernels: from times of their children on one device, or from the table of the node's file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from npusim.errors import SpecError
+from npusim.kernels.attention.split_rules import num_splits_heuristic
+from npusim.machines.node.node_machine import femtoseconds
+from npusim.machines.node.node_program import KernelWork, NodeKernel, Waves
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node_file import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
+    from npusim.config.problem import GemmProblem, Problem
+    from npusim.program.timing.timing_result import TimingResult
+
+
+def stated_work(kernel: NodeKernel, node: NodeSpec, device: DeviceSpec, *, has_schedules: bool) -> KernelWork | None:
+    """Return a kernel's work as the node's file states it; None where it is simulated.
+
+    ``has_schedules``: whether the schedules of all its children have a mapping on the device's cores.
+    """
+    table = node.kernels
+    if table is None:
+        return None
+    if kernel.role == "attention" and table.attention is not None:
+        if all(cast("Problem", c.problem).seq_q == 1 for c in kernel.children) and table.others is not None:
+            return _from_roof(kernel, table.others, device)  # one query has no block of rows
+        return _attention_from_table(kernel, table.attention, *_cores_and_host(node, device))
+    if kernel.role == "linear" and table.linear is not None:
+        return _linear_from_table(kernel, table.linear, *_cores_and_host(node, device))
+    if kernel.role == "decode" and table.decode is not None:
+        problem = cast("Problem", kernel.children[0].problem)
+        size = problem.kv_bytes()
+        start, rate = table.decode.start_s.value, float(table.decode.bytes_per_s.value)
+        seconds = float(start) + size / rate
+        terms = (("start_s", start / seconds), ("bytes_per_s", 1.0 - start / seconds))
+        return _roof(kernel, seconds, size / device.link("hbm").bytes_per_s.value, terms, "decode")
+    if table.others is not None and not has_schedules:
+        return _from_roof(kernel, table.others, device)
+    return None
+
+
+def _from_roof(kernel: NodeKernel, table: RoofTimes, device: DeviceSpec) -> KernelWork:
+    """Return the work of kernels without a schedule: the slower of memory and matrix units."""
+    problems = [c.problem for c in kernel.children]
+    memory = sum(p.bytes_moved() for p in problems) / device.link("hbm").bytes_per_s.value
+    reached = memory / float(table.memory_factor.value)
+    products = sum(p.flops() for p in problems) / table.flops_per_s.value
+    key = "memory_factor" if reached >= products else "flops_per_s"
+    launch = 0.0 if kernel.is_fused or device.launch is None else float(device.launch.kernel_overhead_s.value)
+    work = _roof(kernel, max(reached, products), memory, ((key, 1.0),), "others")
+    return replace(work, launch_fs=femtoseconds(launch))
+
+
+def _roof(
+    kernel: NodeKernel, seconds: float, memory_s: float, terms: tuple[tuple[str, float], ...], part: str
+) -> KernelWork:
+    """Return work that takes ``seconds`` and the device's memory for ``memory_s`` of them."""
+    return KernelWork(
+        femtoseconds(seconds),
+        0,
+        0,
+        (("hbm", min(1.0, memory_s / seconds)),),
+        terms=tuple((f"node.kernels.{part}.{key}", share) for key, share in terms),
+        methods=("stated kernels",),
+        bound_fs=femtoseconds(min(seconds, memory_s)),
+    )
+
+
+def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
+    """Return the work of children simulated on their device, and their use of it."""
+    cycles, seconds = sum(r.cycles for r in results), sum(r.cycles / r.clock_hz for r in results)
+    launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
+    busy: dict[str, float] = defaultdict(float)
+    for result in results:
+        for kind, used in _busiest(result).items():
+            busy[kind] += used
+        hbm_seconds = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
+        busy["hbm"] += hbm_seconds * result.clock_hz
+    demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
+    terms: dict[str, float] = defaultdict(float)
+    for result in results:
+        for key, part in result.term_cycles.items():
+            terms[key] += part
+    total = sum(terms.values()) or 1.0
+    bound = sum(max(r.bound_cycles.values(), default=0) / r.clock_hz for r in results)
+    return KernelWork(
+        femtoseconds(seconds),
+        femtoseconds(launch),
+        0,
+        demand,
+        terms=tuple((key, part / total) for key, part in terms.items()),
+        methods=tuple(sorted({r.method for r in results})),
+        bound_fs=femtoseconds(bound),
+        band=max(r.band for r in results),
+    )
+
+
+def _busiest(result: TimingResult) -> dict[str, float]:
+    """Return the busy cycles of each kind of core: its busiest pipe, on average over groups."""
+    totals: dict[str, float] = defaultdict(float)
+    for uses in result.queues:
+        for use in uses:
+            totals[use.queue] += use.busy_cycles / len(result.queues)
+    busiest: dict[str, float] = defaultdict(float)
+    for name, used in totals.items():
+        kind = name.partition(".")[0].rstrip("0123456789")
+        busiest[kind] = max(busiest[kind], used)
+    return busiest
+
+
+def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count: int, host: HostSpec) -> KernelWork:
+    """Return the work of attention as equal blocks on the device's cores."""
+    problems = [cast("Problem", c.problem) for c in kernel.children]
+    resident, split = table.resident_count.value, table.split
+
+    def blocks(rows: int) -> int:
+        return sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
+
+    count, rate, merge_s = blocks(table.block_rows_count.value), float(table.flops_per_s.value), 0.0
+    if split is not None:
+        tiles = ceil_div(max(p.seq_kv for p in problems), split.block_keys_count.value)
+        cut = blocks(split.block_rows_count.value)
+        parts = num_splits_heuristic(cut, resident * core_count, tiles, skips_equal=True)
+        if parts > 1:
+            # The longest part of whole tiles decides.
+            count, merge_s = parts * cut, float(split.merge_s.value)
+            rate = float(split.flops_per_s.value) * tiles / (parts * ceil_div(tiles, parts))
+    seconds = sum(p.flops() for p in problems) / count / rate
+    alone = 1.0 if table.alone_factor is None else float(table.alone_factor.value)
+    waves = Waves(count, femtoseconds(seconds), resident, core_count, alone, femtoseconds(merge_s))
+    return _in_waves(kernel, waves, host.attention_issue_s.value)
+
+
+def _linear_from_table(kernel: NodeKernel, table: LinearTimes, core_count: int, host: HostSpec) -> KernelWork:
+    """Return the work of a product as equal tiles on the device's cores."""
+    product = cast("GemmProblem", kernel.children[0].problem)
+    m, n = table.block_m_count.value, table.block_n_count.value
+    count = product.count * ceil_div(product.m, m) * ceil_div(product.n, n)
+    seconds = 2 * m * n * product.k / table.flops_per_s.value
+    return _in_waves(kernel, Waves(count, femtoseconds(seconds), 1, core_count), host.linear_issue_s.value)
+
+
+def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
+    return KernelWork(
+        waves.whole_fs,
+        0,
+        femtoseconds(issue_s),
+        (),
+        waves,
+        terms=((f"node.kernels.{kernel.role}.flops_per_s", 1.0),),
+        methods=("fitted kernels",),
+        bound_fs=waves.block_count * waves.block_fs // waves.core_count,  # every core busy to the end
+    )
+
+
+def _cores_and_host(node: NodeSpec, device: DeviceSpec) -> tuple[int, HostSpec]:
+    """Return how many cores the table's blocks run on, and who issues their kernels."""
+    core_count = device.core_count((node.kernels and node.kernels.core) or "")
+    if node.host is None:
+        raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")
+    return core_count, node.host

@@ -1,0 +1,325 @@
+"""A node program: operations on the queues of every device, as a tile program.
+
+Core groups of the program are the node's devices.  A device has a queue for its cores, one for its collectives and,
+where a host takes part, for copies each way and its share of the host's cores.  Operations have no steps: a
+:class:`KernelOp` stands for a whole program of one device, a :class:`CollectiveOp` for one rank's part in a collective.
+Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from npusim.errors import TilingError
+from npusim.formats import get_format
+from npusim.machines.node.collective import Algorithm, CollectiveCall, Kind
+from npusim.program.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.program.ir.op import TileOp
+from npusim.program.ir.tile_program import Item, ProgramPhase, Queue, TileProgram
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
+    from npusim.program.ir.tile import RingTile
+
+    ChildProblem = Problem | GemmProblem | RowsProblem | CopyProblem
+
+COMPUTE = "npu.COMPUTE"
+UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
+MEMORY = "gm"
+#: Rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
+ROW_GRAIN = 128
+#: What a kernel is to a layer: its parts in the table of a run, and in the node file's table of times.
+KernelRole = Literal["attention", "decode", "linear", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
+
+    ``is_named``: someone asked for this schedule, so that no time that a node's file states of another stands for it.
+    """
+
+    schedule: str
+    problem: ChildProblem
+    precision: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    is_named: bool = False
+
+    @classmethod
+    def named(cls, text: str, default: str, problem: ChildProblem) -> Child:
+        """Return the program that ``text`` names, ``schedule:field=value:...``; ``auto`` is ``default``."""
+        name, *fields = (default if text == "auto" else text).split(":")
+        pairs = ((key, value) for key, _, value in (field.partition("=") for field in fields))
+        return cls(name, problem, fields=tuple(pairs), is_named=text != "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKernel:
+    """Children that run one after the other; with ``is_fused`` in the launch of the kernel before."""
+
+    role: KernelRole
+    children: tuple[Child, ...]
+    is_fused: bool = False
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in tables: its part of the layer, or its role."""
+        return self.name or self.role
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """A kernel as equal blocks on cores: ``resident`` share a core, each then its ``block_fs``; one alone is slower.
+
+    Blocks are not pre-empted: a core given away is given away until its blocks are done.
+    """
+
+    block_count: int
+    block_fs: int
+    resident: int
+    core_count: int
+    alone_factor: float = 1.0
+    #: Of a kernel that puts the blocks' parts together.
+    merge_fs: int = 0
+
+    def core_fs(self, blocks: int) -> int:
+        """Return how long a core takes for ``blocks`` that start together."""
+        return round(self.block_fs * (self.alone_factor if blocks == 1 else blocks))
+
+    @property
+    def whole_fs(self) -> int:
+        """Return the time with all cores to itself."""
+        full, rest = divmod(self.block_count, self.core_count * self.resident)
+        each = ceil_div(rest, self.core_count)
+        return full * self.core_fs(self.resident) + (self.core_fs(each) if each else 0) + self.merge_fs
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
+
+    ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names resources as claims
+    do: kinds of core, ``hbm``.  With ``waves`` each core is given away whole.  ``terms`` are the constants behind the
+    time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs`` is
+    the least time of the work.
+    """
+
+    alone_fs: int
+    launch_fs: int
+    issue_fs: int
+    demand: tuple[tuple[str, float], ...] = ()
+    waves: Waves | None = None
+    terms: tuple[tuple[str, float], ...] = ()
+    methods: tuple[str, ...] = ()
+    band: float = 0.0
+    bound_fs: int = 0
+
+    @property
+    def whole_fs(self) -> int:
+        """Return the time of a call by itself."""
+        return self.issue_fs + self.launch_fs + self.alone_fs
+
+
+#: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
+KernelTimer = Callable[[NodeKernel], KernelWork]
+
+
+@dataclass(slots=True)
+class KernelOp(TileOp):
+    """A launch in a queue of a device, for ``rows`` rows from ``row`` over batch and sequence."""
+
+    kernel: NodeKernel = field(default=NodeKernel("linear", ()))
+    row: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class CollectiveOp(TileOp):
+    """A rank's part in a collective over the partial sums of ``rows`` rows from ``row``."""
+
+    call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
+    row: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCall:
+    """Bytes over one device's host link; ``is_bulk``: keys and values of a layer, not a few rows."""
+
+    way: Literal["up", "down"]
+    size_bytes: int
+    is_bulk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """One device's share of attention on the host: its computation, and its reads from DRAM."""
+
+    child: Child
+    size_bytes: int
+    elements: int
+
+
+@dataclass(slots=True)
+class CopyOp(TileOp):
+    """A copy between host and device, concurrent with the device's kernels."""
+
+    call: CopyCall = field(kw_only=True)
+
+
+@dataclass(slots=True)
+class HostOp(TileOp):
+    """A rank's heads on the host's cores."""
+
+    call: HostCall = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Rows ``row .. row + rows`` over batch and sequence, and the kernels that compute them."""
+
+    row: int
+    rows: int
+    kernels: tuple[NodeKernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """The collective after each block: its kind and way, and the row of the result it carries."""
+
+    driver: str
+    algorithm: Algorithm
+    row_bytes: int
+    kind: Kind = "allreduce"
+    servers: int = 1
+    element_bytes: int = 1
+
+    @property
+    def queue(self) -> str:
+        """Return the queue it is issued to: the copy engines', or that of kernels that move bytes."""
+        return "npu.SDMA" if self.driver in ("sdma", "mc2") else "npu.COLLECTIVE"
+
+    def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
+        """Return the collective over a block's rows."""
+        size = block.rows * self.row_bytes
+        call = CollectiveCall(
+            self.kind, self.algorithm, self.driver, size, is_overlapped, self.servers, self.element_bytes
+        )
+        engine = self.queue.partition(".")[2]
+        return CollectiveOp(f"{self.kind} {index}", self.queue, engine, (), call=call, row=block.row, rows=block.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operation, and the numbers of the tasks whose results it needs, ``size_bytes`` each."""
+
+    op: TileOp
+    after: tuple[int, ...] = ()
+    size_bytes: int = 1
+
+
+def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
+    """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
+
+    Cuts fall on whole attention blocks of 128 rows where that leaves every block some.
+
+    Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
+    """
+    if blocks > total:
+        raise TilingError(f"blocks: {blocks} blocks of only {total} rows; at most {total}")
+    share = 1.0 / blocks if first_share is None or blocks == 1 else first_share
+    ends = [share + (1.0 - share) * i / max(1, blocks - 1) for i in range(blocks)]
+    sizes: list[int] = []
+    for grain in (ROW_GRAIN, 1) if total >= 2 * blocks * ROW_GRAIN else (1,):
+        cuts = [0, *(min(total, round(total * e / grain) * grain) for e in ends[:-1]), total]
+        sizes = [b - a for a, b in pairwise(cuts)]
+        if min(sizes) >= 1:
+            return list(zip(cuts[:-1], sizes, strict=True))
+    raise TilingError(f"first_share: {share} of {total} rows in {blocks} blocks leaves a block without rows: {sizes}")
+
+
+def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int) -> TileProgram:
+    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order, each then reduced."""
+    tasks: list[Task] = []
+    for index, block in enumerate(blocks):
+        tasks += block_tasks(index, block)
+        # Without kernels the data is there already: nothing to wait for.
+        ready = (len(tasks) - 1,) if block.kernels else ()
+        tasks.append(Task(comm.op(index, block, is_overlapped=len(blocks) > 1), ready, block.rows * comm.row_bytes))
+    return task_program(name, ranks, tasks, flops, (COMPUTE, comm.queue))
+
+
+def block_tasks(index: int, block: RowBlock, after: tuple[int, ...] = (), size_bytes: int = 1) -> list[Task]:
+    """Return the kernels of a block of rows, the first of them after other tasks."""
+    tasks = []
+    for number, kernel in enumerate(block.kernels):
+        op = KernelOp(f"{kernel.label} {index}", COMPUTE, "COMPUTE", (), kernel=kernel, row=block.row, rows=block.rows)
+        tasks.append(Task(op, () if number else after, size_bytes))
+    return tasks
+
+
+def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queues: Sequence[str] = ()) -> TileProgram:
+    """Return the program in which each of ``ranks`` devices runs ``tasks`` in order; ``flops`` are one device's.
+
+    ``queues`` are listed first, before queues that only tasks name.
+    """
+    named = tuple(dict.fromkeys((*queues, *(t.op.queue for t in tasks))))
+    allocator, slots = _handed_on(tasks)
+
+    def body(_rank: int) -> Iterator[Item]:
+        for task, handshake in zip(tasks, slots, strict=True):
+            yield replace(task.op, handshake=handshake)
+
+    parts = [(q, *q.split(".", 1)) for q in named]
+    return TileProgram(
+        name=name,
+        queues=tuple(Queue(q, core, engine, "host") for q, core, engine in parts),
+        rings=tuple(allocator.rings),
+        spaces=dict(allocator.spaces),
+        used_bytes=dict(allocator.peak_bytes),
+        tensors={},
+        phases=(ProgramPhase("rows", tuple(range(ranks)), body, lambda _rank: None, lambda _ranks: iter(())),),
+        flops=flops * ranks,
+    )
+
+
+def operations(program: TileProgram) -> Iterator[Any]:
+    """Yield the operations that all ranks of a node program share, in program order."""
+    for phase in program.phases:
+        yield from phase.body(phase.blocks[0])
+
+
+def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
+    """Return the rings from queue to queue, a slot for each result, and the slots that each task fills and reads."""
+    # A queue waits once for a result: its later tasks come after the one that did.
+    receivers: dict[tuple[int, str], int] = {}
+    for number, task in enumerate(tasks):
+        for source in task.after:
+            if tasks[source].op.queue != task.op.queue:
+                receivers.setdefault((source, task.op.queue), number)
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for (source, queue), number in sorted(receivers.items()):
+        sizes.setdefault((tasks[source].op.queue, queue), []).append(tasks[number].size_bytes)
+    total = sum(max(s) * len(s) for s in sizes.values())
+    space = AddressSpace(MEMORY, 2 * total + 2, get_format("float16").size_bytes)
+    allocator = Allocator({MEMORY: space})
+    rings: dict[tuple[str, str], Ring] = {
+        (a, b): allocator.ring(MEMORY, _ring_name(a, b), max(s), len(s), producers=[a], consumers=[b])
+        for (a, b), s in sizes.items()
+    }
+    slots: list[list[RingTile]] = [[] for _ in tasks]
+    for (source, queue), number in sorted(receivers.items()):
+        ring, size = rings[tasks[source].op.queue, queue], tasks[number].size_bytes
+        slots[source].append(ring.fill(1, size, "int8"))
+        slots[number].append(ring.front(1, size, "int8"))
+    return allocator, [tuple(s) for s in slots]
+
+
+def _ring_name(source: str, target: str) -> str:
+    a, b = (q.partition(".")[2] for q in (source, target))
+    return {"COMPUTE": "partial sums"}.get(a, "sums") if {a, b} <= {"COMPUTE", "SDMA", "COLLECTIVE"} else f"{a} to {b}"

@@ -1,0 +1,22 @@
+"""A node as a machine: its core groups are devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.config.family import NODE_FAMILY, CoreFamily
+from npusim.machines.base import Machine
+
+if TYPE_CHECKING:
+    from npusim.config.node_file import NodeDevice
+
+
+class NodeMachine(Machine):
+    """A node: a machine whose core groups are devices.  Kernels are timed on one device, which chooses their fields."""
+
+    def __init__(self, device: NodeDevice) -> None:
+        super().__init__(device)
+        self.node, self.single = device.node, device.each
+
+
+NODE = CoreFamily(name=NODE_FAMILY, machine=NodeMachine, fields={})

@@ -1,0 +1,219 @@
+"""Work of warp groups in an operation besides its steps, where they run concurrently.
+
+`Works` decides nothing about order or places: for each kind of operation (a product, rows, a store to shared
+memory, a block's start, an iteration's end) it gives the execution by warps, as a `GroupWork`, which has the kernel's
+decisions and which `group_cost` prices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.formats import get_format
+from npusim.formats.layout.fragment import WARP_LANES
+from npusim.machines.decisions import CodeWork, Due, GpuDecisions
+from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers, fill_passes
+from npusim.machines.sm.group_cost import ACCESS_BYTES
+from npusim.program.ir.tile import Tile
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.kernels.form.phase import Stage, Visit, WorkTile
+    from npusim.machines.decisions import Charge
+    from npusim.machines.frame import Frame
+    from npusim.machines.sm.core import SmTiling
+    from npusim.machines.sm.name_places import BlockPlaces
+    from npusim.program.ir.op import Step, TileOp
+    from npusim.program.ir.tile import Operand
+
+#: A line of the cache that loads of global memory come through (CUDA C++ Programming Guide, global memory).
+LINE_BYTES = 128
+#: Passes of a store of pairs of an accumulator's values (CUTLASS's layout of operands for sm_70, VoltaTensorOp-
+#: MultiplicandCrosswise, at the rows and columns of mma.m8n8k4's accumulator: two lanes' words lie in each bank).
+PAIR_PASSES = 2
+
+
+class GroupWork(NamedTuple):
+    """What a group of warps does in an operation besides its steps, where groups run concurrently.
+
+    decided
+        Decisions of its kernel.
+    pays, barriers, is_fenced
+        When the charges of the kernel are due that it pays; barriers that it passes; whether what reads it has to see
+        what it has just stored.
+    is_awaited
+        Whether the warps wait for a product's last result.
+    is_spread
+        Whether warps share the columns of what a kernel else repeats.
+    is_even
+        Whether elements are distributed evenly, since no product needs them in fragments.
+    copies, loads
+        Transfers of 16 bytes a thread: asynchronous copies, and loads whose registers the warps wait for.
+    passes
+        Passes of each transfer through shared memory, which shares its storage with the cache of loads.
+    columns, depth
+        Sizes of whole tiles, which a kernel computes even for a ragged one: of results, and the length of a product's
+        sum.
+    behind
+        The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
+        result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
+    is_coded
+        Whether a block's machine code is this operation's work; else another operation has it.
+    """
+
+    decided: GpuDecisions
+    pays: tuple[Due, ...] = ()
+    barriers: int = 0
+    is_fenced: bool = False
+    is_awaited: bool = True
+    is_spread: bool = False
+    is_even: bool = False
+    copies: int = 0
+    loads: int = 0
+    passes: int = 1
+    columns: int = 0
+    depth: int = 0
+    behind: tuple[int, ...] = ()
+    is_coded: bool = False
+
+    @property
+    def across(self) -> int:
+        """Warps that share the columns, the others the rows."""
+        return self.decided.repeats if self.is_spread else self.decided.across
+
+    @property
+    def repeats(self) -> int:
+        """How often the whole operation is computed."""
+        return 1 if self.is_spread else self.decided.repeats
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """Costs in addition to its steps."""
+        paid = self.decided.due(*self.pays) if self.pays else ()
+        paid += barriers(self.decided, self.barriers)
+        return (*paid, FENCE) if self.is_fenced else paid
+
+    @property
+    def code(self) -> CodeWork | None:
+        """Its work by machine code, whatever its steps are; None: the work of the steps."""
+        if self.decided.code is None:
+            return None
+        return self.decided.code if self.is_coded else CodeWork()
+
+    def paying(self, *due: Due) -> GroupWork:
+        """Return the same work, which pays what is ``due`` too."""
+        return self._replace(pays=self.pays + due)
+
+    def meeting(self, count: int = 1) -> GroupWork:
+        """Return the same work behind so many barriers more."""
+        return self._replace(barriers=self.barriers + count)
+
+
+def work_of(op: TileOp) -> GroupWork:
+    """Return the work of an operation of warps."""
+    assert isinstance(op.work, GroupWork), op.label
+    return op.work
+
+
+class Works:
+    """The work of a block's warp groups; ``usual``: of an operation that needs nothing else."""
+
+    def __init__(self, frame: Frame, tiling: SmTiling, places: BlockPlaces) -> None:
+        self.frame, self.tiling, self.places, self.decided = frame, tiling, places, tiling.decided
+        self.usual = GroupWork(tiling.decided, is_even=not places.how)
+
+    def of(self, s: Stage, engine: str, steps: tuple[Step, ...]) -> GroupWork | None:
+        """Return the work of an operation of a stage on an engine; copies from and to global memory have none."""
+        if engine == TENSOR:
+            return self.product(s)
+        if engine == LSU:
+            return self._store(steps)
+        return None if engine == LDG else self._rows(s)
+
+    def start(self, s: Stage) -> GroupWork:
+        """Return the work of a block's first operation, laid out as a stage's."""
+        return (self.usual if self.decided.code else self._rows(s)).paying("block")
+
+    def iteration(self, copies: int = 0) -> GroupWork:
+        """Return the work at an iteration's end, with so many copies a thread of a later tile."""
+        return self.usual._replace(copies=copies, pays=("tile",))
+
+    def spills(self) -> list[GroupWork]:
+        """Return the work of storing registers to local memory and loading them, near and beyond L2, if any."""
+        listed: tuple[Due, ...] = ("local", "beyond")
+        return [self.usual.paying(due) for due in listed if self.decided.due(due)]
+
+    def copies(self, block: WorkTile, tile: Visit) -> int:
+        """Return how often each thread of a block copies 16 bytes of a tile."""
+        threads, count = WARP_LANES * self.decided.warps * self.decided.groups, 0
+        for n in filter(self.places.is_copied, self.places.visited):
+            rows, cols, _ = self.frame.shape(n, block, tile)
+            count += ceil_div(self.frame.size_bytes(n, rows * cols), ACCESS_BYTES * threads)
+        return count
+
+    def product(self, s: Stage) -> GroupWork:
+        """Return the work of a product; repeated ones whose left operand is in registers are spread over the
+        columns.
+        """
+        left, decided, columns = s.rows[0].srcs[0], self.decided, self._width(s.rows[0].dst)
+        is_near = left in self.places.near
+        work = self.usual._replace(columns=columns, is_spread=decided.repeats > 1 and not is_near)
+        if decided.slice_elements:  # whatever the head dim, slices and tiles are whole: what is missing is zero
+            return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
+        adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
+        is_awaited = not decided.ahead if decided.alternates else not adds_up or decided.stages == 1
+        met = int(is_near and decided.roles == "alike")
+        return work._replace(is_awaited=is_awaited, depth=self._width(left), barriers=met, pays=("multiply_add",))
+
+    def beside(self, s: Stage, work: GroupWork) -> GroupWork:
+        """Return work that overlaps with a product, if the warps waited for its start alone."""
+        product, (left, _), frame = self.product(s), s.rows[0].srcs, self.frame
+        if self.decided.generation != "wgmma" or product.is_awaited or self.decided.is_serial:
+            return work
+        rows = self.decided.rows or frame.phase.sizes[frame.row_axis] // self.decided.groups
+        columns, depth = (max(n, frame.width(t)) for n, t in ((product.columns, s.rows[0].dst), (product.depth, left)))
+        size = rows, columns, frame.size_bytes(left, depth), left in self.places.near
+        return work._replace(behind=size, is_spread=product.is_spread)
+
+    def slice(self, n: str, slot: Operand, *, is_made: bool = False) -> GroupWork:
+        """Return the work of loading a slice of a name into shared memory, through the cache that shares its storage.
+
+        L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored whole, with zeros
+        beyond their end.  ``is_made``: rows computed it in registers; a warp stores pairs of values, two to a bank.
+        """
+        whole = max(slot.cols, self._width(n) or self.decided.slice_elements)
+        row_bytes = get_format(slot.fmt).size_bytes * whole
+        loads = ceil_div(slot.rows * row_bytes, ACCESS_BYTES * WARP_LANES * self.decided.warps)
+        come = ceil_div(LINE_BYTES, row_bytes) + fill_passes(self.places.core.device)
+        return self.usual._replace(loads=loads, passes=PAIR_PASSES if is_made else 1 + come)
+
+    def _rows(self, s: Stage) -> GroupWork:
+        """Return the work of rows: without an axis of the loop, no warp repeats it."""
+        frame, usual = self.frame, self.usual
+        if self.decided.code is not None:  # the whole block's is that of its first stage
+            return usual._replace(is_coded=s is next(iter((*frame.stages, *frame.phase.finish))))
+        names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
+        # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
+        is_first = not self.decided.alternates and s is next((x for x in frame.stages if not x.is_product), None)
+        columns = max((self._width(n) for n in names), default=0)
+        due: list[Due] = ["element"]
+        due += ["output"] if s in frame.phase.finish else []
+        due += ["score"] if is_first else []
+        is_spread = self.decided.repeats > 1 and not any(frame.loop_axis in frame.axes(n) for n in names)
+        return usual._replace(columns=columns, pays=tuple(due), is_spread=is_spread)
+
+    def _width(self, n: str) -> int:
+        """Return the columns that are computed of a name, whatever a ragged tile has."""
+        axes = self.frame.axes(n)
+        return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
+
+    def _store(self, steps: tuple[Step, ...]) -> GroupWork:
+        """Return a warp group's work for an operand that moves to shared memory through its registers.
+
+        Rows' results for it serve single warps' products unchanged: fragments are loaded like those of B.
+        """
+        if self.decided.generation == "mma" and any(isinstance(step.srcs[0], Tile) for step in steps):
+            return self.usual
+        size = sum(step.dst.payload_bytes for step in steps)
+        loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.decided.warps)
+        return self.usual._replace(loads=loads, barriers=1, is_fenced=True)

@@ -1,0 +1,69 @@
+"""Operations along a tile on a GPU, step after step: cumulative sums and the inverse of a triangular tile.
+
+As Triton 3.6 compiles ``tl.cumsum`` and flash-linear-attention's ``solve_tril`` for sm_90, counted in its SASS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.errors import UnknownOpcodeError
+from npusim.formats.scans import BLOCK, WARP
+from npusim.program.ir.op import Opcode
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.program.ir.op import Step
+
+#: Operations along a tile, and the order in which warps do them.
+ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.INVERSE: "blocks"})
+#: A row of the substitution in a block of 16, whose 8 elements a lane has: additions of two sums over rows and what
+#: joins them, 8 products in 4 multiplications and 4 multiply-adds, selections of the row and by column, comparisons.
+ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
+#: Exchanges between lanes of such a row: four columns of the row itself are summed over 8 lanes one after the other and
+#: brought to other lanes, four of its products side by side.  A warp issues in order, and waits for so many of them.
+ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
+#: Rows that begin as they are.
+FIRST_ROWS = 2
+#: Doublings in a warp.
+DOUBLINGS = WARP.bit_length() - 1
+#: What a block takes in a step that brings a state of lanes to a product: of 8 elements a lane, for two operands.
+PRODUCT_SHUFFLES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Steps that wait for one another: how many, and of each instructions and shuffles of a warp, and rounds in turn.
+
+    ``products``: of blocks of 16, of each step.
+    """
+
+    times: int
+    instructions: Mapping[str, float]
+    shuffles: float
+    rounds: int
+    products: int = 0
+
+
+def along_passes(step: Step, values: float, key: str) -> list[Passes]:
+    """Return the steps of an operation along a tile of which a lane holds so many ``values``.
+
+    Raises `UnknownOpcodeError` for an order that warps do not have.
+    """
+    if (order := step.attributes.order) != ALONG[step.opcode]:
+        raise UnknownOpcodeError(
+            f"{step.opcode.name} in order {order!r} has no cost on {key}; it goes by {ALONG[step.opcode]}"
+        )
+    if step.opcode is Opcode.CUMSUM:
+        runs = ceil_div(min(step.attributes.every or step.dst.cols, step.dst.cols), WARP)
+        within = Passes(DOUBLINGS, {"add": values, "permute": values}, values, 1)
+        return [within, *([Passes(1, {"add": (runs - 1) * values}, (runs - 1) * values, runs - 1)] if runs > 1 else [])]
+    squares, count = ceil_div(step.dst.rows, step.dst.cols), ceil_div(step.dst.cols, BLOCK)
+    listed = [Passes(squares * count * (BLOCK - FIRST_ROWS), ROW, ROW_SHUFFLES, ROW_ROUNDS)]
+    for apart in range(1, count):  # blocks so far below the diagonal follow those that are nearer
+        products = (count - apart) * (apart + 1)
+        listed.append(Passes(squares, {"mul": 8 * (count - apart)}, PRODUCT_SHUFFLES * products, 2, products))
+    return listed

@@ -1,0 +1,110 @@
+"""Costs of warps' operations on a multiprocessor, each executed by one of its shared pipes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING
+
+from npusim.config.core_units import DmaEngine
+from npusim.machines.sm.core import SM, warp_issue
+from npusim.machines.sm.group_cost import GroupModel
+from npusim.machines.sm.group_work import GroupWork
+from npusim.machines.sm.lane_cost import LaneModel
+from npusim.machines.transfers import Transfers
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.ir.tile_program import Cost
+
+if TYPE_CHECKING:
+    from npusim.config.core_units import RouteSpec
+    from npusim.config.device import DeviceSpec
+    from npusim.program.ir.op import Step, TileOp
+    from npusim.program.ir.tile_program import Block, ProgramPhase, TileProgram
+
+
+class SmPricing(Transfers):
+    """Costs of a program's operations on one GPU."""
+
+    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+        super().__init__(program, device)
+        self.sharing = warp_issue(device).sharing
+        self._cold = cold_reads(program, self.sharing.in_step_count.value) if not program.has_own_rows else None
+
+    @cached_property
+    def _groups(self) -> GroupModel:
+        return GroupModel(self.device)
+
+    @cached_property
+    def _lanes(self) -> LaneModel:
+        return LaneModel(self.device)
+
+    def of_op(self, op: TileOp) -> Cost:
+        """Return the cost of an operation: of its one move, or of a warp's instructions."""
+        if isinstance(op.work, GroupWork):
+            return self._groups.cost(op, op.work)
+        spec = self.device.engine(SM, op.engine)
+        if not isinstance(spec, DmaEngine):
+            return self._lanes.cost(op)
+        (step,) = op.steps
+        moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
+        share = self.device.clock_share  # L2's clock stays when that of products falls
+        port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
+        return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
+
+    def _miss_share(self, tensor: str) -> float:
+        if self._cold is None or not self.is_placed:
+            return self.residency.read_misses[tensor]
+        return self._cold.get(tensor, 0.0)
+
+    def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
+        """Return the bytes on each link; the bytes on L2's count for less where many cores read them together."""
+        sizes, source, l2 = super()._links(step, route), step.srcs[0], self.device.memory.l2
+        if l2.same_data_factor is None or l2.same_data_cores_count is None or not isinstance(source, GlobalTile):
+            return sizes
+        readers = self.residency.shared_reads[source.tensor.name] * (self.device.group_count.value - 1)
+        share = min(1.0, readers / l2.same_data_cores_count.value)
+        factor = 1 - share + share / l2.same_data_factor.value
+        return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in sizes)
+
+
+def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
+    """Return the share of each tensor's loads that wait for memory beyond L2, averaged over blocks.
+
+    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if their head
+    is read for the first time, all of them wait for a miss of the first.  Later blocks hit data that another has
+    loaded.
+    """
+    shares: dict[str, float] = {}
+    written: set[str] = set()
+    for phase in program.phases:
+        touches = list(phase.footprint(phase.blocks[:1]))
+        touched = {t.region.tensor.name: t.region.tensor for t in touches if not t.is_write}
+        heads = max((t.heads for t in touched.values()), default=1)
+        cold = {name: heads // t.heads for name, t in touched.items() if name not in shares and name not in written}
+        waits = {sharing: _waiting(phase, sharing, in_step) for sharing in set(cold.values())}
+        shares |= {name: waits[sharing] for name, sharing in cold.items()}
+        written |= {t.region.tensor.name for t in touches if t.is_write}
+    return shares
+
+
+def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
+    """Return the share of loads that wait for memory, of a tensor with one head for ``sharing`` of the blocks'."""
+    places = max((b.place for b in phase.blocks), default=0) + 1
+    wave, count = places * max(1, len(phase.dealt)), len(phase.blocks)
+    tiles = max(1, sum([b.tile_count for b in phase.blocks]) // count)
+    parts = {id(b.runs): _part(b) for b in {id(b.runs): b for b in phase.blocks}.values()}
+    read = [(b.batch, b.head // sharing, parts[id(b.runs)]) for b in phase.blocks]
+    readers, first = Counter(read), set(read[:wave])
+    waits = float(sum(n == 1 for n in readers.values()))
+    for start in range(0, count, wave):
+        if (left := in_step - start // wave * tiles) <= 0:
+            break
+        shared = (h for h in read[start : start + wave] if readers[h] > 1 and (not start or h not in first))
+        waits += min(1.0, left / tiles) * sum(1 for _ in shared)
+    return waits / count
+
+
+def _part(block: Block) -> int:
+    """Return which part of the keys a block works on, of parts as long as its own."""
+    return block.first // max(1, block.last - block.first) if block.tile_count else 0

@@ -1,0 +1,1 @@
+"""A tile program and its two meanings: `ir` describes it, `numerics` executes its values, `timing` its cycles."""

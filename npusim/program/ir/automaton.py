@@ -1,0 +1,318 @@
+"""Every order in which a core group can reach the pieces of a phase, as a finite graph.
+
+A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each
+endpoint from the others, whatever the count.  Its edges lead to the possible successors: the next
+piece, the next iteration, another block of any shape.  Loops and sequences of blocks return to
+earlier states, so the graph is finite and covers programs of every length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.errors import ProgramError, RaceError
+from npusim.program.ir.families import distinct, values_of
+from npusim.program.ir.opaque import OpaqueRange
+from npusim.program.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
+from npusim.program.ir.walk import required_count
+from npusim.units import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from npusim.program.ir.opaque import Symbol
+    from npusim.program.ir.structure import Part, RegionAccess, Shape
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.ir.walk import Endpoint
+
+Ints = NDArray[np.int64]
+#: Cursor of every endpoint, relative to where its ring stands.
+State = tuple[int, ...]
+#: A loop's name, index and step on the way to a node; the steps say what an iteration later is called.
+LoopPath = tuple[tuple[str, int, int], ...]
+Environment = dict["Symbol", object]
+#: What lies between a node and one that may follow: nothing, the end of an iteration, or of a block.
+NEXT, LAP, BLOCK = range(3)
+#: Nodes after which something is to be followed, each with what lies between.
+Tails = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Node:
+    """A piece at one state of the rings.
+
+    ``cursors``: of the first visit, ``advance`` the number of slots by which the piece moves them.
+    ``successors`` gives, for each node that may follow, the slots between, the least where the paths differ.
+    ``regions`` are its contested regions, operation by operation.
+    """
+
+    piece: Piece
+    state: State
+    cursors: tuple[int, ...]
+    advance: tuple[int, ...]
+    path: LoopPath
+    regions: tuple[tuple[RegionAccess, ...], ...]
+    successors: dict[int, int] = field(default_factory=dict)
+
+
+EMPTY = Piece(())
+#: In place of the iteration from which on a loop's states repeat, where it is over before.
+NO_CYCLE = 1 << 62
+
+
+class Outcome(NamedTuple):
+    """The numbers of the rings that a phase works on, and of the rings in which it may leave slots; states at its
+    end.
+    """
+
+    rings: tuple[int, ...]
+    held: tuple[int, ...]
+    ends: tuple[State, ...]
+
+
+def counts_of(shape: Shape) -> tuple[list[int], Ints]:
+    """Return the ids of a shape's loops whose counts are opaque, and the counts that blocks have, each once."""
+    loops = {id(loop): loop.indices.count for loop in loops_of(shape.parts) if isinstance(loop.indices, OpaqueRange)}
+    counts = np.empty((len(shape.numbers), len(loops)), np.int64)
+    for at, count in enumerate(loops.values()):
+        counts[:, at] = values_of(count, shape.coordinates)
+    return list(loops), distinct(counts)[0] if loops else counts[:1]
+
+
+class Automaton:
+    """The graph of one phase; building it proves that program order is legal in all of it.
+
+    Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
+    `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
+    operations of one queue.
+    """
+
+    def __init__(
+        self,
+        program: TileProgram,
+        endpoints: Sequence[Endpoint],
+        shapes: Sequence[Shape],
+        starts: Iterable[State],
+        contested: frozenset[str],
+        alike: Callable[[Automaton], Callable[[Piece], Hashable]] = lambda _automaton: lambda piece: piece,
+    ) -> None:
+        self.program, self.endpoints, self.shapes = program, endpoints, shapes
+        self.contested = contested
+        self.nodes: list[Node] = []
+        self.ranges: dict[Symbol, tuple[int, int]] = {}
+        self._known: dict[object, int] = {}
+        #: How often each loop runs whose count is opaque, by its id, in the block that is followed; and from which
+        #: iteration on the states of loops repeat, with their cycle.
+        self._counts: dict[int, int] = {}
+        self._turns: dict[int, tuple[int, int]] = {}
+        self._advances: dict[int, tuple[int, ...]] = {}
+        self._pieces: dict[Hashable, Piece] = {}
+        self._interned: dict[int, Piece] = {}
+        self._sides: dict[int, list[Endpoint]] = defaultdict(list)
+        for endpoint in endpoints:
+            self._sides[endpoint.ring_number].append(endpoint)
+        #: The endpoint of each endpoint's ring from which its slots and states are counted.
+        self.bases = [self._sides[e.ring_number][0].index for e in endpoints]
+        self._periods = [max(x.period for x in self._sides[e.ring_number]) for e in endpoints]
+        self._is_periodic = any(p > 1 for p in self._periods)
+        self.ends: dict[State, None] = dict.fromkeys(starts)
+        #: What pieces share that are one.
+        self.alike = alike(self)
+        self._blocks()
+
+    def _blocks(self) -> None:
+        """Follow every shape of block from every state in which one can begin."""
+        begun: dict[tuple[State, Hashable], int] = {}
+        finished: list[tuple[int, tuple[State, Hashable]]] = []
+        waiting: list[tuple[State, Hashable]] = [(state, ()) for state in self.ends]
+        counted = [(shape, *counts_of(shape)) for shape in self.shapes]
+        while waiting:
+            state, under_way = waiting.pop()
+            if (state, under_way) in begun:
+                continue
+            begun[state, under_way] = start = self._node(EMPTY, list(state), (), {})
+            for shape, loops, rows in counted:
+                left = rows if shape.meets[0] == under_way else rows[:0]
+                while len(left):
+                    # Of counts that come to the same states, one is followed; the largest first, to see all of them.
+                    self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
+                    self._turns = {}
+                    cursors = list(state)
+                    tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
+                    end = self._state(cursors), shape.meets[1]
+                    finished += [(tail, end) for tail, _ in tails]
+                    waiting.append(end)
+                    left = self._others(loops, left)
+        for tail, end in finished:
+            self.nodes[tail].successors.setdefault(begun[end], BLOCK)
+        self.ends = dict.fromkeys(state for state, under_way in begun if under_way == ())
+
+    def _others(self, loops: Sequence[int], rows: Ints) -> Ints:
+        """Return the rows of counts that do not reach the states of the last row, which was followed."""
+        alike = np.ones(len(rows), np.bool_)
+        for at, loop in enumerate(loops):
+            counts = rows[:, at]
+            since, cycle = self._turns.get(loop, (NO_CYCLE, 1))
+            turned = np.where(counts < since, counts, since + (counts - since) % cycle)
+            alike &= turned == turned[-1]
+        return rows[~alike]
+
+    def outcome(self) -> Outcome:
+        """Return the state with which the phases after this one are checked."""
+        used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
+        rings = sorted({self.endpoints[e].ring_number for e in used})
+        held = tuple(n for n in rings if any(len({state[e.index] for e in self._sides[n]}) > 1 for state in self.ends))
+        return Outcome(tuple(rings), held, tuple(self.ends))
+
+    # ---------------------------------------------------------------- following items
+
+    def _follow(
+        self, parts: Iterable[Part], tails: Tails, cursors: list[int], path: LoopPath, outer: Environment
+    ) -> Tails:
+        """Go through ``parts`` from ``tails``, moving ``cursors``; return the tails there are then."""
+        for part in parts:
+            if isinstance(part, LoopPart):
+                tails = self._loop(part, tails, cursors, path, outer)
+                continue
+            node = self._node(part, cursors, path, outer)
+            for tail, hop in tails:
+                successors = self.nodes[tail].successors
+                successors[node] = min(hop, successors.get(node, hop))
+            tails = [(node, NEXT)]
+            for endpoint, moved in enumerate(self.nodes[node].advance):
+                cursors[endpoint] += moved
+        return tails
+
+    def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
+        """Note from which iteration on a loop's states repeat, every ``cycle``; `NO_CYCLE`: it ended before."""
+        before = self._turns.get(id(loop))
+        if before:  # it is inside another one
+            since, cycle = max(since, before[0]), lcm(cycle, before[1])
+        self._turns[id(loop)] = since, cycle
+
+    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
+        """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
+        count = self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
+        number, turn = 0, (NO_CYCLE, 1)
+        step = 0
+        if count > 1:
+            step = 1 if isinstance(loop.indices, OpaqueRange) else loop.indices[1] - loop.indices[0]
+        inside = loop.values(outer, self.ranges) if self.contested else outer
+        seen: dict[State, tuple[int, list[int]]] = {}
+        end_of_cycle = -1
+        if count == 1:
+            here = (*path, (loop.name, loop.indices[0], step)) if loop.name else path
+            return self._follow(loop.parts, tails, cursors, here, inside)
+        while number < count:
+            state = self._state(cursors)
+            if number == end_of_cycle:
+                before, then = seen[state]
+                cycle = number - before
+                turn = number, cycle
+                for endpoint, at in enumerate(then):
+                    cursors[endpoint] += (count - number) // cycle * (cursors[endpoint] - at)
+                number, end_of_cycle = count - (count - number) % cycle, -1
+                continue
+            if state in seen and end_of_cycle < 0:
+                end_of_cycle = number + number - seen[state][0]
+            seen[state] = number, list(cursors)
+            here = (*path, (loop.name, loop.indices[number], step)) if loop.name else path
+            if number:
+                tails = [(tail, LAP if loop.name else hop) for tail, hop in tails]
+            tails = self._follow(loop.parts, tails, cursors, here, inside)
+            number += 1
+        self._turn(loop, *turn)
+        return tails
+
+    def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:
+        same = self._interned.get(id(piece))
+        if same is None:
+            same = self._interned[id(piece)] = self._pieces.setdefault(self.alike(piece), piece)
+        regions: tuple[tuple[RegionAccess, ...], ...] = ()
+        if self.contested:
+            regions = tuple(
+                tuple(a.placed(values) for a in o.regions if a.region.tensor.name in self.contested)
+                for o in piece.operations
+            )
+        state, region_keys = self._state(cursors), tuple(tuple((a.key, a.is_write) for a in r) for r in regions)
+        key = (id(same), state, region_keys)
+        number = self._known.get(key)
+        if number is None:
+            advance = self._advance(same)
+            node = Node(same, state, tuple(cursors), advance, path, regions)
+            number = self._known[key] = len(self.nodes)
+            self.nodes.append(node)
+            self._check_order(node)
+        return number
+
+    def _advance(self, piece: Piece) -> tuple[int, ...]:
+        advance = self._advances.get(id(piece))
+        if advance is None:
+            moved = [0] * len(self.endpoints)
+            for operation in piece.operations:
+                for endpoint, _, last in operation.uses:
+                    moved[endpoint] += last
+            advance = self._advances[id(piece)] = tuple(moved)
+        return advance
+
+    def _state(self, cursors: Sequence[int]) -> State:
+        """Return cursors relative to their ring's first one, apart from where in its period that is."""
+        if self._is_periodic:
+            return tuple(
+                c - cursors[b] + cursors[b] % p for c, b, p in zip(cursors, self.bases, self._periods, strict=True)
+            )
+        return tuple([c - cursors[b] for c, b in zip(cursors, self.bases, strict=True)])
+
+    # ---------------------------------------------------------------- program order
+
+    def _check_order(self, node: Node) -> None:
+        cursors = list(node.cursors)
+        for operation in node.piece.operations:
+            for index, first, _ in operation.uses:
+                endpoint = self.endpoints[index]
+                if first:
+                    need = required_count(endpoint, cursors[index])
+                    for peer in endpoint.peers:
+                        if cursors[peer] < need:
+                            raise self._too_early(node, operation, self.endpoints[peer], need)
+                for other in self._sides[endpoint.ring_number]:
+                    is_peer = other.is_producer != endpoint.is_producer
+                    if is_peer and cursors[other.index] < cursors[index] + endpoint.lag:
+                        raise self._clobbered(node, operation, endpoint, other)
+            for index, _, last in operation.uses:
+                cursors[index] += last
+
+    def _too_early(self, node: Node, operation: Operation, peer: Endpoint, need: int) -> ProgramError:
+        verb = "commit" if peer.is_producer else "release"
+        return ProgramError(
+            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} comes too early in program order; "
+            f"list the {verb} of ring {peer.ring} number {need} on {peer.queue} before it"
+        )
+
+    def _clobbered(self, node: Node, operation: Operation, mine: Endpoint, other: Endpoint) -> RaceError:
+        operations = (o for s in self.shapes for p in pieces_of(s.parts) for o in p.operations)
+        by = next((o for o in operations if any(e == other.index for e, _, _ in o.uses)), None)
+        what = f"{by.label} on {other.queue}" if by else f"queue {other.queue}, by no operation,"
+        slots = f"{other.depth} {plural(other.depth, 'slot')}"
+        did = f"fills a slot of ring {mine.ring} again that {what} has still to read"
+        if not mine.is_producer:
+            did = f"reads a slot of ring {mine.ring} that {what} has still to fill"
+        return RaceError(
+            f"{operation.prefix}{self.program.name}: {self.named(node, operation)} {did}: the ring has {slots}, "
+            "and no flag orders operations of one queue but their place in the program"
+        )
+
+    def named(self, node: Node, operation: Operation, laps: int = 0) -> str:
+        """Return an operation in the words of errors, ``laps`` iterations after the place of its node."""
+        names = [f"{name}={index}" for name, index, _ in node.path[:-1]]
+        if node.path:
+            name, index, step = node.path[-1]
+            names.append(f"{name}={index + laps * step}")
+        where = f" ({' '.join(names)})" if names else ""
+        return f"{operation.label} on {self.program.queues[operation.queue].name}{where}"

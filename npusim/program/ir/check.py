@@ -1,0 +1,137 @@
+"""Checks that make a tile program safe to execute in any order its flags allow, whatever its length.
+
+* bodies look at nothing but their shape: each is built once, with opaque indices (``ir.structure``);
+* program order is legal: every wait is satisfied by an operation listed before it, and no slot is
+  filled again before it was read (``ir.automaton``);
+* flags: ids of each ordered pair of pipes, counters between cores, and their maximum;
+* races: two operations on the same bytes are ordered by queues and flags (``ir.races``), and blocks
+  of a phase keep out of each other's regions of global memory (``ir.regions``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
+from npusim.program.ir.automaton import Automaton
+from npusim.program.ir.content import uncollected
+from npusim.program.ir.families import take_by_shape
+from npusim.program.ir.opaque import OpaqueError
+from npusim.program.ir.races import PlaceTable, check_races, ring_bytes
+from npusim.program.ir.regions import check_regions
+from npusim.program.ir.structure import Builder, condensed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from npusim.config.device import FlagsSpec
+    from npusim.program.ir.automaton import State
+    from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
+
+
+@uncollected()
+def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
+    """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
+
+    A program that passes computes the same values in every order that queues and flags allow, for any number of
+    iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
+    """
+    try:
+        # Wide and short; where that finds a fault it may be one of its own, and users want to know the bytes.
+        _check(program, flags, Builder(program, condensed))
+    except NpusimError:
+        _check(program, flags, Builder(program))
+        for phase in program.phases:
+            take_by_shape(phase)
+
+
+def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> None:
+    states: tuple[State, ...] = ((0,) * len(builder.walker.endpoints),)
+    held: list[Ring] = []
+    for phase in program.phases:
+        _check_dealt(program, phase)
+        shapes = builder.shapes(phase)
+        try:
+            contested, ranges = check_regions(program, phase, shapes)
+        except OpaqueError as error:
+            if not any(error.symbols & s.coordinates.keys() for s in shapes):
+                raise
+            # Regions that are no sums of block coordinates are numbers once each block stands for itself.
+            shapes = builder.shapes(phase, one_by_one=True)
+            contested, ranges = check_regions(program, phase, shapes)
+        if contested and phase.succession:  # blocks that overlap are told apart by where they lie
+            shapes = builder.shapes(phase, one_by_one=True)
+            contested, ranges = check_regions(program, phase, shapes)
+        is_joined = builder.condense is condensed and not contested
+        tables = (partial(PlaceTable, is_joined=True),) if is_joined else ()
+        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested, *tables)
+        automaton.ranges.update(ranges)
+        outcome = automaton.outcome()
+        rings = [program.rings[number] for number in outcome.rings]
+        if flags:
+            check_flags(rings, flags)
+        _check_held(program, phase.name, held, rings)
+        check_races(automaton)
+        states = outcome.ends
+        held += [program.rings[number] for number in outcome.held]
+
+
+def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
+    """Raise `ProgramError` unless each block is dealt once: blocks are proved apart, none from itself."""
+    times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
+    for number in {*range(count), *times} if phase.dealt else ():
+        if times[number] != (0 <= number < count):
+            raise ProgramError(
+                f"{program.name}: phase {phase.name}: block number {number} is dealt {times[number]} times; each of "
+                f"0 to {count - 1} must be dealt once, and no other"
+            )
+
+
+def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: Iterable[Ring]) -> None:
+    """Raise `RaceError` if a phase takes bytes in which an earlier one left slots that are not read yet."""
+    for ring in rings:
+        for other in held:
+            if other is not ring and other.space == ring.space and ring_bytes(other).overlaps(ring_bytes(ring)):
+                raise RaceError(
+                    f"{program.name}: phase {phase} places ring {ring.name} where slots of ring {other.name} are not "
+                    "read yet; a phase must read every slot that it fills before another phase uses its memory"
+                )
+
+
+def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
+    """Raise :class:`FlagError` if the rings of one phase need more flags than there are.
+
+    A binary ring uses one id a slot from each producer to each consumer and as many back; a
+    counter ring one id each way, and a count of at most its depth.
+    """
+    event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
+    pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    counters: list[str] = []
+    for ring in sorted(rings, key=lambda r: r.name):
+        ends = [(p, c) for p in ring.producers for c in ring.consumers if p != c]
+        if ring.flag == "counter":
+            counters += [f"{ring.name} ready", f"{ring.name} free"]
+            if ring.depth > flags.cross_core_counter_max_count.value:
+                raise FlagError(
+                    f"ring {ring.name}: {ring.depth} slots, but a cross-core flag counts to "
+                    f"{flags.cross_core_counter_max_count.value} at most; use fewer slots (a smaller depth)"
+                )
+            continue
+        for producer, consumer in ends:
+            pairs[producer, consumer].append((f"{ring.name} ready", ring.depth))
+            pairs[consumer, producer].append((f"{ring.name} free", ring.depth))
+    for (source, target), uses in pairs.items():
+        needed = sum(n for _, n in uses)
+        if needed > event_ids:
+            listed = ", ".join(f"{name} {n}" for name, n in uses)
+            advice = "load fewer operands in a kernel: each has one slot"
+            if len(uses) <= event_ids:
+                advice = "fewer slots: buffers=1, slots=1, slots_l1a, slots_l1b or a smaller depth (--fields lists the"
+                advice += " schedule's), or fewer operands"
+            raise FlagError(f"flags {source} -> {target}: {needed} ids needed ({listed}), {event_ids} there; {advice}")
+    if len(counters) > counter_ids:
+        raise FlagError(f"cross-core flags: {len(counters)} ids needed ({', '.join(counters)}), {counter_ids} there")

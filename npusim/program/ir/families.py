@@ -1,0 +1,155 @@
+"""Families: blocks of a phase that differ in coordinates and in the lengths of their loops, distinguished once.
+
+A phase may name these blocks (``ProgramPhase.family``).  One block stands for all of a family, with opaque
+numbers where they differ; these know their bounds, so that its body may compare them as long as the answer is the
+same for all.  Where it is not, the blocks with the least number are a separate family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.program.ir.content import Itself, kept_by_blocks, uncollected
+from npusim.program.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
+from npusim.program.ir.tile_program import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from npusim.program.ir.tile_program import ProgramPhase
+
+    Integers = Sequence[int] | npt.NDArray[np.int64]
+
+#: Families that the blocks of one key are split into, at most, on average; blocks that take more go by shape.
+MOST_FAMILIES = 8
+
+
+@dataclass(slots=True)
+class Family:
+    """Blocks that one block represents.
+
+    ``numbers`` are their places in the phase, ``block`` their common part; ``coordinates`` gives each symbol's
+    integers, one a block.  ``sizes`` has the number of iterations of each loop of the body itself, (blocks, loops).
+    """
+
+    numbers: npt.NDArray[np.int64]
+    block: Any
+    coordinates: Mapping[Symbol, npt.NDArray[np.int64]]
+    sizes: npt.NDArray[np.int64]
+
+
+def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list[list[int]]:
+    """Return the numbers of the blocks of each shape, of all blocks by default."""
+    chosen = range(len(phase.blocks)) if numbers is None else numbers
+    return list(_grouped([phase.blocks[n] for n in chosen], phase.shape, chosen).values())
+
+
+def families_of(phase: ProgramPhase) -> list[Family] | None:
+    """Return the families of a phase's blocks; None where the blocks must be grouped by shape."""
+    return None if phase.family is None else _families(Itself(phase)).families
+
+
+def take_by_shape(phase: ProgramPhase) -> None:
+    """Mark a phase as without families: some of its blocks differ in more than the family allows."""
+    if phase.family is not None:
+        _families(Itself(phase)).families = None
+
+
+def values_of(value: Any, coordinates: Mapping[Symbol, Integers]) -> Any:
+    """Return a sum of coordinates for each of the blocks; a number is itself."""
+    terms = [factor * np.asarray(coordinates[symbol], np.int64) for symbol, factor in terms_of(value).items()]
+    return sum(terms, constant_of(value))
+
+
+def distinct(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows that differ, and for each row which of these it is."""
+    if not len(rows):
+        return rows, np.zeros(0, np.int64)
+    varying = rows[:, (rows != rows[0]).any(0)]
+    if not varying.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.int64)
+    if varying.shape[1] == 1:  # many times as fast
+        _, first, which = np.unique(varying[:, 0], return_index=True, return_inverse=True)
+    else:
+        _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)
+    return rows[first], which.reshape(-1)
+
+
+class _Group:
+    """Blocks of one key: their common part does not depend on the program, and is stored with them."""
+
+    def __init__(self, blocks: Sequence[Any], numbers: npt.NDArray[np.int64]) -> None:
+        self.blocks, self.numbers = blocks, numbers
+        self._apart: dict[Symbol, list[_Group]] = {}
+
+    @cached_property
+    def common(self) -> tuple[Any, dict[Symbol, npt.NDArray[np.int64]]] | None:
+        """The common part, and each symbol's integers; None where blocks differ in more than integers."""
+        coordinates: dict[Symbol, Sequence[int]] = {}
+        try:
+            made = symbols_in(coordinates, is_bounded=True)
+            block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", made)
+        except TypeError:
+            return None
+        return block, {symbol: np.array(values, np.int64) for symbol, values in coordinates.items()}
+
+    def apart(self, symbol: Symbol) -> list[_Group]:
+        """Return the blocks with the least of a symbol's integers, and the others."""
+        assert self.common and symbol.bounds
+        if symbol not in self._apart:
+            is_least = self.common[1][symbol] == symbol.bounds[0]
+            self._apart[symbol] = [_Group(self.blocks, self.numbers[which]) for which in (is_least, ~is_least)]
+        return self._apart[symbol]
+
+
+@kept_by_blocks(lambda _groups, blocks, _family: len(blocks.thing))
+def _groups(blocks: Itself, family: Callable[[Any], Hashable]) -> list[_Group]:
+    grouped = _grouped(blocks.thing, family, range(len(blocks.thing)))
+    return [_Group(blocks.thing, np.array(numbers, np.int64)) for numbers in grouped.values()]
+
+
+def _grouped(
+    blocks: Sequence[Any], key_of: Callable[[Any], Hashable], numbers: Sequence[int]
+) -> dict[Hashable, list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for number, block in zip(numbers, blocks, strict=True):
+        groups.setdefault(key_of(block), []).append(number)
+    return groups
+
+
+@dataclass(slots=True)
+class _Families:
+    families: list[Family] | None
+
+
+@kept_by_blocks(lambda _families, phase: len(phase.thing.blocks))
+@uncollected()
+def _families(phase: Itself) -> _Families:
+    """Return families, with blocks of the least numbers apart until the body distinguishes no others."""
+    families: list[Family] = []
+    waiting = list(reversed(_groups(Itself(phase.thing.blocks), phase.thing.family)))
+    most = MOST_FAMILIES * len(waiting)
+    while waiting:
+        group = waiting.pop()
+        if group.common is None:
+            return _Families(None)
+        block, coordinates = group.common
+        try:
+            loops = [item.indices for item in phase.thing.body(block) if isinstance(item, Loop) and item.indices]
+        except OpaqueError as error:
+            compared = [symbol for symbol in coordinates if symbol in error.symbols]
+            if not compared or len(families) + len(waiting) > most:
+                return _Families(None)
+            waiting += group.apart(compared[0])
+            continue
+        sizes = np.empty((len(group.numbers), len(loops)), np.int64)
+        for at, loop in enumerate(loops):
+            sizes[:, at] = values_of(loop.count, coordinates) if isinstance(loop, OpaqueRange) else len(loop)
+        families.append(Family(group.numbers, block, coordinates, sizes))
+    return _Families(families)

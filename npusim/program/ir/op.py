@@ -1,0 +1,245 @@
+"""Primitive tile operations and the entries of instruction queues that carry them.
+
+A :class:`Step` is one primitive operation on tiles; a :class:`TileOp` is a run of steps on one
+engine, with waits only before the first and sets only after the last, so that its cost is the
+exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, unique
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from npusim.errors import ProgramError
+from npusim.formats import get_arithmetic
+from npusim.program.ir.content import record
+from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+
+@unique
+class Opcode(Enum):
+    """Operation of one step; each member has one row in ``numerics.semantics``, and a cost per core family.
+
+    Sources are in the order of a row, ``row(Opcode.DIV, "dst", "a", "b")``.  A tile is (rows, columns); of two
+    operands a and b, one may be a row vector (rows, 1), whose value applies to the whole row, or a constant.
+
+    COPY a: a, bit for bit (a data move or a register copy)
+    CAST a: a rounded once to dst's format; in a block format with scales by the rule ``variant`` along ``axis``
+    FILL a: a everywhere: a constant, or of a row vector each row's value
+    MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
+    ADD a, b: a + b
+    SUB a, b: a - b
+    MUL a, b: a * b
+    DIV a, b: a / b
+    FMA a, b, c: a b + c rounded once; by ``variant`` a b - c (``minus``), or c - a b (``from``)
+    COMPARE a, b: the mask (int8) of where the relation ``variant`` holds (`npusim.formats.RELATIONS`): 1, else 0
+    LOGIC a, b: of masks: ``and``, ``or`` or ``xor`` of a and b, by ``variant``
+    MAX a, b: the larger of a and b; of a number and NaN the number, or NaN by ``variant`` (``propagate``)
+    MIN a, b: the smaller of a and b; NaN as of MAX
+    EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
+    LOG a: ln a, or another logarithm named by ``variant``
+    RSQRT a: 1 / sqrt(a), as named by ``variant``
+    SQRT a: the square root of a, as named by ``variant``
+    TANH a: the hyperbolic tangent of a, as named by ``variant``
+    ERF a: the error function of a, as named by ``variant``
+    ROW_MAX a: (rows, 1), the maximum of each row; NaN as of MAX
+    ROW_SUM a: (rows, 1), the sum of each row in the named order
+    CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
+    INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
+        named order
+    SELECT mask, a, b: a where mask (int8) is non-zero, else b, bit for bit; each of them may be a constant.
+        ``variant``: ``compared`` by a mask that COMPARE made; else the mask is one of positions
+    """
+
+    COPY = "copy"
+    CAST = "cast"
+    FILL = "fill"
+    MATMUL = "matmul"
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    FMA = "fma"
+    COMPARE = "compare"
+    LOGIC = "logic"
+    MAX = "max"
+    MIN = "min"
+    EXP = "exp"
+    LOG = "log"
+    RSQRT = "rsqrt"
+    SQRT = "sqrt"
+    TANH = "tanh"
+    ERF = "erf"
+    ROW_MAX = "row_max"
+    ROW_SUM = "row_sum"
+    CUMSUM = "cumsum"
+    INVERSE = "inverse"
+    SELECT = "select"
+
+    #: By identity, not by name: it is a part of many keys.
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: How many sources an operation takes; a row sum, a start value too.
+SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys((Opcode.CUMSUM, Opcode.INVERSE), (1,)),
+        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
+        **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV), (2,)),
+        **dict.fromkeys((Opcode.COMPARE, Opcode.LOGIC, Opcode.MAX, Opcode.MIN), (2,)),
+        Opcode.ROW_SUM: (1, 2),
+        **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """Attributes of a step; empty strings mean the format's natural behaviour."""
+
+    accumulate: bool = False
+    transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
+    transpose_b: bool = False
+    arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
+    #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
+    #: function of a LOGIC, NaN rule of MAX, MIN and ROW_MAX, kind of mask of a SELECT.
+    variant: str = ""
+    axis: int = -1  #: along which the blocks of a CAST are formed: -1 columns, -2 rows
+    order: str = ""  #: order of a row sum, of cumulative sums, of an inverse
+    every: int = 0  #: columns after which cumulative sums restart; 0: not within a row
+    overflow: str = ""
+    rounding: str = ""  #: of a CAST, as `formats.cast` has it
+    share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial
+    comparisons: int = 0  #: of indices, of which a SELECT's mask is made
+    lookups: int = 0  #: reads of a number of each row and column, likewise
+    warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps
+
+    @property
+    def accumulator_format(self) -> str:
+        """Format in which a product with this arithmetic accumulates."""
+        return get_arithmetic(self.arithmetic).acc_format
+
+
+PLAIN = Attributes()
+#: Format of masks.
+MASK = "int8"
+#: Of a SELECT: by a mask that comparisons of values made.
+COMPARED = "compared"
+Source = Operand | float
+
+
+@record
+class Step:
+    """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format, of a COMPARE in
+    its other source's.
+
+    ``name`` is the algorithm's name of the destination, in its step tables (``P``, ``m_new``) and before
+    and after them: ``k`` a tile of keys as loaded, ``S_in`` scores as stored, ``k_shifted`` keys
+    as stored.  Mappings set the name; observers identify steps by it.
+    """
+
+    opcode: Opcode
+    dst: Operand
+    srcs: tuple[Source, ...]
+    attributes: Attributes = PLAIN
+    name: str = field(default="", compare=False)
+
+    @property
+    def depth(self) -> int:
+        """Number of products that a MATMUL sums for each element."""
+        a = self.srcs[0]
+        if isinstance(a, float):
+            raise ProgramError("a matrix product needs tiles, not constants")
+        return a.rows if self.attributes.transpose_a else a.cols
+
+    @property
+    def constant_format(self) -> str:
+        """Format of the constants among its sources."""
+        return self.operands()[1].fmt if self.opcode is Opcode.COMPARE else self.dst.fmt
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Return destination and sources, without constants."""
+        return (self.dst, *(s for s in self.srcs if isinstance(s, (Tile, RingTile, GlobalTile))))
+
+
+class OperationWork(Protocol):
+    """What an operation does besides its steps, in the words of its core family: only the family's pricing reads it.
+
+    Immutable and hashable.
+    """
+
+    @property
+    def decided(self) -> Hashable:
+        """The decisions of the operation's kernel."""
+
+
+@dataclass(slots=True)
+class TileOp:
+    """One entry of an instruction queue.
+
+    ``queue`` issues it in order, ``engine`` executes it.  ``label`` is its name in traces and errors.
+    ``handshake`` lists slots it passes on without access to their bytes (a core with no rows
+    of a ragged tile still has to keep step).  ``work``: what its steps do not say; None: nothing.  Never mutated after
+    construction.
+    """
+
+    label: str
+    queue: str
+    engine: str
+    steps: tuple[Step, ...]
+    handshake: tuple[RingTile, ...] = field(default=())
+    work: OperationWork | None = None
+
+    def ring_tiles(self) -> list[RingTile]:
+        """Return every ring slot this operation touches or passes on."""
+        tiles = list(self.handshake)
+        for step in self.steps:
+            if type(step.dst) is RingTile:
+                tiles.append(step.dst)
+            tiles.extend(s for s in step.srcs if type(s) is RingTile)
+        return tiles
+
+
+def meets_l2(op: TileOp) -> bool:
+    """Return whether an operation accesses global tensors: its cost depends on the content of L2."""
+    return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
+
+
+# ---------------------------------------------------------------- what a GPU's steps carry
+
+Accumulator = Literal["f16", "f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarpPlan:
+    """Warps stacked down the rows of a step's tiles, and the fragments in which each holds its part.
+
+    warps
+        That execute the step together, each on its own rows.
+    arrangement
+        Of the quad pairs in a warp, rows by lane, as `npusim.formats.layout.fragment` reads it.
+    accumulator
+        Format of the accumulators whose fragment C the tile in registers has.
+    access_bytes
+        Of one lane's access to shared memory.
+    swizzle
+        Whether tiles in shared memory have their 16-byte chunks XORed by row mod 8.
+    exchange
+        The step turns accumulators into the A operand of the next product, across lanes.
+    """
+
+    warps: int
+    arrangement: str
+    accumulator: Accumulator
+    access_bytes: int = 16
+    swizzle: bool = False
+    exchange: bool = False

@@ -1,0 +1,76 @@
+"""When two programs are one: the one notion of equality of programs, for core families of all kinds.
+
+Bodies of loops have a notion of their own, within a program: ``Body.key`` (``ir.program``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from npusim.program.ir.walk import Templates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
+    from npusim.program.ir.walk import Template
+
+
+class ProgramContent:
+    """A program, equal to others for one device that need the same time and pass the same checks.
+
+    Equal programs have the same queues, rings, tensors, blocks and shares of core groups, access the same regions of
+    global memory, and run the same operations on the same bytes with the same waits.  The name of a program, its notes,
+    constants and roles are not compared.  The operations compared are of one block of each form and of the first
+    iteration of each loop; blocks that overlap are compared by themselves, and by the keys of the blocks that they
+    meet.  The hash needs no operation, so that bodies run only where two hashes are equal.
+    """
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program, phases = program, program.phases
+        shares = tuple([(p.name, len(p.blocks), tuple(map(tuple, p.dealt)), p.serves, p.is_joined) for p in phases])
+        memory = tuple(program.used_bytes.items()), tuple(program.occupied.items()), tuple(program.tensors.values())
+        counts = program.flops, program.consumers, program.clears, program.has_own_rows, program.is_attention
+        self.outline = program.queues, program.rings, memory, shares, counts, program.l2, program.pricing
+        self._hash = hash(self.outline)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProgramContent) or self.outline != other.outline:
+            return False
+        phases = zip(self.program.phases, other.program.phases, strict=True)
+        return all(_has_same_blocks(*pair) for pair in phases) and self.operations == other.operations
+
+    @cached_property
+    def operations(self) -> list[Any]:
+        """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
+        templates, listed, bodies = Templates(self.program), list[Any](), dict["Template", int]()
+        for phase in self.program.phases:
+            for form in templates.forms(replace(phase, blocks=phase.alone)):
+                listed.append([a.tobytes() for a in (form.numbers, form.counts, form.which)])
+                listed += _listed(form.template, bodies)
+        return listed
+
+
+def _has_same_blocks(one: ProgramPhase, other: ProgramPhase) -> bool:
+    """Return whether two phases have equal blocks, which overlap alike and touch the same regions."""
+    own, its = one.alone, other.alone
+    overlaps = [phase.succession and phase.succession.meets for phase in (one, other)]
+    is_same = (own is its or tuple(own) == tuple(its)) and overlaps[0] == overlaps[1]
+    return is_same and (one.footprint == other.footprint or [*one.footprint(own)] == [*other.footprint(its)])
+
+
+def _listed(template: Template, bodies: dict[Template, int]) -> Iterator[Any]:
+    for part in template.parts:
+        if isinstance(part, tuple):
+            yield [(op.op, op.waits, op.sets) for op in part]
+            continue
+        is_new, number = part.body not in bodies, bodies.setdefault(part.body, len(bodies))
+        yield part.name, part.indices, part.start, number
+        if is_new:
+            yield from _listed(part.body, bodies)
+    yield template.moves

@@ -1,0 +1,544 @@
+"""The structure of a phase: the operations that all of its blocks have in common, whatever the lengths of their loops.
+
+Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of the differences between its
+blocks, and each loop's body once, with an opaque index.  Since a body can only use them to place its tiles of global
+memory, the result holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
+(`condensed`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import ProgramError
+from npusim.formats import stored_format
+from npusim.program.ir.content import record
+from npusim.program.ir.families import families_of, shapes_of
+from npusim.program.ir.opaque import (
+    Coordinate,
+    OpaqueError,
+    OpaqueRange,
+    Symbol,
+    constant_of,
+    hull_of,
+    numbers_of,
+    opaque,
+    substituted,
+    symbols_in,
+    terms_of,
+    twin,
+)
+from npusim.program.ir.tile import GlobalTile, RingTile, Tile
+from npusim.program.ir.tile_program import Body, Loop
+from npusim.program.ir.walk import Walker
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from npusim.program.ir.families import Family, Integers
+    from npusim.program.ir.op import TileOp
+    from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
+
+WRITABLE = ("output", "workspace")
+
+
+@record
+class Bytes:
+    """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
+
+    start: int
+    width: int
+    pitch: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.start + (self.rows - 1) * self.pitch + self.width
+
+    def overlaps(self, other: Bytes) -> bool:
+        """Return whether a byte may be common to both: exact where pitches agree that are no less than widths."""
+        if self.start >= other.end or other.start >= self.end:
+            return False
+        if self.pitch != other.pitch:
+            return True  # different shapes in one range: assume the worst
+        # Same pitch: compare the byte columns, and the row ranges they belong to.
+        rows, column = divmod(other.start - self.start, self.pitch)
+        return any(
+            left < self.width and left + other.width > 0 and row < self.rows and row + other.rows > 0
+            for row, left in ((rows, column), (rows + 1, column - self.pitch))
+        )
+
+
+@record
+class RingAccess:
+    """Bytes of the slot that an operation's side of a ring is at."""
+
+    ring: int
+    endpoint: int
+    where: Bytes
+    is_write: bool
+
+
+@record
+class TileAccess:
+    """Bytes of a memory outside any ring."""
+
+    space: str
+    where: Bytes
+    is_write: bool
+
+
+@record
+class RegionAccess:
+    """A region of a tensor in global memory; its coordinates may be opaque."""
+
+    region: GlobalTile
+    is_write: bool
+
+    def placed(self, values: Mapping[Symbol, object]) -> RegionAccess:
+        """Return it with its coordinates as they are where symbols have these values."""
+        r = self.region
+        batch, head, row, col = (substituted(v, values) for v in r.corner)
+        return RegionAccess(type(r)(r.tensor, batch, head, row, r.rows, col, r.cols), self.is_write)
+
+    @property
+    def key(self) -> Hashable:
+        """The common key of regions of the same bytes, for any loop over the same indices."""
+        r = self.region
+        corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
+        return r.tensor.name, r.rows, r.cols, *corner
+
+
+@record
+class Operation:
+    """The properties of an operation that matter for the order of events.
+
+    ``uses`` are the endpoints it works at: (endpoint, waits first, hands on last).  ``source`` is
+    the line of the schedule that yields it, empty where it is unknown.
+    """
+
+    label: str
+    queue: int
+    uses: tuple[tuple[int, bool, bool], ...]
+    slots: tuple[RingAccess, ...]
+    tiles: tuple[TileAccess, ...]
+    regions: tuple[RegionAccess, ...] = field(compare=False)
+    source: str = field(compare=False)
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of a message about the operation: its line, if known."""
+        return f"{self.source}: " if self.source else ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Operations without a loop between them."""
+
+    operations: tuple[Operation, ...]
+
+    @cached_property
+    def _digest(self) -> int:
+        return hash(self.operations)
+
+    def __hash__(self) -> int:
+        return self._digest
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPart:
+    """A loop whose body was built once: ``parts`` for an opaque ``index``, at the coordinates ``at``."""
+
+    name: str
+    indices: Sequence[int] | OpaqueRange = field(hash=False)
+    parts: tuple[Part, ...]
+    index: Symbol = field(compare=False)
+    at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
+
+    def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
+        """Return the values of its body's symbols, where the enclosing ones have values ``outer``.
+
+        ``ranges`` gets the ends of its index.
+        """
+        if isinstance(self.indices, OpaqueRange):
+            (first, _), (_, end) = hull_of(self.indices.start), hull_of(self.indices.end)
+            index = Symbol(self.index.name, ends=(self.indices.start, self.indices.end - 1))
+            ranges[index] = (first, end - 1)
+        else:
+            first, last = min(self.indices), max(self.indices)
+            index = Symbol(f"{self.index.name} ({first} to {last})")
+            ranges[index] = (first, last)
+        at = {symbol: substituted(value, outer) for symbol, value in self.at}
+        return {**outer, self.index: Coordinate({index: 1}), **at}
+
+
+Part = Piece | LoopPart
+
+
+def pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
+    """Yield every piece of ``parts`` once, loops not repeated."""
+    for part in parts:
+        if isinstance(part, Piece):
+            yield part
+        else:
+            yield from pieces_of(part.parts)
+
+
+def loops_of(parts: Iterable[Part]) -> Iterator[LoopPart]:
+    """Yield every loop of ``parts`` once, inner ones too."""
+    for part in parts:
+        if isinstance(part, LoopPart):
+            yield part
+            yield from loops_of(part.parts)
+
+
+@dataclass(slots=True)
+class Shape:
+    """The parts that blocks of one shape have in common.
+
+    ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.  Blocks of a
+    family differ in the lengths of loops, too.  ``meets``: the blocks in progress before and after them (`Succession`).
+    """
+
+    parts: tuple[Part, ...]
+    numbers: Integers
+    coordinates: Mapping[Symbol, Integers]
+    meets: tuple[Hashable, Hashable] = ((), ())
+
+
+Condense = Callable[[Sequence["Operation"]], Iterable["Part"]]
+
+
+def as_listed(run: Sequence[Operation]) -> Iterable[Part]:
+    """Return operations as one piece, as they are."""
+    return (Piece(tuple(run)),)
+
+
+class Builder:
+    """Builds the structure of a program's phases; ``condense`` makes parts of operations without a loop between."""
+
+    def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
+        self.program, self.walker, self.condense = program, Walker(program), condense
+        self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
+        self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
+        self._sizes: dict[str, Callable[[int], int]] = {}
+        self._tensors = dict(program.tensors)
+        self._block: Any = None
+
+    def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
+        """Return the shapes of a phase, families where operations are condensed (`npusim.program.ir.families`).
+
+        ``one_by_one``: a shape a block, with its coordinates as numbers.
+
+        Raises `ProgramError`: an operation without a queue or ring in the program, one that writes a read-only tensor
+        or exceeds its slot, or a body that looks at a coordinate on which it must not depend.
+        """
+        self._bodies = {}
+        families = families_of(phase) if self.condense is condensed and not one_by_one else None
+        if families is not None:
+            return [self._of_family(phase, family) for family in families]
+        shapes: list[Shape] = []
+        for same in shapes_of(phase):
+            shapes += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
+        return shapes
+
+    def _of_family(self, phase: ProgramPhase, family: Family) -> Shape:
+        self._block = phase.blocks[family.numbers[0]]
+        for symbol in family.coordinates:
+            symbol.refusal = None
+        parts = self._unseen(phase.body(family.block), family.coordinates)
+        return Shape(parts, family.numbers, family.coordinates, self._meets(phase))
+
+    def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
+        blocks = [phase.blocks[n] for n in numbers]
+        self._block = blocks[0]
+        coordinates: dict[Symbol, Sequence[int]] = {}
+        try:
+            common = twin(blocks, "block", symbols_in(coordinates))
+            parts = self._unseen(phase.body(common), coordinates)
+            return [Shape(parts, numbers, coordinates, self._meets(phase))]
+        except TypeError:
+            if not coordinates and len(blocks) == 1:
+                raise
+        except OpaqueError as error:
+            if not error.symbols & coordinates.keys():
+                raise ProgramError(f"{self.program.name}: {error}") from None
+        return self._one_by_one(phase, numbers)
+
+    def _one_by_one(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
+        """Build, one by one, blocks that differ in more than coordinates, and compare them."""
+        shapes = []
+        for number in numbers:
+            self._block = phase.blocks[number]
+            parts = tuple(self._parts(phase.body(self._block)))
+            shapes.append(Shape(parts, [number], {}, self._meets(phase)))
+            if parts != shapes[0].parts:
+                raise ProgramError(
+                    f"{self.program.name}: phase {phase.name}: blocks {phase.blocks[numbers[0]]} and {self._block} "
+                    f"have one shape, {phase.shape(self._block)}, but not the same operations"
+                )
+        return shapes
+
+    def _meets(self, phase: ProgramPhase) -> tuple[Hashable, Hashable]:
+        return phase.succession.meets(self._block) if phase.succession else ((), ())
+
+    # ---------------------------------------------------------------- items
+
+    def _parts(self, items: Iterable[Item]) -> Iterator[Part]:
+        run: list[Operation] = []
+        iterator = iter(items)
+        for item in iterator:
+            if not isinstance(item, Loop):
+                run.append(self._operation(item, iterator))
+                continue
+            if run:
+                yield from self.condense(run)
+                run = []
+            if item.indices:
+                yield self._loop(item)
+        if run:
+            yield from self.condense(run)
+
+    def _loop(self, loop: Loop) -> LoopPart:
+        """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
+        body = loop.body
+        if not isinstance(loop.indices, range | OpaqueRange) and any(type(i) is not int for i in loop.indices):
+            raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}")
+        if not isinstance(body, Body):
+            index = Symbol(f"the index of loop {loop.name}")
+            parts = self._body(loop, body, [index])
+            return LoopPart(loop.name, loop.indices, parts, index, ())
+        try:
+            key = body.key
+        except ProgramError as error:
+            raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
+        if key not in self._bodies:
+            symbols: list[Symbol] = []
+            at = opaque(body.at, "at", symbols)
+            index = Symbol(f"the index of loop {loop.name}")
+            parts = self._body(loop, Body(body.function, body.static, at), [index, *symbols])
+            self._bodies[key] = parts, symbols, index
+        parts, symbols, index = self._bodies[key]
+        values = tuple(zip(symbols, numbers_of(body.at), strict=True))
+        return LoopPart(loop.name, loop.indices, parts, index, values)
+
+    def _body(self, loop: Loop, body: Any, symbols: Sequence[Symbol]) -> tuple[Part, ...]:
+        """Return a body's parts for an opaque index, the first of ``symbols``."""
+        try:
+            return self._unseen(body(Coordinate({symbols[0]: 1})), symbols)
+        except OpaqueError as error:
+            if symbols[0] in error.symbols or isinstance(body, Body):
+                raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
+            raise
+
+    def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
+        """Return parts in which nothing looked at ``symbols``: a refusal counts, caught or not."""
+        parts = tuple(self._parts(items))
+        for symbol in symbols:
+            if symbol.refusal:
+                raise symbol.refusal
+        return parts
+
+    # ---------------------------------------------------------------- operations
+
+    def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
+        try:
+            uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
+            queue = self.walker.queues[op.queue]
+            ends = (self.walker.endpoints[e] for e, _, _ in uses)
+            sides = {(e.ring_number, e.is_producer): e.index for e in ends}
+            slots: dict[RingAccess, None] = {}
+            tiles: dict[TileAccess, None] = {}
+            regions: list[RegionAccess] = []
+            for tile in op.handshake:
+                self._ring_of(tile)
+            touched: dict[tuple[int, bool], Any] = {}  # steps share operands
+            for step in op.steps:
+                touched[id(step.dst), True] = step.dst
+                touched.update(((id(source), False), source) for source in step.srcs)
+                if step.attributes.accumulate:
+                    touched[id(step.dst), False] = step.dst
+            for (_, is_write), operand in touched.items():
+                kind = type(operand)
+                if kind is RingTile:
+                    slots[self._slot(operand, sides, is_write)] = None
+                elif kind is Tile:
+                    tiles[TileAccess(operand.space, self._bytes(operand.offset_bytes, operand), is_write)] = None
+                elif kind is GlobalTile:
+                    regions += self._region(operand, is_write)
+        except KeyError:
+            known = ", ".join(self.walker.queues)
+            raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
+        except ProgramError as error:
+            if isinstance(error, OpaqueError):
+                raise
+            raise self._fault(op, iterator, str(error)) from None
+        return Operation(op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator))
+
+    def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
+        line = source_line(iterator)
+        source = f"{line}: " if line else ""
+        prefix = "" if what.startswith(f"{op.label}:") else f"{op.label} on {op.queue} "
+        return ProgramError(f"{source}{self.program.name}: {prefix}{what} (block {self._block})")
+
+    def _ring_of(self, tile: RingTile) -> int:
+        number = self._rings.get(id(tile.ring))
+        if number is None:
+            raise ProgramError(f"works on ring {tile.ring.name}, which is not the program's ring of that name")
+        return number
+
+    def _slot(self, tile: RingTile, sides: Mapping[tuple[int, bool], int], is_write: bool) -> RingAccess:
+        number = self._ring_of(tile)
+        where = self._bytes(tile.offset_bytes, tile)
+        if where.end > tile.ring.slot_bytes:
+            raise ProgramError(
+                f"touches bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
+                f"{tile.ring.slot_bytes}"
+            )
+        return RingAccess(number, sides[number, tile.is_producer], where, is_write)
+
+    def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
+        size = self._sizes.get(tile.fmt)
+        if size is None:
+            size = self._sizes[tile.fmt] = stored_format(tile.fmt).row_bytes
+        width, pitch, rows = size(tile.cols), size(tile.stride), tile.rows
+        if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
+            raise ProgramError(
+                "touches on-chip bytes whose place or size depends on an index; only coordinates of global memory may"
+            )
+        if start < 0 or rows < 1 or width < 1 or pitch < width:
+            raise ProgramError(
+                f"touches {rows} x {tile.cols} elements from byte {start} on, rows {tile.stride} elements apart; rows "
+                "and columns must be at least 1, and rows at least as far apart as they are long"
+            )
+        if pitch == width or rows == 1:
+            return Bytes(start, width * rows, width * rows, 1)
+        return Bytes(start, width, pitch, rows)
+
+    def _region(self, region: GlobalTile, is_write: bool) -> Iterator[RegionAccess]:
+        tensor = region.tensor
+        if type(region.rows) is not int or type(region.cols) is not int:
+            raise ProgramError(f"touches a region of tensor {tensor.name} whose size depends on an index")
+        if region.rows < 1 or region.cols < 1:
+            raise ProgramError(f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}")
+        known = self._tensors.setdefault(tensor.name, tensor)
+        if known is not tensor and known != tensor:
+            raise ProgramError(
+                f"takes tensor {tensor.name} for {tensor}, elsewhere it is {known}; one name must mean one "
+                "tensor, or the same elements would not be seen to meet"
+            )
+        if tensor.role in WRITABLE:
+            yield RegionAccess(region, is_write)
+        elif is_write:
+            raise ProgramError(
+                f"writes tensor {tensor.name}, whose role is {tensor.role}; only those of role "
+                f"{' or '.join(WRITABLE)} may be written"
+            )
+
+
+def source_line(iterator: Iterator[Any]) -> str:
+    """Return ``file:line`` of the yield at which a generator stands, the innermost one's."""
+    while isinstance(iterator, GeneratorType) and isinstance(iterator.gi_yieldfrom, GeneratorType):
+        iterator = iterator.gi_yieldfrom
+    if isinstance(iterator, GeneratorType) and iterator.gi_frame:
+        return f"{iterator.gi_code.co_filename}:{iterator.gi_frame.f_lineno}"
+    return ""
+
+
+# ---------------------------------------------------------------- straight runs as short loops
+
+#: Operations of a slice at most: loads with masks, the work, stores; pieces of a product have as many.
+LONGEST = 12
+#: Repetitions from which on a loop is shorter than what it stands for: the automaton goes around twice.
+FEWEST = 3
+
+
+def condensed(run: Sequence[Operation]) -> Iterator[Part]:
+    """Yield operations as pieces and short loops of pieces: slices with equal operations.
+
+    The accesses of an operation are widened to all accesses of its queue to that slot, of that memory, while the queue
+    owns it: slices of a tile become one repeated operation.  More bytes can only add races, never hide one, so a phase
+    that passes in this form is proved; one that does not is examined again in full (``ir.check``).
+    """
+    wide = list(_widened(run))
+    numbers: dict[Operation, int] = {}
+    # Regions of global memory are compared by themselves: operations with some repeat nothing.
+    ids = [-n if op.regions else numbers.setdefault(op, len(numbers)) for n, op in enumerate(wide, 1)]
+    at = begun = 0
+    while at < len(ids):
+        period, times = _repeated(ids, at)
+        if times < FEWEST:
+            at += 1
+            continue
+        if begun < at:
+            yield Piece(tuple(wide[begun:at]))
+        body = Piece(tuple(wide[at : at + period]))
+        yield LoopPart("", range(times), (body,), Symbol("the number of a slice"), ())
+        at = begun = at + period * times
+    if begun < len(ids):
+        yield Piece(tuple(wide[begun:]))
+
+
+def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
+    """Return the period that repeats most from ``at`` on, and its number of repetitions."""
+    best = (1, 1)
+    for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
+        end = at + period
+        while end < len(ids) and ids[end] == ids[end - period]:
+            end += 1
+        times = (end - at) // period
+        if times >= FEWEST and period * (times - 1) > best[0] * (best[1] - 1):
+            best = (period, times)
+    return best
+
+
+def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
+    held: dict[object, list[Bytes]] = defaultdict(list)
+    touched: dict[object, list[Bytes]] = defaultdict(list)
+    turns: dict[int, int] = defaultdict(int)
+    accessed = []
+    for op in run:
+        slots = [(s, (s.endpoint, turns[s.endpoint], s.is_write)) for s in op.slots]
+        tiles = [(t, (t.space, op.queue, t.is_write)) for t in op.tiles]
+        for access, turn in slots:
+            held[turn].append(access.where)
+        for tile, memory in tiles:
+            touched[memory].append(tile.where)
+        accessed.append((op, slots, tiles))
+        for endpoint, _, last in op.uses:
+            turns[endpoint] += last
+    hulls = {key: _hull(accesses) for key, accesses in held.items()}
+    spans = {key: _joined(accesses) for key, accesses in touched.items()}
+    for op, slots, tiles in accessed:
+        wide = [RingAccess(s.ring, s.endpoint, hulls[key], s.is_write) for s, key in slots]
+        joined = [TileAccess(t.space, spans[key][t.where], t.is_write) for t, key in tiles]
+        touched_once = tuple(dict.fromkeys(wide)), tuple(dict.fromkeys(joined))
+        yield Operation(op.label, op.queue, op.uses, *touched_once, op.regions, op.source)
+
+
+def _hull(runs: Sequence[Bytes]) -> Bytes:
+    first = runs[0]
+    if all(f == first for f in runs):
+        return first
+    start, end = min(f.start for f in runs), max(f.end for f in runs)
+    return Bytes(start, end - start, end - start, 1)
+
+
+def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
+    """Return for each run of bytes the runs that are joined with it, touching or overlapping."""
+    joined: dict[Bytes, Bytes] = {}
+    group: list[Bytes] = []
+    end = 0
+    for where in sorted(set(runs), key=lambda b: (b.start, b.end)):
+        if group and where.start > end:
+            joined |= dict.fromkeys(group, _hull(group))
+            group = []
+        group.append(where)
+        end = max(end, where.end)
+    return joined | dict.fromkeys(group, _hull(group))

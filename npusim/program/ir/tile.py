@@ -1,0 +1,208 @@
+"""Typed regions of memory: on-chip tiles, slots of rings, and cuts of tensors in global memory.
+
+A tile is two-dimensional.  ``space`` names one physical memory as one core group sees it
+(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's own slots in global memory); tensors in global
+memory are addressed by :class:`GlobalTile` instead, since all groups share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from npusim.formats import stored_format
+from npusim.program.ir.content import record
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.program.ir.buffers import Ring
+
+Role = Literal["input", "output", "workspace", "constant"]
+
+
+@record
+class Tile:
+    """``rows`` x ``cols`` elements of format ``fmt`` in ``space``, rows ``stride`` elements apart."""
+
+    space: str
+    offset_bytes: int
+    rows: int
+    cols: int
+    stride: int
+    fmt: str
+
+    def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
+        """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
+        width = self.cols - col if cols is None else cols
+        fmt = stored_format(self.fmt)
+        offset = self.offset_bytes + row * fmt.row_bytes(self.stride) + fmt.row_bytes(col)
+        return Tile(self.space, offset, rows, width, self.stride, self.fmt)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements themselves and of their scales, without the gaps between rows."""
+        return stored_format(self.fmt).bytes_of(self.rows * self.cols)
+
+
+class Arranged(Protocol):
+    """How the values of a tensor are arranged in memory."""
+
+    @property
+    def parameter(self) -> str:
+        """The parameter of the kernel whose values they are."""
+
+    def array(self, values: Any) -> Any:
+        """Return values as (batch, heads, rows, cols)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTensor:
+    """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
+
+    ``is_interleaved``: memory stores the heads within a row (BSND), not the rows within a head (BNSD).
+    ``packed``: number of the call's heads that form one head of the tensor, their rows concatenated.
+    ``lengths``: rows of each batch, if they differ; ``rows`` is then the largest.  ``stretch_rows``: number of
+    contiguous rows of a head, if not all are contiguous: a transfer moves one stretch at a time.  ``shared_rows``:
+    number of rows that share one row in memory, such as a scale for a block of tokens.  ``column``: if not 0, the width
+    of the columns within which memory stores row after row (NZ).  ``is_transposed``: the matrices are the call's,
+    transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
+    the memory, of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
+    many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
+    """
+
+    name: str
+    batch: int
+    heads: int
+    rows: int
+    cols: int
+    fmt: str
+    role: Role
+    is_interleaved: bool = False
+    packed: int = 1
+    lengths: tuple[int, ...] = ()
+    stretch_rows: int = 0
+    shared_rows: int = 1
+    column: int = 0
+    is_transposed: bool = False
+    view: Arranged | None = None
+    of: GlobalTensor | None = None
+    added: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor, without padding."""
+        rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
+        return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
+
+    def rows_of(self, batch: int) -> int:
+        """Return the rows of one batch."""
+        return self.lengths[batch] if self.lengths else self.rows
+
+    def heads_of(self, batch: int, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (head of the call, first row in it, row count, row of the tensor) for each part of some rows."""
+        each, end = self.rows_of(batch) // self.packed, row + rows
+        while row < end:
+            count = min(each - row % each, end - row)
+            yield head * self.packed + row // each, row % each, count, row
+            row += count
+
+    def tile(self, batch: int, head: int, row: int, rows: int, col: int = 0, cols: int | None = None) -> GlobalTile:
+        """Return a part of one head's matrix; ``cols`` defaults to the rest of the row."""
+        return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
+
+
+@record
+class GlobalTile:
+    """``rows`` x ``cols`` elements of one head of a :class:`GlobalTensor`, from (``row``, ``col``)."""
+
+    tensor: GlobalTensor
+    batch: int
+    head: int
+    row: int
+    rows: int
+    col: int
+    cols: int
+
+    @property
+    def fmt(self) -> str:
+        """Format of the tensor."""
+        return self.tensor.fmt
+
+    @property
+    def corner(self) -> tuple[int, int, int, int]:
+        """Batch, head, row and column of the first element."""
+        return self.batch, self.head, self.row, self.col
+
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...]:
+        """Start and size along batch, head, row and column."""
+        return (self.batch, 1), (self.head, 1), (self.row, self.rows), (self.col, self.cols)
+
+    @property
+    def stretches(self) -> float:
+        """Number of stretches of rows that it overlaps, averaged over the first rows of tiles of its size."""
+        each = self.tensor.stretch_rows
+        return (self.rows + each - gcd(self.rows, each)) / each if each else 1.0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements of this tile."""
+        return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
+
+
+@record
+class RingTile:
+    """A region of the slot that a ring's producer or consumer holds at this point of the program.
+
+    ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
+    ``last`` makes it hand the slot on when it is done.  The walker knows which generation that is.
+    ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
+    """
+
+    ring: Ring
+    is_producer: bool
+    rows: int
+    cols: int
+    stride: int
+    fmt: str
+    offset_bytes: int = 0
+    first: bool = True
+    last: bool = True
+    is_peek: bool = False
+
+    def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
+        """Return a sub-region of the same slot with the same handshake."""
+        width = self.cols - col if cols is None else cols
+        fmt = stored_format(self.fmt)
+        offset = self.offset_bytes + row * fmt.row_bytes(self.stride) + fmt.row_bytes(col)
+        ends = self.first, self.last, self.is_peek
+        return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
+
+    def held(self, *, first: bool, last: bool) -> RingTile:
+        """Return the same region with another handshake."""
+        size = self.rows, self.cols, self.stride, self.fmt
+        return RingTile(self.ring, self.is_producer, *size, self.offset_bytes, first, last, self.is_peek)
+
+    def slot(self, generation: int) -> Tile:
+        """Return the bytes of this region in the slot of ``generation``."""
+        offset = self.ring.start(generation) + self.offset_bytes
+        return Tile(self.ring.space, offset, self.rows, self.cols, self.stride, self.fmt)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements themselves."""
+        return stored_format(self.fmt).bytes_of(self.rows * self.cols)
+
+
+Operand = Tile | RingTile | GlobalTile
+
+
+def memory_of(operand: Operand) -> str:
+    """Return the device file's name of the memory of an operand: ``L1``, ``SMEM``, ``GM``."""
+    if isinstance(operand, GlobalTile):
+        return "GM"
+    space = operand.space if isinstance(operand, Tile) else operand.ring.space
+    return "GM" if space == "gm" else space.rpartition(".")[2]

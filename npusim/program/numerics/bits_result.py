@@ -1,0 +1,188 @@
+"""Results of an execution of values: tensors, errors against float64, and numeric events."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from npusim.config.json_record import written_as
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class NumericEvent:
+    """``overflow`` (finite in, Inf out) or ``nan`` (from numbers) in one operation of one block.
+
+    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
+    tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
+    ``cause``: of a NaN, the first element's sum, difference, product or quotient as numbers, ``-inf - -inf``.
+    """
+
+    kind: str
+    operation: str
+    queue: str
+    phase: str
+    block: str
+    path: dict[str, int]
+    row: int
+    col: int
+    count: int = 1
+    position: int = 0
+    cause: str = ""
+
+    def __str__(self) -> str:
+        where = " ".join(f"{name}={index}" for name, index in self.path.items())
+        location = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
+        return f"{self.kind} in {self.operation} ({location}){self.cause and f': {self.cause}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSummary:
+    """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
+
+    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the correctly rounded
+    reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or Inf (``nan_count``, ``inf_count``)
+    there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp`` are None and the histogram is empty.
+    """
+
+    rmse: float | None
+    max_abs_error: float | None
+    max_ulp: int | None
+    ulp_histogram: dict[str, int]
+    nan_count: int
+    inf_count: int
+    nan_row_fraction: float
+    count: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every output is a finite number."""
+        return not self.nan_count and not self.inf_count
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Properties of the values of the computed rows; None where a figure has no meaning.
+
+    Ranges are those of K, of Q K^T in float64, unscaled, over visible pairs, of K' as stored, and of scores: the
+    results of the matrix unit (Q K^T, or PASA's S') before they are stored, in whole tiles, without infinite values.
+    Resonance (`npusim.program.numerics.diagnosis`) belongs to the block whose wave changes the scores most.
+    """
+
+    nan_row_percent: float  #: output rows with a NaN, as the PASA paper counts them
+    key_min: float
+    key_max: float
+    raw_score_min: float
+    raw_score_max: float
+    resonance_cosine: float
+    resonance_frequency: int
+    resonance_phase_degrees: float
+    resonance_share_percent: float
+    sink_mass_percent: float  #: mean softmax mass of the first keys, as many as the recipe says, else one
+    shifted_key_min: float | None = None
+    shifted_key_max: float | None = None
+    score_min: float | None = None
+    score_max: float | None = None
+    underflow_percent: float | None = None  #: pairs that the mask leaves whose P is zero in the second product
+    zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: what is really lost
+    #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
+    #: loss, since the pairs zeroed are the smallest (reports/pcast_numerics, table 1).
+    product_mass_percent: float | None = None
+    clipped_mass_percent: float | None = None  #: mean part of a row's sum that saturation of P cuts
+    saturated_count: float | None = None  #: probabilities that the cast cut to the largest finite value
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures that have a meaning, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceCounts:
+    """The number of first choices between two values: elements and first choices, tiles of blocks and tiles with
+    one.
+    """
+
+    count: int
+    taken: int
+    tiles: int
+    tiles_with_one: int
+
+    def __str__(self) -> str:
+        share, of_tiles = (100 * a / b for a, b in ((self.taken, self.count), (self.tiles_with_one, self.tiles)))
+        return f"in {share:.3g} % of {self.count:,} cases, {of_tiles:.3g} % of tiles have one"
+
+
+@dataclass(frozen=True)
+class NumericRecord(ErrorSummary):
+    """Properties of the computed bits against a reference, in the form of ``result.json``.
+
+    ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
+    ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
+    basis, ``against`` describes the reference of the errors, ``choices`` counts the values chosen by other values.
+    """
+
+    sample: str
+    overflow_counts: dict[str, int]
+    nan_counts: dict[str, int]
+    first_events: tuple[NumericEvent, ...]
+    arithmetic: dict[str, str]
+    diagnosis: Annotated[Diagnosis, written_as(Diagnosis.figures, dict[str, Any])] | None = None
+    row_sums: dict[str, str] | None = None
+    against: str = "float64"
+    choices: dict[str, ChoiceCounts] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericResult(NumericRecord):
+    """Bits of the chosen blocks, with the events of their execution.
+
+    ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
+    operation of every computed block that had events, in program order (the first
+    `npusim.program.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of
+    ``rows``, NaN or Inf where it is not finite; ``variants`` one block of rows under each of other programs
+    (`npusim.program.numerics.evaluate.compared_block`).  ``row_sums`` is set in a run's result: its device states the
+    basis of
+    ``row_sum_orders``.
+    """
+
+    rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
+    shape: tuple[int, int, int, int]
+    row_sum_orders: tuple[str, ...] = ()
+    row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
+    events: tuple[NumericEvent, ...] = field(default=(), repr=False)
+    variants: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def error(self) -> ErrorSummary:
+        """Distance of the output from the reference, by itself."""
+        return ErrorSummary(**{f.name: getattr(self, f.name) for f in fields(ErrorSummary)})
+
+    @property
+    def sampling_error(self) -> float:
+        """Standard error of ``rmse``, by how squares of rows' errors differ; 0 where all rows were computed."""
+        squares = np.concatenate([np.square(errors) for errors in self.row_errors.values()] or [np.zeros(0)])
+        if not self.rmse or len(squares) < 2 or len(squares) == np.prod(self.shape[:3]):
+            return 0.0
+        return float(self.rmse * squares.std() / squares.mean() / np.sqrt(4 * len(squares)))
+
+    @cached_property
+    def output(self) -> NDArray[Any]:
+        """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed."""
+        blocks = list(self.rows.values())
+        full = np.full(self.shape, np.nan, blocks[0].dtype) if blocks else np.empty((0, 0, 0, 0))
+        for (batch, head, row), block in self.rows.items():
+            full[batch, head, row : row + len(block)] = block
+        return full
+
+    @cached_property
+    def computed(self) -> NDArray[np.bool_]:
+        """Which rows were computed, (batch, heads, seq_q)."""
+        done = np.zeros(self.shape[:3], np.bool_)
+        for (batch, head, row), block in self.rows.items():
+            done[batch, head, row : row + len(block)] = True
+        return done

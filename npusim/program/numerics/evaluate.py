@@ -1,0 +1,461 @@
+"""Bits of a program's chosen blocks, compared with float64: the numeric half of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim.errors import SpecError
+from npusim.formats import get_arithmetic
+from npusim.formats.cast import widen
+from npusim.program.ir.op import Opcode, Step
+from npusim.program.numerics.bits_result import ChoiceCounts, ErrorSummary, NumericResult
+from npusim.program.numerics.diagnosis import Probe
+from npusim.program.numerics.executor import (
+    Alternative,
+    Execution,
+    Observer,
+    Progress,
+    changed_attributes,
+    execute,
+    steps_of,
+)
+from npusim.program.numerics.reference import attention, row_errors, summarise_errors
+
+if TYPE_CHECKING:
+    from npusim.config.problem import Problem
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
+    from npusim.program.numerics.executor import EventLog, HeadSource, TensorStore
+
+Array = NDArray[Any]
+
+
+class OutputBlock(Protocol):
+    """The properties of a block of a program's last phase that describe the rows it writes."""
+
+    batch: int
+    head: int
+    row: int
+    rows: int
+
+    def part(self, row: int, rows: int) -> OutputBlock:
+        """Return the block of some of its rows."""
+
+
+class Output(Protocol):
+    """Sizes of a program's result: an attention's problem has them, and a kernel's result of plain tensors."""
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of a sequence."""
+
+    @property
+    def seq_q(self) -> int:
+        """Rows of a head."""
+
+    @property
+    def query_count(self) -> int:
+        """Rows of a head, of all sequences."""
+
+    @property
+    def output_cols(self) -> int:
+        """Columns of a head."""
+
+    @property
+    def key_count(self) -> int:
+        """Keys of a head, of all sequences; 1 without keys."""
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of a key; 1 without keys."""
+
+
+#: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
+Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
+#: Its results by batch, head, first row and rows, for other precisions on the same inputs.
+References = dict[tuple[int, int, int, int], NDArray[np.float64]]
+#: Batch, head and first row of a block of the output.
+BlockRows = tuple[int, int, int]
+#: Programs by name.
+Programs = Mapping[str, "TileProgram"]
+#: Blocks to execute, by phase.
+Blocks = Mapping[str, Sequence[Any]]
+#: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
+Choice = str | int | Sequence[int]
+#: A number or a range of a text of indices; what has more digits is none of ours.
+_PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
+#: Elements of K that a sample may touch: bounds the memory and time of the default sample.
+SAMPLE_ELEMENTS = 1 << 25
+#: Rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows; fewer where
+#: these are long (`sample_rows`).
+SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
+#: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
+#: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
+COMPARED_ROWS = 64
+
+
+def evaluate(
+    program: TileProgram,
+    problem: Output,
+    inputs: HeadSource,
+    *,
+    rows: Choice = "sample",
+    heads: Choice = "sample",
+    diagnose: bool = False,
+    progress: Progress | None = None,
+    reference: Reference = attention,
+    exact: References | None = None,
+    exact_rows_of: Callable[[int, int, int, int], Array] | None = None,
+    variants: Programs | None = None,
+    observers: Sequence[Observer] = (),
+) -> NumericResult:
+    """Execute the chosen blocks and return their bits, errors and events.
+
+    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of the
+    last Q block; of the last blocks where that block has fewer than `LEAST_ROWS`. ``heads``: ``"all"``, indices, or
+    ``"sample"``: all heads, fewer only where K would be large. ``diagnose`` adds ranges, resonance, underflow and
+    saturation; ``progress`` receives the share of all blocks that is done, with ``exact_rows_of`` of blocks and of
+    their exact results.  ``reference`` computes the float64 result for errors; ``exact`` stores it;
+    ``exact_rows_of(batch, head, row, rows)`` returns it for schedules other than attention. ``variants`` are programs
+    that compute `compared_rows` too; ``observers`` are called after every step.
+    """
+    rows = chosen("rows", rows, problem.seq_q)
+    wanted = chosen_heads(problem, heads)
+    attention_of = cast("Problem", problem)  # without `exact_rows_of`
+    probe = Probe(attention_of) if diagnose else None
+    needed = needed_blocks(program, rows, wanted)
+    among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
+    watching: Sequence[Observer] = (probe, *observers) if probe else observers
+    halves = [progress, None] if exact_rows_of is None else [_half(progress, 0), _half(progress, 1)]
+    done = execute(program, inputs, needed, observers=watching, progress=halves[0], variants=list(among.lanes.values()))
+    written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
+    references, exact_rows = list[Array](), {} if exact is None else exact
+    for (batch, head, row), block in written.items():
+        at = (batch, head, row, len(block))
+        if exact_rows_of is not None:
+            exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
+            if halves[1] is not None:
+                halves[1](len(references) / len(written))
+            references.append(exact_rows[at])
+            continue
+        q = inputs("q", batch, head)[row : row + len(block)]
+        k, v = (inputs(n, batch, head // attention_of.group_size) for n in ("k", "v"))
+        if at not in exact_rows:
+            wide_q, wide_k, wide_v = (widen(x).astype(np.float64) for x in (q, k, v))
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, attention_of.sequence(batch), row, head)[:, :cols]
+        references.append(exact_rows[at])
+        if probe:
+            probe.look_at_inputs(q, k, row, attention_of.sequence(batch))
+    error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
+    return numeric_result(
+        error,
+        done.events,
+        [program],
+        rows=written,
+        shape=(problem.batch, problem.heads, problem.seq_q, cols),
+        sample=_describe(problem, wanted, written),
+        diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
+        row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
+        variants={n: x[:, :cols] for n, x in among.rows(done, inputs).items()},
+    )
+
+
+def _half(progress: Progress | None, before: int) -> Progress | None:
+    """Return the function of a share's share: of the first half, or with one ``before`` it of the second."""
+    return None if progress is None else lambda share: progress((before + share) / 2)
+
+
+def variant_rows(
+    program: TileProgram, problem: Output, inputs: HeadSource, variants: Programs, *, rows: Choice, heads: Choice
+) -> tuple[BlockRows, int, dict[str, Array]]:
+    """Return `compared_rows` of the result of `evaluate`, and the rows that the variants compute for them, alone."""
+    wanted = chosen_heads(problem, heads)
+    needed = needed_blocks(program, chosen("rows", rows, problem.seq_q), wanted)
+    among = _Alternatives(program, needed, wanted, variants)
+    none: Blocks = dict.fromkeys(needed, ())
+    done = execute(program, inputs, none, variants=list(among.lanes.values()))
+    others = {n: x[:, : problem.output_cols] for n, x in among.rows(done, inputs).items()}
+    return *compared_rows(_counts(program, needed, wanted)), others
+
+
+def _counts(program: TileProgram, needed: Blocks, heads: Container[int]) -> dict[BlockRows, int]:
+    """Return how many rows the last phase's blocks write, by batch, head and first row."""
+    return {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
+
+
+def compared_rows(rows: Mapping[BlockRows, int]) -> tuple[BlockRows, int]:
+    """Return the rows of computed blocks on which variants are: the last of the first head, at most `COMPARED_ROWS`.
+
+    ``rows`` are the lengths of blocks by batch, head and first row; returned are the first row and how many they are.
+    """
+    first = next(iter(rows))
+    batch, head, row = max(at for at in rows if at[:2] == first[:2])
+    count = min(rows[batch, head, row], COMPARED_ROWS)
+    return (batch, head, row + rows[batch, head, row] - count), count
+
+
+class _Alternatives:
+    """Programs that compute one block of an output too: as lanes together with its own program where they are
+    similar.
+    """
+
+    def __init__(
+        self, program: TileProgram, needed: Blocks, heads: Container[int], of: Mapping[str, TileProgram]
+    ) -> None:
+        self.of, self.lanes = of, dict[str, Alternative]()
+        if not of:
+            return
+        rows = _counts(program, needed, heads)
+        (batch, head, _), self.count = compared_rows(rows)
+        # All of the block's rows are computed, so that lanes are of one shape with the run's own: fewer steps.
+        self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
+        self.last = row + rows[self.at] - 1
+        blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
+        for name, other in of.items():
+            changes = changed_attributes(program, other, blocks)
+            if changes is not None:
+                self.lanes[name] = Alternative(other, blocks, changes)
+
+    def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
+        """Return the rows by name after their lanes are ``done``; programs that are no lanes are executed alone."""
+        stores = dict(zip(self.lanes, done.variants, strict=True))
+        return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
+
+    def _rows(self, name: str, tensors: TensorStore | None, inputs: HeadSource) -> Array:
+        (batch, head, _), program = self.at, self.of[name]
+        if tensors is not None:
+            return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at][-self.count :]
+        only: Any = {"batches": {batch}, "most": self.count}
+        (rows,) = execute_rows(program, inputs, [self.last], {head}, **only)[1].values()
+        return rows[-self.count :]
+
+
+def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
+    """Return the result of programs: an error, the events of their log, their named choices, and other ``values``."""
+    choices = [named_choices(program) for program in programs]
+    return NumericResult(
+        **asdict(error),
+        overflow_counts=dict(log.overflow),
+        nan_counts=dict(log.nan),
+        first_events=tuple(log.first.values()),
+        choices={n: ChoiceCounts(*map(int, counts)) for n, counts in log.chosen.items()} or None,
+        arithmetic={name: evidence for arithmetic, _ in choices for name, evidence in arithmetic.items()},
+        row_sum_orders=tuple(sorted({order for _, orders in choices for order in orders})),
+        events=tuple(log.events),
+        **values,
+    )
+
+
+def execute_rows(
+    program: TileProgram,
+    inputs: HeadSource,
+    rows: Choice,
+    heads: Container[int],
+    *,
+    output: str = "o",
+    batches: Container[int] | None = None,
+    most: int | None = None,
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+) -> tuple[Execution, dict[BlockRows, Array]]:
+    """Execute the blocks of the chosen rows of ``output``, and the blocks of earlier phases that they need.
+
+    Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
+    ``most`` as for `needed_blocks`.
+    """
+    needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most)
+    done = execute(program, inputs, needed, observers=observers, progress=progress)
+    return done, _written(program, needed, heads, done.tensors, output)
+
+
+def _written(
+    program: TileProgram, needed: Blocks, heads: Container[int], tensors: TensorStore, output: str = "o"
+) -> dict[BlockRows, Array]:
+    """Return, by batch, head and first row, the chosen heads of the last phase's blocks in ``tensors``."""
+    tensor = program.tensors[output]
+    return {
+        (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
+        for (batch, head, row), (of, count, at) in _outputs(program, needed, heads, output).items()
+    }
+
+
+def _outputs(
+    program: TileProgram, needed: Blocks, heads: Container[int], output: str
+) -> dict[BlockRows, tuple[int, int, int]]:
+    """Return which rows the last phase's blocks write: the tensor's head, how many, and where in it they begin."""
+    written: dict[BlockRows, tuple[int, int, int]] = {}
+    for block in needed[_final(program).name]:
+        for head, row, count, at in _parts(block, program.tensors[output]):
+            if head in heads:
+                written.setdefault((block.batch, head, row), (block.head, count, at))
+    return written
+
+
+def needed_blocks(
+    program: TileProgram,
+    rows: Choice,
+    heads: Container[int],
+    *,
+    output: str = "o",
+    batches: Container[int] | None = None,
+    most: int | None = None,
+) -> dict[str, Sequence[Any]]:
+    """Return by phase the blocks that the chosen rows of ``output`` need.
+
+    ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; no operation looks from one
+    row at another.
+    """
+    tensor = program.tensors[output]
+    most = sample_rows(tensor) if rows == "sample" else most
+    blocks = [
+        b if most is None or b.rows <= most or tensor.packed > 1 else b.part(b.row + b.rows - most, most)
+        for b in _blocks(_final(program), rows, tensor)
+        if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
+    ]
+    return {p.name: _needed(p, blocks, _heads(_final(program)), most) for p in program.phases}
+
+
+def _final(program: TileProgram) -> ProgramPhase:
+    """Return the phase that writes the output: its rows need no later phase."""
+    return next(p for p in reversed(program.phases) if p.serves != "none")
+
+
+def sample_rows(output: GlobalTensor) -> int:
+    """Return how many rows of an output a sample has."""
+    return min(SAMPLE_ROWS, max(LEAST_ROWS, SAMPLE_OUTPUTS // output.cols))
+
+
+def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
+    """Return indices, rising: a number or numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
+
+    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts.  Raises `SpecError`
+    for indices that do not exist, for none, and for a text that is no index.
+    """
+    wanted = f"write {also}numbers such as 0,128,4000-4095"
+    if isinstance(choice, str):
+        parts = [_PART.fullmatch(part) for part in choice.split(",")]
+        if not all(parts):
+            raise SpecError(f"{what} {choice:.80}: {wanted}")
+        ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    else:
+        try:
+            ends = [(index(i), index(i)) for i in ([choice] if isinstance(choice, int) else choice)]
+        except TypeError:
+            raise SpecError(f"{what}: {choice!r}: {wanted}") from None
+    for first, last in ends:
+        if last < first:
+            raise SpecError(f"{what} {choice}: {first}-{last} runs backwards")
+        if first < 0 or last >= count:
+            wrong = first if not 0 <= first < count else last
+            raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}")
+    if not ends:
+        raise SpecError(f"{what}: none is chosen; choose from 0 to {count - 1}")
+    return sorted({i for first, last in ends for i in range(first, last + 1)})
+
+
+def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | list[int]:
+    """Return ``sample`` or ``all`` as given, or `indices`."""
+    if isinstance(choice, str) and choice in ("sample", "all"):
+        return "all" if choice == "all" else "sample"
+    return indices(what, choice, count, "sample, all, or ")
+
+
+def chosen_heads(problem: Output, heads: Choice) -> set[int]:
+    """Return the heads to compute."""
+    which = chosen("heads", heads, problem.heads)
+    if which == "all":
+        return set(range(problem.heads))
+    if which == "sample":
+        each = problem.key_count * problem.head_dim
+        return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
+    return set(which)
+
+
+def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:
+    """Return the heads that a block writes: head, first row and rows, and their position in the tensor's head."""
+    return output.heads_of(block.batch, block.head, block.row, block.rows)
+
+
+def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any]:
+    if isinstance(rows, str):
+        if rows == "all":
+            return list(phase.blocks)
+        ends = [(b, row, row + n) for b in phase.blocks for _, row, n, _ in _parts(b, output)]
+        each = [output.rows_of(n) // output.packed for n in range(output.batch)]
+        last = {b.batch: end - row for b, row, end in ends if end == each[b.batch]}
+        # A few rows say little of an error: where the last block has no more, blocks before it are of the sample too.
+        wide = {n: 1 if count >= LEAST_ROWS else sample_rows(output) for n, count in last.items()}
+        return list({id(b): b for b, _, end in ends if end > each[b.batch] - wide[b.batch]}.values())
+    wanted = np.atleast_1d(rows)
+    return [
+        b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
+    ]
+
+
+def _heads(phase: ProgramPhase) -> int:
+    blocks: Sequence[OutputBlock] = phase.blocks
+    return 1 + max(b.head for b in blocks)
+
+
+def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most: int | None) -> list[Any]:
+    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows unless ``most`` is None.
+
+    ``heads``: heads of the output's blocks; several may share one head of the phase.
+    """
+    if phase.serves == "none":
+        return []
+    if phase.serves == "kv_head":
+        share = max(1, heads // _heads(phase))
+        used = {(b.batch, b.head // share) for b in blocks}
+        return [b for b in phase.blocks if (b.batch, b.head) in used]
+    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # blocks side by side have the same
+    for b in blocks:
+        rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
+    needed = []
+    for b in phase.blocks:
+        within = [
+            (max(b.row, start), min(b.row + b.rows, end))
+            for start, end in rows.get((b.batch, b.head), ())
+            if b.row < end and start < b.row + b.rows
+        ]
+        if within:
+            first, last = min(within)[0], max(end for _, end in within)
+            needed.append(b if most is None or last - first == b.rows else b.part(first, last - first))
+    return needed
+
+
+def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
+    total = problem.heads * problem.query_count
+    count = sum(len(rows) for rows in written.values())
+    if count == total:
+        return f"all {total} rows"
+    per_head: list[tuple[int, int]] = []
+    for row, end in sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()}):
+        is_next = per_head and per_head[-1][1] == row
+        per_head.append((per_head.pop()[0] if is_next else row, end))
+    spans = ", ".join(f"{a}..{b - 1}" for a, b in per_head[:3]) + (", …" if len(per_head) > 3 else "")
+    return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
+
+
+def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
+    named = {
+        (step.opcode, step.attributes.arithmetic or step.attributes.order)
+        for phase in program.phases
+        for step in steps_of(phase.body(phase.blocks[0]))
+        if isinstance(step, Step) and step.opcode in (Opcode.MATMUL, Opcode.ROW_SUM)
+    }
+    arithmetic = sorted(name for opcode, name in named if opcode is Opcode.MATMUL)
+    orders = sorted(name for opcode, name in named if opcode is Opcode.ROW_SUM)
+    return {name: get_arithmetic(name).evidence for name in arithmetic}, tuple(orders)

@@ -1,0 +1,530 @@
+"""Executes a tile program for its values, in program order, over poisoned memories, and counts numeric events.
+
+Blocks of one shape run in step, one lane each: the same operations on arrays with a leading lane
+axis.  Bits do not depend on how blocks are put together, since lanes never meet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from itertools import accumulate, groupby, pairwise, zip_longest
+from operator import add
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.errors import ProgramError
+from npusim.formats import stored_format
+from npusim.formats.cast import widen
+from npusim.program.ir.op import COMPARED, Attributes, Opcode, Source, Step, TileOp
+from npusim.program.ir.opaque import Lanes, at_lane, twin
+from npusim.program.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
+from npusim.program.ir.tile_program import Item, Loop, ProgramPhase, TileProgram
+from npusim.program.ir.walk import ResolvedOp, Walker, walk
+from npusim.program.numerics.bits_result import NumericEvent
+from npusim.program.numerics.semantics import apply
+
+Array = NDArray[Any]
+#: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
+LANES = 16
+#: Events kept beside their counts: more would fill a trace with one message.
+EVENTS_KEPT = 10_000
+
+
+@dataclass
+class EventLog:
+    """Counts overflow to Inf and NaN from numbers by operation; stores events: the first of each kind, one an
+    operation.
+
+    For values that are chosen by another value it counts, by name: elements, elements with the first choice, operations
+    on a block's tile, and operations with such an element.
+
+    ``phase``, ``lanes`` and ``position`` describe the current execution: the blocks' names, one a lane, and the number
+    of completed operations.
+    """
+
+    phase: str = ""
+    lanes: Sequence[str] = ()
+    position: int = 0
+    overflow: Counter[str] = field(default_factory=Counter)
+    nan: Counter[str] = field(default_factory=Counter)
+    first: dict[str, NumericEvent] = field(default_factory=dict)
+    events: list[NumericEvent] = field(default_factory=list)
+    chosen: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def count_chosen(self, name: str, by: Array) -> None:
+        """Count the elements of a choice, (blocks, rows, columns), that took the first of two values."""
+        first = np.not_equal(widen(by), 0).reshape(len(by), -1)
+        counts = first.size, np.count_nonzero(first), len(first), np.count_nonzero(first.any(axis=1))
+        self.chosen[name] = self.chosen.get(name, np.zeros(4, np.int64)) + np.array(counts)
+
+    def look(
+        self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array], shape: tuple[int, ...]
+    ) -> None:
+        """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
+
+        A written Inf (a mask, the start of a maximum) and its consequences are no events: only elements
+        whose sources are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
+        """
+        if formats.is_all_finite(result):
+            return
+        result = np.broadcast_to(widen(result) if result.dtype.names else result, shape)
+        with np.errstate(invalid="ignore"):
+            finite = np.isfinite(result)
+            matmul = step.opcode.name == "MATMUL"
+            clean, known = _finite_and_number(sources, result.shape, matmul)
+            nan = np.isnan(result) & known
+            overflow = ~finite & ~np.isnan(result) & clean
+        label = f"{resolved.op.label}.{step.opcode.value}"
+        for kind, where, counter in (("overflow", overflow, self.overflow), ("nan", nan, self.nan)):
+            count = int(np.count_nonzero(where))
+            if not count:
+                continue
+            counter[label] += count
+            cause = partial(_cause, step, sources if kind == "nan" else ())
+            self._locate(kind, label, resolved, where, cause)
+
+    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_], cause: Any) -> None:
+        """Keep one event for each lane with an element in ``where``, and its cause."""
+        for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
+            if kind in self.first and len(self.events) >= EVENTS_KEPT:
+                return
+            row, col = (int(x[0]) for x in np.nonzero(where[lane]))
+            event = NumericEvent(
+                kind,
+                label,
+                resolved.op.queue,
+                self.phase,
+                self.lanes[lane],
+                dict(resolved.path),
+                row,
+                col,
+                int(np.count_nonzero(where[lane])),
+                self.position,
+                cause((lane, row, col)),
+            )
+            self._keep(event)
+
+    def _keep(self, event: NumericEvent) -> None:
+        self.first.setdefault(event.kind, event)
+        if len(self.events) < EVENTS_KEPT:
+            self.events.append(event)
+
+    def add(self, event: NumericEvent) -> None:
+        """Count the elements of an event, and keep it."""
+        (self.overflow if event.kind == "overflow" else self.nan)[event.operation] += event.count
+        self._keep(event)
+
+    def take(self, other: EventLog, where: str) -> None:
+        """Add the counts and events of another log; ``where`` is a prefix of the names of its blocks."""
+        self.overflow.update(other.overflow)
+        self.nan.update(other.nan)
+        for event in other.events:
+            self._keep(replace(event, block=f"{where}, {event.block}"))
+
+
+#: How the cause of a NaN writes an operation of two numbers; others have none.
+SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
+
+
+def _cause(step: Step, sources: Sequence[Array], at: tuple[int, int, int]) -> str:
+    """Return the operation on the two numbers of an element, (lane, row, column); axes of one are spread."""
+    numbers = [x[tuple(min(i, n - 1) for i, n in zip(at, x.shape, strict=True))] for x in sources]
+    return SIGNS.get(step.opcode, "").join(f"{float(x):g}" for x in numbers if step.opcode in SIGNS)
+
+
+def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:
+    """Return where all sources of an element are finite, and where none is NaN."""
+    clean = known = np.ones(shape, bool)
+    for source in sources:
+        if source.dtype == np.int8:
+            continue
+        values: Any = widen(source) if source.dtype.names else source
+        ok: Any = np.isfinite(values)
+        number: Any = ~np.isnan(values)
+        if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
+            # Each element depends on whole rows and columns: judge the lane as one.
+            ok = ok.all(axis=(-2, -1), keepdims=True)
+            number = number.all(axis=(-2, -1), keepdims=True)
+        elif shape[-1] == 1 != source.shape[-1]:
+            ok, number = ok.all(axis=-1, keepdims=True), number.all(axis=-1, keepdims=True)
+        clean, known = clean & ok, known & number
+    return clean, known
+
+
+@dataclass(slots=True)
+class Moment:
+    """One executed step, as observers see it: its place, its sources and its result.
+
+    ``index`` is the step's position in its operation; arrays are (lanes, rows, cols), lane i
+    belonging to ``blocks[i]``; sources are views that later steps overwrite.  ``role`` is the role of the
+    destination in the algorithm (`npusim.kernels.form.phase.Role`).
+    """
+
+    phase: str
+    blocks: Sequence[Any]
+    resolved: ResolvedOp
+    index: int
+    step: Step
+    sources: Sequence[Array]
+    result: Array
+    role: str = ""
+
+
+Observer = Callable[[Moment], None]
+#: Receives how much of the work is done, from 0 to 1.
+Progress = Callable[[float], None]
+
+
+@dataclass
+class Execution:
+    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone."""
+
+    tensors: TensorStore
+    events: EventLog = field(default_factory=EventLog)
+    observers: Sequence[Observer] = ()
+    variants: Sequence[TensorStore] = ()
+    #: Memories of the lanes that ran last, by name: the next ones fill them anew.
+    memories: dict[str, Array] = field(default_factory=dict)
+
+
+class Alternative(NamedTuple):
+    """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
+
+    Its lanes run with the other program's; their events are not counted and no observer sees them.
+    """
+
+    program: TileProgram
+    blocks: Mapping[str, Sequence[Any]]
+    changes: Mapping[Attributes, Attributes]
+
+
+class Lane(NamedTuple):
+    """One block that runs in step with others: the position of its tensors, and its own attributes.
+
+    Lanes of one program are contiguous.
+    """
+
+    block: Any
+    tensors: TensorStore
+    changes: Mapping[Attributes, Attributes] = MappingProxyType({})
+
+
+def execute(
+    program: TileProgram,
+    inputs: HeadSource,
+    blocks: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+    variants: Sequence[Alternative] = (),
+) -> Execution:
+    """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
+
+    ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
+    ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
+    """
+    stores = [TensorStore(variant.program, inputs) for variant in variants]
+    state = Execution(TensorStore(program, inputs), observers=observers, variants=stores)
+    chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
+    done, total = 0, sum(len(part) for part in chosen)
+    for phase, part in zip(program.phases, chosen, strict=True):
+        lanes = [Lane(block, state.tensors) for block in _apart(phase, part)]
+        for variant, store in zip(variants, stores, strict=True):
+            lanes += [Lane(block, store, variant.changes) for block in _apart(phase, variant.blocks[phase.name])]
+        for group in _groups(phase, lanes):
+            Lockstep(program, phase, group, state).run()
+            done += sum(lane.tensors is state.tensors for lane in group)
+            if progress is not None:
+                progress(done / total)
+    return state
+
+
+def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
+    return [phase.succession.alone(block) for block in blocks] if phase.succession else blocks
+
+
+def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
+    """Yield lanes of one shape, at most ``LANES`` together."""
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(phase.shape(lane.block), []).append(lane)
+    for group in groups.values():
+        for start in range(0, len(group), LANES):
+            yield group[start : start + LANES]
+
+
+def changed_attributes(
+    program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
+) -> dict[Attributes, Attributes] | None:
+    """Return which attributes of steps are others in another program's ``blocks`` by phase.
+
+    None where more than attributes differs, or attributes alike become unlike ones.
+    """
+    if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
+        return None
+    changes: dict[Attributes, Attributes] = {}
+    for one, two in zip(program.phases, other.phases, strict=True):
+        for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
+            for mine, its in zip_longest(*(steps_of(phase.body(block)) for phase in (one, two))):
+                if not isinstance(mine, Step) or not isinstance(its, Step):
+                    if mine != its:
+                        return None
+                elif _does(mine) != _does(its) or changes.setdefault(mine.attributes, its.attributes) != its.attributes:
+                    return None
+    return {before: after for before, after in changes.items() if before != after}
+
+
+def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
+    """Yield each step; for loops, the steps of the last iteration after the number of iterations."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield len(item.indices)
+            yield from steps_of(item.body(item.indices[-1]))
+        else:
+            yield from item.steps
+
+
+def _does(step: Step) -> Any:
+    return step.opcode, *map(_form, (step.dst, *step.srcs))
+
+
+def _form(operand: Source) -> Any:
+    """Return an operand by its content: tensors and rings are each program's own objects."""
+    if isinstance(operand, GlobalTile):
+        return operand.tensor.name, operand.fmt, operand.rows, operand.cols
+    if isinstance(operand, RingTile):
+        ring = operand.ring
+        return ring.name, operand.is_producer, operand.is_peek, ring.depth, ring.slot_bytes, operand.slot(0)
+    return operand
+
+
+class Lockstep:
+    """Some blocks of one shape, executed operation by operation; blocks of variants are last."""
+
+    def __init__(self, program: TileProgram, phase: ProgramPhase, lanes: Sequence[Lane], state: Execution) -> None:
+        self.program, self.phase, self.lanes = program, phase, lanes
+        self.events, self.observers = state.events, state.observers
+        #: Blocks of the program itself.
+        self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
+        self.store = BufferStore(program, len(lanes), state.memories)
+        self.events.phase = phase.name
+        self.events.lanes = [str(b) for b in self.blocks]
+        self._constants: dict[tuple[float, str], Array] = {}
+        self._is_one_program = not any(lane.changes for lane in lanes)
+        self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
+        #: Each block's number: variants may run the same ones.
+        self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
+
+    def run(self) -> None:
+        """Execute everything, in program order."""
+        for position, (resolved, twins) in enumerate(self._operations()):
+            self.events.position = position
+            self.execute(resolved, twins)
+
+    def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp] = ()) -> None:
+        """Execute one operation of all blocks, whose coordinates are `Lanes`, or of the first with its ``twins``."""
+        for index, step in enumerate(resolved.op.steps):
+            self._step(resolved, index, [step, *[op.steps[index] for op in twins]])
+
+    def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
+        """Yield operations in the order of `execute`: with `Lanes` where bodies do not compare the positions of blocks.
+
+        If a body compares them although its operations are equal, each block has its own.
+        """
+        blocks, done = list(self._distinct), 0
+        try:
+            common = twin(blocks, "block", lambda _name, values: Lanes(values))
+            for resolved in walk(Walker(self.program), self.phase.body(common)):
+                yield resolved, ()
+                done += 1
+        except TypeError:
+            first, *others = map(self.phase.body, blocks)
+            rest = [_flatten(items) for items in others]
+            for position, resolved in enumerate(walk(Walker(self.program), first)):
+                twins = [next(ops) for ops in rest]
+                if position >= done:
+                    yield resolved, twins
+
+    def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
+        step = steps[0]
+        fmt = step.dst.fmt
+        known = step.constant_format
+        sources = [self._read(resolved, [s.srcs[i] for s in steps], known) for i in range(len(step.srcs))]
+        is_global = isinstance(step.dst, GlobalTile)
+        before = sources[0] if is_global else self._view(resolved, step.dst)
+        result = self._apply(step, sources, before)
+        if count := len(self.blocks):
+            is_all = count == len(self.lanes)
+            read, outcome = (sources, result) if is_all else ([x[:count] for x in sources], result[:count])
+            if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
+                had = [*read, before[:count]] if step.attributes.accumulate else read
+                self.events.look(resolved, step, outcome, had, before[:count].shape)
+            if step.opcode is Opcode.SELECT and step.attributes.variant == COMPARED:
+                self.events.count_chosen(step.name, read[0])
+            for observer in self.observers:
+                role = self.phase.roles.get(step.name, "")
+                observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
+        if is_global:
+            for cut, values in zip(self._cuts([s.dst for s in steps]), result, strict=True):
+                cut[...] = values.reshape(cut.shape)  # a column, to the one row of a tensor
+        else:
+            before[...] = result
+
+    def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
+        """Return the results of lanes: consecutive lanes with equal attributes are computed together."""
+        if self._is_one_program:
+            return apply(step.opcode, sources, before, step.dst.fmt, step.attributes)
+        if step.attributes not in self._runs:
+            each = [lane.changes.get(step.attributes, step.attributes) for lane in self.lanes]
+            ends = accumulate(len(list(run)) for _, run in groupby(each))
+            self._runs[step.attributes] = [(start, end, each[start]) for start, end in pairwise((0, *ends))]
+        results = []
+        for start, end, attributes in self._runs[step.attributes]:
+            some = [x if len(x) == 1 else x[start:end] for x in sources]
+            results.append(apply(step.opcode, some, before[start:end], step.dst.fmt, attributes))
+        return results[0] if len(results) == 1 else np.concatenate(results)
+
+    def _read(self, resolved: ResolvedOp, sources: Sequence[Source], fmt: str) -> Array:
+        """Return the operands of the lanes' steps in one place."""
+        source: Any = sources[0]
+        if isinstance(source, Lanes):
+            each = [source.values[self._distinct[of.block]] for of in self.lanes]
+            return formats.cast(np.array(each, np.float64)[:, None, None], fmt)
+        if isinstance(source, float | int):
+            return self._constant(float(source), fmt)
+        if isinstance(source, GlobalTile):
+            cuts = list(self._cuts(sources))
+            read = np.empty((len(cuts), *cuts[0].shape), cuts[0].dtype)
+            for lane, cut in enumerate(cuts):  # quicker than np.stack where they are small
+                read[lane] = cut
+            return read
+        return self._view(resolved, source)
+
+    def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
+        """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all or one a block."""
+        for of in self.lanes:
+            number = self._distinct[of.block]
+            yield of.tensors.cut(tiles[number if len(tiles) > 1 else 0], number)
+
+    def _constant(self, value: float, fmt: str) -> Array:
+        key = (value, fmt)
+        if key not in self._constants:
+            self._constants[key] = formats.cast(np.full((1, 1, 1), value, np.float64), fmt)
+        return self._constants[key]
+
+    def _view(self, resolved: ResolvedOp, operand: Any) -> Array:
+        if not isinstance(operand, RingTile):
+            return self.store.view(operand.space, operand.offset_bytes, operand)
+        start = operand.ring.start(resolved.cursors[operand.ring.name, operand.is_producer])
+        return self.store.view(operand.ring.space, start + operand.offset_bytes, operand)
+
+
+def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
+    for item in items:
+        if isinstance(item, Loop):
+            for index in item.indices:
+                yield from _flatten(item.body(index))
+        else:
+            yield item
+
+
+#: Gives one head's matrix (rows, cols) of an input tensor by (name, batch, head).
+HeadSource = Callable[[str, int, int], Array]
+#: A NaN in float16, float32, bfloat16 and E4M3: what is read before it is written shows.
+POISON = 0xFF
+
+
+class BufferStore:
+    """One core group's memories for ``lanes`` blocks that run in step, as bytes.
+
+    ``kept``: memories of finished lanes, by name, for reuse: to fill one is faster than to allocate one.
+    """
+
+    def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
+        self.lanes, self._used, self._kept = lanes, program.used_bytes, kept
+        self._bytes: dict[str, Array] = {}
+        #: What lies in blocks, by memory: an element and its scale, at twice the address where a byte holds two.
+        self._pairs: dict[str, Array] = {}
+        self._views: dict[tuple[str, int, int, int, int, str], Array] = {}
+
+    def view(self, space: str, offset: int, tile: Tile | RingTile) -> Array:
+        """Return the elements of a tile that begins there, (lanes, rows, cols), as a view of memory."""
+        key = space, offset, tile.rows, tile.cols, tile.stride, tile.fmt
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self._view(*key)
+        return view
+
+    def _view(self, space: str, offset: int, rows: int, cols: int, stride: int, name: str) -> Array:
+        memory = self._bytes[space] if space in self._bytes else self._fresh(space)
+        fmt = stored_format(name)
+        pitch, size = fmt.row_bytes(stride), fmt.size_bytes
+        if fmt.scale_block:
+            if space not in self._pairs:
+                self._pairs[space] = np.full((self.lanes, 4 * memory.shape[1]), POISON, np.uint8)
+            memory, size = self._pairs[space], fmt.dtype.itemsize
+            offset, pitch = offset * size * fmt.per_byte, pitch * size * fmt.per_byte
+        return np.ndarray((self.lanes, rows, cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size))
+
+    def _fresh(self, space: str) -> Array:
+        memory = self._kept.get(space)
+        if memory is None or len(memory) < self.lanes:
+            memory = self._kept[space] = np.empty((self.lanes, self._used[space]), np.uint8)
+        memory = self._bytes[space] = memory[: self.lanes]
+        memory.fill(POISON)
+        return memory
+
+
+class TensorStore:
+    """Global tensors, one matrix a head; inputs are asked for when first read."""
+
+    def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
+        self._inputs, self._constants = inputs, program.constants
+        self._heads: dict[tuple[str, int, int], Array] = {}
+
+    def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
+        """Return one head's matrix; outputs and workspaces start as NaN."""
+        key = (tensor.name, batch, head)
+        matrix = self._heads.get(key)
+        if matrix is None:
+            made = self._viewed(tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
+            matrix = self._heads[key] = made
+        return matrix
+
+    def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
+        """Return the sum that writers have added so far to a head's matrix of another tensor."""
+        first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
+        return reduce(add, rest, first)
+
+    def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
+        if tensor.name in self._constants:
+            values: Array = self._constants[tensor.name]()[batch, head]
+        elif tensor.role in ("input", "constant"):
+            heads = range(head * tensor.packed, (head + 1) * tensor.packed)
+            matrices = [self._inputs(tensor.name, batch, h) for h in heads]
+            values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+            values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
+        else:
+            fmt = stored_format(tensor.fmt)
+            start = 0 if tensor.added else POISON
+            raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, start, np.uint8)
+            return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
+        if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
+            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
+        return values
+
+    def cut(self, tile: GlobalTile, number: int = 0) -> Array:
+        """Return one cut as a view of its head's matrix; ``number``: of which block, where coordinates are `Lanes`."""
+        batch, head, row, col = (at_lane(at, number) for at in tile.corner)
+        return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
+
+    def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
+        """Return the matrices of a tensor that exist so far, by (batch, head)."""
+        return {(b, h): m for (name, b, h), m in self._heads.items() if name == tensor.name}

@@ -1,0 +1,342 @@
+"""Input tensors: drawn by a workload's recipe, head by head, or given by the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npusim import formats
+from npusim.config.problem import (
+    SCALES,
+    STORED,
+    AmplifiedData,
+    HybridData,
+    NormalData,
+    ResonanceData,
+    SinkData,
+    UniformData,
+)
+from npusim.errors import TensorError
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from npusim.config.problem import DataRecipe, Problem
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.numerics.executor import HeadSource
+
+Array = NDArray[Any]
+NAMES = ("q", "k", "v", "w_o")
+
+
+def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
+    """Return a source of inputs drawn from the problem's recipe, which keeps them.
+
+    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
+    other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
+    """
+    recipe = problem.data
+    if isinstance(recipe, AmplifiedData):
+        raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
+    start = recipe.seed if seed is None else seed
+
+    @cache
+    def source(name: str, batch: int, head: int) -> Array:
+        rng = np.random.default_rng([start, NAMES.index(name), batch, head])
+        drawn, scale = _draw(problem.sequence(batch), name, rng), getattr(problem, f"{name}_scale")
+        return formats.cast(drawn if scale == 1.0 else drawn / scale, problem.dtype)
+
+    return source
+
+
+def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
+    """Return a source of inputs drawn by the problem's recipe, or a given one, in its storage: in pages, V a part of
+    K.
+    """
+    source = with_filled_heads(stored_source(recipe or recipe_source(problem), problem), problem)
+    if problem.page:
+        source = paged(source, problem, drawn_pages(problem))
+    if not problem.values_in_keys:
+        return source
+    cols = problem.value_head_dim
+    return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
+
+
+def quantised(values: Array, fmt: str, rows: int | None = None, *, by_column: bool = False) -> tuple[Array, Array]:
+    """Return values in a narrow format, and float32 scales: one for all, or for each row that of ``rows`` together.
+
+    Or one for each column, (1, columns).
+
+    A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
+    the quotients, rounded to nearest even and saturated.
+    """
+    wide = values.astype(np.float64)
+    largest = np.abs(wide).max()
+    if by_column:
+        largest = np.abs(wide).max(0, keepdims=True)
+    elif rows is not None:
+        starts = range(0, len(wide), rows)
+        largest = np.repeat(np.maximum.reduceat(np.abs(wide).max(1), starts), rows)[: len(wide), None]
+    scales = (largest / formats.get_format(fmt).max_finite).astype(np.float32)
+    scales = np.where(scales == 0, np.float32(1), scales)
+    return formats.cast(wide / scales.astype(np.float64), fmt, overflow="saturate"), scales
+
+
+def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with K and V as a cache stores them, and their scales; ``k`` and ``v`` are the stored values.
+
+    This is exact: float64 products of stored values and scales.
+    """
+    fmt = problem.cache
+    if fmt is None:
+        return source
+
+    @cache
+    def of_head(name: str, batch: int, head: int) -> tuple[Array, Array]:
+        by_column = problem.cache_scale == "channel"
+        return quantised(source(name, batch, head), fmt, problem.scaled_keys, by_column=by_column)
+
+    def read(name: str, batch: int, head: int) -> Array:
+        if name == "q":
+            return source(name, batch, head)
+        stored, scales = of_head(name[0], batch, head)
+        if name in ("k", "v"):
+            return stored.astype(np.float64) * scales.astype(np.float64)
+        return stored if name.endswith(STORED) else scales
+
+    return read
+
+
+#: Numbers of the pages of each sequence, in the order of its keys.
+PageTable = Sequence[Sequence[int]]
+
+
+def drawn_pages(problem: Problem) -> PageTable:
+    """Return a table of the pages of all sequences in an order that ``page_seed`` draws."""
+    counts = [ceil_div(n, problem.page) for n in problem.keys]
+    order = np.random.default_rng([problem.page_seed, problem.page]).permutation(sum(counts))
+    return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
+
+
+def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) -> None:
+    """Raise `TensorError` where pages of ``page`` keys do not hold sequences of so many ``keys`` each.
+
+    A page is one of ``count``, in one place of one sequence.
+    """
+    taken: dict[int, int] = {}
+    for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
+        needed = ceil_div(length, page)
+        if len(pages) < needed:
+            raise TensorError(f"page_table: sequence {number} has {len(pages)} pages; {length} keys take {needed}")
+        for index in pages[:needed]:
+            if not 0 <= index < count:
+                raise TensorError(f"page_table: sequence {number}: no page {index}; there are 0 to {count - 1}")
+            if index in taken:
+                raise TensorError(f"page_table: page {index} is there twice: of sequences {taken[index]} and {number}")
+            taken[index] = number
+
+
+def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
+    """Return the source with K and V written into pages of memory, and read back through the table."""
+    check_pages(table, problem.keys, problem.page, sum(map(len, table)))
+    memory: dict[tuple[str, int, int], Array] = {}
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values = source(name, batch, head)
+        if name == "q" or (name.endswith(SCALES) and problem.cache_scale == "channel"):  # these lie beside the pages
+            return values
+        for index, start in zip(table[batch], range(0, len(values), problem.page), strict=True):
+            memory[name, head, index] = values[start : start + problem.page]
+        return np.concatenate([memory[name, head, index] for index in table[batch]])
+
+    return read
+
+
+def projection_source(problem: Problem, heads: int, hidden: int) -> Callable[[int], Array]:
+    """Return a source of the output projection's rows for one head of the layer's ``heads``.
+
+    (value head size, ``hidden``), normal with variance 1 / (heads x value head size), so that outputs
+    are as large as the attention's; seeded as `recipe_source` is, rounded to the problem's format.
+    """
+    seed, width = getattr(problem.data, "seed", 0), heads * problem.value_head_dim
+
+    def source(head: int) -> Array:
+        rng = np.random.default_rng([seed, NAMES.index("w_o"), 0, head])
+        drawn = rng.standard_normal((problem.value_head_dim, hidden), np.float32)
+        return formats.cast(drawn / np.float32(np.sqrt(width)), problem.dtype)
+
+    return source
+
+
+def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
+    """Return one head of tensor ``name``, (rows, dimension) in float32 or float64."""
+    recipe, shape = problem.data, _shape(problem, name)
+    match recipe:
+        case NormalData():
+            narrow = rng.standard_normal(shape, np.float32)
+            narrow *= np.float32(recipe.deviation)
+            narrow += np.float32(recipe.mean)
+            return narrow
+        case UniformData():
+            return rng.uniform(recipe.x0 - recipe.amplitude, recipe.x0 + recipe.amplitude, shape)
+        case HybridData():
+            values = recipe.x0 + rng.standard_normal(shape)
+            is_outlier = rng.random(shape) < recipe.probability
+            return values + np.where(is_outlier, recipe.amplitude * rng.standard_normal(shape), 0.0)
+        case SinkData():
+            return _sink(recipe, name, rng, shape, problem.scale)
+        case ResonanceData():
+            return _resonance(recipe, name, rng, shape)
+        case AmplifiedData():
+            pass
+    raise AssertionError(f"no generator for {recipe}")
+
+
+def _shape(problem: Problem, name: str) -> tuple[int, int]:
+    rows, (head, value) = problem.seq_q if name == "q" else problem.seq_kv, problem.filled
+    return rows, problem.value_head_dim - value if name == "v" else problem.head_dim - head
+
+
+def _sink(recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float) -> Array:
+    values = rng.standard_normal(shape)
+    if name == "q":
+        # Of length 1/scale, a query's scaled scores on normal keys have variance 1.
+        values[:, :-1] /= scale * np.sqrt((values[:, :-1] ** 2).sum(axis=1, keepdims=True))
+        values[:, -1] = 1.0
+    if name == "k":
+        values[:, -1] = 0.0
+        values[: recipe.sinks, -1] = recipe.gap / scale
+    return values
+
+
+def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+    values = rng.standard_normal(shape)
+    if name == "v":
+        return values
+    angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
+    if name == "k":
+        angle -= np.deg2rad(recipe.phase_degrees)
+    wave = np.array([math.cos(x) for x in angle])  # numpy's own depends on the CPU
+    return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
+
+
+def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str, Array] | None = None) -> HeadSource:
+    """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
+
+    A given tensor has the number of elements and the format of the launch; its shape is assumed to be that of the
+    launch.  Raises :class:`TensorError` for other tensors, and where one is missing.
+    """
+    by_name = {t.name: t for t in inputs}
+
+    def stored(t: GlobalTensor, batch: int, head: int) -> Array:
+        rows, fmt = ceil_div(t.rows // t.packed, t.shared_rows), formats.get_format(t.fmt)
+        if given is None:
+            rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
+            return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
+        size = t.batch * t.heads * t.packed * rows * t.cols
+        array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
+        if t.view is not None and array.size:
+            array = t.view.array(array)
+        if array.size != size or array.dtype != fmt.dtype:
+            listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
+            raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
+        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads * t.packed, rows, t.cols)[batch, head]
+        return matrix
+
+    @cache
+    def source(name: str, batch: int, head: int) -> Array:
+        t = by_name[name]
+        values = np.broadcast_to(stored(t, batch, head), (t.rows // t.packed, t.cols))
+        return np.ascontiguousarray(values.T) if t.is_transposed else values
+
+    return source
+
+
+def with_followers(
+    source: HeadSource, inputs: Sequence[GlobalTensor], follows: Mapping[str, Callable[[HeadSource, int, int], Array]]
+) -> HeadSource:
+    """Return the source with inputs that are functions of the others in float64, by batch and head."""
+    fmt = {t.name: t.fmt for t in inputs}
+
+    def wide(name: str, batch: int, head: int) -> Array:
+        return widen(read(name, batch, head)).astype(np.float64)
+
+    @cache
+    def read(name: str, batch: int, head: int) -> Array:
+        own = follows.get(name)
+        return formats.cast(own(wide, batch, head), fmt[name]) if own else source(name, batch, head)
+
+    return read
+
+
+def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:
+    """Return a source that cuts heads out of (batch, heads, rows, cols) arrays.
+
+    A recipe that changes tensors is applied to each head; others leave them as they are.
+    """
+    if not isinstance(recipe, AmplifiedData):
+        return lambda name, batch, head: tensors[name][batch, head]
+    gain = recipe.gain
+
+    def source(name: str, batch: int, head: int) -> Array:
+        values = tensors[name][batch, head]
+        return amplify_mean(values, gain) if name == "k" else values
+
+    return source
+
+
+def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with the rows of each sequence alone, where lengths differ."""
+    if not problem.lengths:
+        return source
+    rows = {"q": problem.queries, "k": problem.keys, "v": problem.keys}
+    return lambda name, batch, head: source(name, batch, head)[: rows[name][batch]]
+
+
+def with_filled_heads(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with zeros in the columns that head sizes are filled up with."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values, count = source(name, batch, head), problem.filled[name[0] == "v"]
+        return values if values.shape[1] == 1 else np.pad(values, ((0, 0), (0, count)))  # one column: scales
+
+    return read if any(problem.filled) else source
+
+
+def hidden_keys(problem: Problem, batch: int) -> NDArray[np.bool_]:
+    """Return which keys of a sequence no query sees, (keys,)."""
+    one = problem.sequence(batch)
+    hidden = np.ones(one.seq_kv, np.bool_)
+    for first, end in one.seen.union(one.causal_offset, one.causal_offset + one.seq_q - 1):
+        hidden[first:end] = False
+    return hidden
+
+
+def with_padding(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with NaN in K and V where no query sees a key, but for formats that have none."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values, hidden = source(name, batch, head), hidden_keys(problem, batch)
+        if name[0] not in "kv" or len(values) != len(hidden) or values.dtype.kind == "i":
+            return values
+        filled = values.copy()
+        filled[hidden] = np.nan
+        return filled
+
+    return read
+
+
+def amplify_mean(keys: Array, gain: float) -> Array:
+    """Return ``(keys - mean) + gain mean``, the mean over the keys, in the keys' own dtype."""
+    wide = keys.astype(np.float64)
+    mean = wide.mean(axis=0)
+    fmt = format_of_dtype(keys.dtype)
+    if fmt is None:
+        raise TensorError(f"k: {keys.dtype} is no known format")
+    return formats.cast((wide - mean) + gain * mean, fmt)

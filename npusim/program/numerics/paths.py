@@ -1,0 +1,135 @@
+"""The steps that produce one row of an output, and the first step at which two computations of it differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.formats.cast import widen
+from npusim.program.numerics.evaluate import execute_rows, needed_blocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.executor import HeadSource, Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One row of a program's output: ``head`` and ``row`` of sequence ``batch``."""
+
+    row: int
+    head: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PathEvent:
+    """A row written by one step, and its place."""
+
+    phase: str
+    operation: str
+    step: str
+    tile: str
+    values: NDArray[Any]
+
+
+@dataclass(slots=True)
+class Computed:
+    """Blocks of output rows from a place on, by head, and the steps of the place's own row in program order."""
+
+    rows: dict[int, NDArray[Any]]
+    events: list[PathEvent]
+
+
+@dataclass
+class _Recorder:
+    """Stores the first row of the result of each step of each block, for the first slice of a tile alone."""
+
+    order: dict[tuple[str, int], int]
+    phases: list[str]
+    events: dict[tuple[int, int], list[PathEvent]] = field(default_factory=lambda: defaultdict(list))
+    seen: set[Hashable] = field(default_factory=set)
+
+    def __call__(self, moment: Moment) -> None:
+        op, path = moment.resolved.op, moment.resolved.path
+        key = (moment.phase, id(moment.blocks[0]), op.label, moment.index, path)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        phase = self.phases.index(moment.phase)
+        visited = ", ".join(f"{axis} tile {index}" for axis, index in path if axis and axis not in ("start", "finish"))
+        for lane, block in enumerate(moment.blocks):
+            if (moment.phase, id(block)) not in self.order:
+                continue
+            spans = "".join(f", {axis} {start}" for axis, start, _ in block.spans[1:])
+            tile = f"{block}{spans}" + (f", {visited}" if visited else "")
+            result = moment.result
+            values = np.array(result[lane if len(result) > 1 else 0, 0])  # a constant is one for all lanes
+            event = PathEvent(moment.phase, op.label, moment.step.name, tile, values)
+            self.events[phase, self.order[moment.phase, id(block)]].append(event)
+
+    def in_order(self) -> list[PathEvent]:
+        return [event for key in sorted(self.events) for event in self.events[key]]
+
+
+def compute(program: TileProgram, place: Place, source: HeadSource, heads: int = 1) -> Computed:
+    """Return the bits of the blocks that hold a row, in so many heads from its own on, and how its row came about."""
+    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
+    order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
+    recorder = _Recorder(order, [phase.name for phase in program.phases])
+    wanted = range(place.head, place.head + heads)
+    _, written = execute_rows(program, source, [place.row], wanted, batches={place.batch}, observers=(recorder,))
+    blocks = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
+    return Computed(blocks, recorder.in_order())
+
+
+def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:
+    """Return head, row and column of the first value whose bits differ, over their common part; None for none."""
+    for head in (h for h in one if h in two):
+        count = min(len(one[head]), len(two[head]))
+        at = first_unlike(one[head][:count], two[head][:count])
+        if at is not None:
+            return head, *at
+    return None
+
+
+def first_unlike(one: NDArray[Any], two: NDArray[Any]) -> tuple[int, int] | None:
+    """Return row and column of the first value of two matrices of one format whose bits differ; None for none."""
+    rows, columns = np.nonzero(bits_of(one) != bits_of(two))
+    return (int(rows[0]), int(columns[0])) if len(rows) else None
+
+
+def bits_of(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the bits of values, as unsigned integers of their size."""
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
+    """Return the first step of ``one`` that differs from its counterpart, as many steps of its name before it.
+
+    In words, with both values ("none" where the other has no such step any more); empty where none differs.
+    """
+    counterparts: dict[tuple[str, str], Iterator[PathEvent]] = {}
+    by_name: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)
+    for event in two:
+        by_name[event.operation, event.step].append(event)
+    for event in one:
+        name = event.operation, event.step
+        twin = next(counterparts.setdefault(name, iter(by_name[name])), None)
+        column = 0
+        if twin is not None:
+            count = min(len(event.values), len(twin.values))
+            same = np.equal(*(widen(e.values[:count]).astype(np.float64) for e in (event, twin)))
+            if same.all():
+                continue
+            column = int(np.argmin(same))
+        other = "none" if twin is None else f"{widen(twin.values[column : column + 1]).item():.9g}"
+        where = f"{event.phase}: {event.operation}{event.step and ' '}{event.step}, {event.tile}, column {column}"
+        return f"{where}: {widen(event.values[column : column + 1]).item():.9g} | {other}"
+    return ""

@@ -1,0 +1,50 @@
+"""Cycles of a tile program on a device, by several methods of one signature.
+
+``METHODS`` maps a name to ``simulate(program, device, *, trace_groups) -> TimingResult``:
+
+``des``
+    SimPy, every core group and shared link: the reference.
+``block``
+    The processes of ``des`` compiled (`npusim.program.timing.engine`), run to their next wait: exact.
+``fold``
+    The same engine with one core group of each class of equal ones, its transfers weighted: exact.
+``steady``
+    ``fold`` that skips whole periods once the joint state repeats: exact.
+``reserved``
+    A mean field (`npusim.program.timing.mean_field`): each core group with the mean traffic of the others, a block
+    simulated once: approximate, for groups that all differ.
+``auto``
+    Chooses ``steady`` or, where this is slow and the measured difference is small, ``reserved``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.program.timing import auto, des, engine, mean_field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from npusim.program.timing.timing_result import TimingResult
+
+__all__ = ["METHODS", "method_named"]
+
+METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
+    {
+        "auto": auto.simulate,
+        "des": des.simulate,
+        **{method: partial(engine.simulate, method=method) for method in ("block", "fold", "steady")},
+        "reserved": mean_field.simulate,
+    }
+)
+
+
+def method_named(name: str) -> Callable[..., TimingResult]:
+    """Return the method of a name; raise `SpecError` where there is none."""
+    if name not in METHODS:
+        raise SpecError(f"method {name!r}: there are {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,223 @@
+"""The flat integer records that the compiled engine works on: a program, and the state of a run.
+
+Every field is an int64.  A *member* is one simulated core group (each group, or one of each class of equal
+groups); engine ``m * queues + q`` is queue q of member m, counter
+``m * endpoints + e`` is endpoint e, dispatcher ``m * issuers + i`` is scalar unit i.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Ints = npt.NDArray[np.int64]
+#: Arrays of records: numba reads and writes their fields as attributes.
+Records = Any
+
+#: Kinds of instructions of a dispatcher's code.  ``LOOP`` runs as often as its argument says,
+#: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
+OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
+#: Entries of ``EngineState.size``: lengths of lists; which level of loops the watched scalar unit ``WATCHED`` has
+#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations, which it had at ``MOMENT``.  ``FETCHED``
+#: marks the calls fetched since, counted from instruction ``WINDOW_AT``, bit by bit.
+(EVENTS, TODO, SPANS, CROSSED, WATCHED, LEADER, TARGET, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(12)
+#: No operation on an engine, and what a dispatcher fetches at its end.
+NOTHING, HALTED = -1, -2
+#: Later than any event.
+NEVER = 1 << 62
+#: In place of transfers in flight: the operation waits for its turn on shared pipes.
+ASKING = -1
+#: Bits of an int64 that a product of bytes in flight and their number may take; two are left for sums.
+RANGE_BITS = 60
+
+
+def record(fields: str) -> np.dtype[Any]:
+    """Return a type of records of whole numbers, their names divided by spaces."""
+    return np.dtype([(name, np.int64) for name in fields.split()])
+
+
+class Program(NamedTuple):
+    """The program of a run; it never changes during the run (`build_program`)."""
+
+    op: Records  #: one more than there are: an operation's waits end where the next one's begin
+    wait: Records
+    set: Ints  #: endpoints
+    flow: Records
+    take: Records  #: shared pipes that an operation keeps busy
+    pipe: Ints  #: one entry for each shared pipe of a core group
+    code: Records
+    operand: Ints  #: counts of loops that blocks bring
+    entry: Ints  #: (bodies, issuers): first instruction
+    endpoint: Records
+    pair: Records  #: every endpoint with each of its peers
+    queue: Records
+    link: Records
+    member: Records
+    rule: Records  #: how warp groups slow each other down (`npusim.program.timing.gpu_pipes.Rules`), if they do
+
+
+#: Types of the records of a program's arrays.
+PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        # ``kind``: 0 arithmetic, 1 product, -1 no work beside other warp groups
+        # (`npusim.program.ir.tile_program.Share`); what follows is its cycles alone and what it asks for.
+        "op": record(
+            "queue occupancy latency issue waits sets flows takes kind work slots compare special tensor memory"
+        ),
+        "wait": record("own peer"),
+        "flow": record("link bytes"),
+        "take": record("pipe cycles"),
+        "code": record("kind argument operand"),
+        "endpoint": record("lag period latency owner"),
+        "pair": record("own peer"),
+        "queue": record("depth issuer"),
+        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside; of a phase:
+        # cycles without transfers that it makes up for at most, and how many times its rate it has meanwhile.
+        "link": record("rate unit others idle catch_up"),
+        # Core groups that the member stands for, and whether its spans are kept.
+        "member": record("weight is_traced"),
+        "rule": record("product_issue product_compare issue_product"),
+    }
+)
+
+
+def build_program(entry: Ints, **rows: Sequence[Any]) -> Program:
+    """Return the arrays of these rows, empty ones where there are none; ``entry`` as it is."""
+    arrays = {}
+    for name in Program._fields:
+        array = np.array(rows.get(name, ()), np.int64)
+        kind = PROGRAM_TYPES.get(name)
+        arrays[name] = array if kind is None else array.reshape(-1, len(kind)).view(kind).ravel()
+    return Program(**{**arrays, "entry": entry})
+
+
+class EngineState(NamedTuple):
+    """The state of a run; views of one block of memory (:func:`build_state`)."""
+
+    engine: Records
+    entry: Records  #: (engines, depth): the instruction queue, a ring
+    counter: Records
+    visible: Ints  #: (counters, history): when each count is seen, by count modulo the history
+    dispatcher: Records
+    stack: Records  #: (dispatchers, levels): loops and calls
+    link: Records
+    transfer: Records  #: (links, engines): heap by the clock value at which a transfer ends
+    event: Records  #: heap by the time at which an operation with transfers begins
+    request: Records  #: heap by the time at which an operation is ready for its pipes, then engine
+    pipe: Records  #: (members, pipes)
+    core: Records  #: (members,) where warp groups share the pipes of a core (processor sharing), else none
+    server: Records  #: (2 * members,): of arithmetic and of products of each of these cores
+    work: Records  #: (2 * members, queues): heaps by the server's clock value at which work ends
+    due: Ints  #: tree of least values over the members: when the next work of each ends
+    todo: Ints  #: stack of engines and dispatchers to look at
+    is_todo: Ints
+    ran: Ints  #: how often each operation ran, in core groups
+    size: Ints
+    span: Records
+
+
+HEAP_TYPE = record("key engine")
+#: Types of the records of a state's arrays.
+STATE_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        # ``op``: taken, or -1.  ``wait_at``: its next wait, -1 when it has begun.  ``ready``: when its waits so
+        # far are over.  ``in_flight``: transfers not yet through, or ``ASKING`` for pipes.  ``head`` and ``length``:
+        # of the queue.  ``blocked``: dispatcher that waits for a free entry, or -1.  ``next_waiter``: engine that waits
+        # for the same counter, or -1.  ``free``: end of the operation before.  ``end``: last result, which flags wait
+        # for.  ``idle``: cycles without an instruction.  ``waited``: cycles in which its pipes were another's.
+        "engine": record(
+            "op wait_at ready begun in_flight head length blocked next_waiter free end busy done idle waited"
+        ),
+        # ``time``: when the operation was issued, or when its entry became free.
+        "entry": record("op time"),
+        # ``waiter``: first engine that waits for it, or -1.  ``stalled``: cycles its owner waited for others.
+        "counter": record("waiter count stalled"),
+        # ``pending``: operation fetched, ``NOTHING``, or ``HALTED``.
+        "dispatcher": record("clock pending pc level"),
+        # ``pc``: where a loop's body begins, or a call returns to.  ``left``: iterations after this one.
+        # ``entry``: how often a loop or call was entered at this level.
+        "stack": record("pc operand left entry"),
+        # ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
+        # ``flow_cycles``: transfers in flight, summed over cycles.  ``idle``: cycles that it has to make up for,
+        # -1 before a phase's first transfer.
+        "link": record("units updated load due flows bytes flow_cycles idle"),
+        "transfer": HEAP_TYPE,
+        "event": HEAP_TYPE,
+        "request": HEAP_TYPE,
+        # ``free``: when the last operation on a pipe ends.
+        "pipe": record("free busy done"),
+        # What all operations under way ask for.
+        "core": record("slots compare special tensor memory updated"),
+        # ``units``: the clock, served to each operation.  ``count``: operations under way.
+        "server": record("units speed count"),
+        "work": HEAP_TYPE,
+        "span": record("engine op start end"),
+    }
+)
+
+
+def build_state(program: Program, history: int, levels: int, spans: int = 0) -> EngineState:
+    """Return the state before a run: ``history`` counts are stored for each counter, loops nest ``levels`` deep."""
+    members, issuers = len(program.member), program.entry.shape[1]
+    engines, counters = members * len(program.queue), members * len(program.endpoint)
+    dispatchers, links = members * issuers, len(program.link)
+    deepest = int(program.queue["depth"].max(initial=1))
+    cores = members if len(program.rule) else 0
+    leaves = 1 << max(0, cores - 1).bit_length()
+    shapes: dict[str, Sequence[int]] = {
+        "engine": (engines,),
+        "entry": (engines, deepest),
+        "counter": (counters,),
+        "visible": (counters, history),
+        "dispatcher": (dispatchers,),
+        "stack": (dispatchers, levels),
+        "link": (links,),
+        "transfer": (links, engines),
+        "event": (engines,),
+        "request": (engines,),
+        "pipe": (members, len(program.pipe)),
+        "core": (cores,),
+        "server": (2 * cores,),
+        "work": (2 * cores, len(program.queue)),
+        "due": (2 * leaves,),
+        "todo": (engines + dispatchers,),
+        "is_todo": (engines + dispatchers,),
+        "ran": (len(program.op) - 1,),
+        "size": (SIZES,),
+        "span": (spans,),
+    }
+    types = {name: STATE_TYPES.get(name, np.dtype(np.int64)) for name in shapes}
+    words = [math.prod(shape) * types[name].itemsize // types["size"].itemsize for name, shape in shapes.items()]
+    memory = np.zeros(sum(words), np.int64)
+    parts = np.split(memory, np.cumsum(words)[:-1])
+    arrays = zip(parts, shapes.items(), strict=True)
+    state = EngineState(**{name: part.view(types[name]).reshape(shape) for part, (name, shape) in arrays})
+    for field in ("op", "blocked", "next_waiter"):
+        state.engine[field] = -1
+    state.counter["waiter"] = -1
+    state.dispatcher["pending"] = HALTED
+    state.link["due"] = NEVER
+    state.due[:] = NEVER
+    state.size[WATCHED] = state.size[LEADER] = -1
+    return state
+
+
+def memory_of(state: EngineState) -> Ints:
+    """Return the block of memory that all arrays of a state are views of."""
+    assert state.size.base is not None
+    return state.size.base
+
+
+def indices_of(state: EngineState) -> EngineState:
+    """Return arrays in the layout of a state, in which every number is its index in the state's memory."""
+    indices = np.arange(memory_of(state).size)
+    ends = np.cumsum([array.nbytes for array in state]) // indices.itemsize
+    parts = np.split(indices, ends[:-1])
+    return EngineState(*(part.view(a.dtype).reshape(a.shape) for part, a in zip(parts, state, strict=True)))

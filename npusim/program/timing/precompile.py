@@ -1,0 +1,69 @@
+"""Machine code that is not stored yet: another process compiles the code of bits while this one compiles the engine.
+
+It also compiles the engine before a call that needs much memory: a compiler's 150 MB stay allocated in its process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npusim import cache
+from npusim.formats.jit import PLAIN_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
+    """Let another process run a module with some words, unless the engine is compiled or there is no core for it.
+
+    Yield whether one runs: code that it is compiling when this process needs it is awaited (`npusim.cache.alone`).
+    It ends with the context at the latest; if it fails, this process compiles all.
+    """
+    null, is_alone = subprocess.DEVNULL, (os.cpu_count() or 1) == 1
+    process = None if is_alone else _started(null, module, *words)
+    try:
+        yield process is not None
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def compiled_before(module: str) -> Iterator[None]:
+    """Let another process run a module, and wait for it, unless the engine is compiled; it may fail."""
+    process = _started(None, module)  # it says what takes so long
+    try:
+        if process is not None:
+            process.wait()
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+
+
+def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[bytes] | None:
+    """Return a process that runs a module; None where the engine is compiled or cannot be stored, or no process
+    starts.
+    """
+    from npusim.program.timing.periodic import run_engine
+
+    is_kept = not run_engine.is_missing()  # type: ignore[attr-defined]
+    if is_kept or cache.folder() is None or os.environ.get(PLAIN_VARIABLE) == "1":
+        return None
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    # -P: no file of the current folder is imported in place of a module; so too by what that process starts.
+    command, null = [sys.executable, "-P", "-m", module, *words], subprocess.DEVNULL
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
+    try:
+        return subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=errors)
+    except OSError:
+        return None

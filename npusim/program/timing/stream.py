@@ -1,0 +1,184 @@
+"""The instruction streams of a core group: the issues of each scalar unit, in program order.
+
+Operations come from templates with their costs attached once; a stream only adds the current
+cursors, so that a long program needs no more memory than its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from npusim.config.core_units import ScalarEngine
+from npusim.errors import ProgramError, SpecError
+from npusim.program.ir.content import Itself
+from npusim.program.ir.walk import OpTemplate, Templates, unrolled
+from npusim.program.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles
+from npusim.program.timing.link import NO_CATCH_UP, catch_up
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.program.ir.tile_program import ProgramPhase, Queue, Share, TileProgram
+    from npusim.program.timing.engine_code import Code
+
+
+@dataclass(slots=True, eq=False)
+class TimedOp:
+    """An operation template with its cost.
+
+    ``issue_cycles`` is the time that its scalar unit needs; ``content``: operations of equal content take the same
+    time.
+    """
+
+    content: Hashable
+    queue: int
+    label: str
+    occupancy: int
+    latency: int
+    flows: tuple[tuple[str, int], ...]
+    waits: tuple[tuple[int, int, int], ...]  #: those of the template
+    sets: tuple[int, ...]
+    issue_cycles: int
+    terms: tuple[tuple[str, float], ...]
+    pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
+    share: Share | None = None  #: work beside other warp groups: it waits for no pipe
+
+
+def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
+    """Return the device at the clock that it has for a program: all that counts the program's cycles asks it."""
+    return _clocked(Itself(device), flops=bool(program.flops))
+
+
+@lru_cache
+def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
+    """Return `DeviceSpec.clocked`, one object for all programs of a device: costs of operations are stored by it."""
+    of_products: DeviceSpec = device.thing.clocked(flops)
+    return of_products
+
+
+#: An operation and every endpoint's cursor at the start of its template: what its waits add to.
+Issued = tuple[TimedOp, Sequence[int]]
+
+
+def has_loops(phase: ProgramPhase) -> bool:
+    """Return whether blocks of a phase go through several tiles."""
+    return any(block.tile_count > 1 for block in phase.blocks[:1])
+
+
+class Streams:
+    """Builds the streams of a program on a device, sharing templates and costs between groups.
+
+    ``templates``: the program's, of another device on which it was timed.
+    """
+
+    def __init__(self, program: TileProgram, device: DeviceSpec, templates: Templates | None = None) -> None:
+        self.program, self.device = program, (device := clocked(program, device))
+        self.templates = templates or Templates(program)
+        self.endpoints = self.templates.walker.endpoints
+        #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
+        self.scalar_waits = frozenset(
+            e.index
+            for e in self.endpoints
+            if e.is_cross_core and device.timed_flags().cross_core_wait_blocks.value == "scalar"
+        )
+        if program.pricing is None:
+            raise ProgramError(f"{program.name}: the costs of its operations are not stated; it has values only")
+        self.costs = program.pricing(program, device)
+        self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
+        self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
+        self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
+        self._own_issue = [self._issue_of(queue) for queue in program.queues]
+        self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
+        #: What the compiled methods write of it (`npusim.program.timing.engine_code.code_of`).
+        self.code: Code | None = None
+
+    def starts(self, phase: ProgramPhase) -> tuple[int, ...]:
+        """Return when each issuer begins a phase: blocks that a core holds take turns in their loops."""
+        begin = self.device.timed_launch().block_dispatch_cycles.value
+        turns = {queue.issuer: queue.turn for queue in self.program.queues}
+        late = turn_cycles(self.program, self.device) if any(turns.values()) and has_loops(phase) else 0
+        return tuple(begin + late * turns[issuer] for issuer in self.issuers)
+
+    def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
+        """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
+
+        None where no block has a loop: each begins when another ends, all of them again in step.
+        """
+        known = [catch_up(self.device, link) for link in self.device.links]
+        return known if any(most for most, _ in known) and has_loops(phase) else [NO_CATCH_UP] * len(known)
+
+    def check_pipe_waits(self, method: str) -> None:
+        """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
+        if self.scalar_waits:
+            raise SpecError(
+                f"{self.device.name}: flags.cross_core_wait_blocks: method {method} knows `pipe` only, a wait "
+                "that holds up one pipe and not the scalar unit that feeds them all; use method des"
+            )
+
+    def stream(
+        self, phase: ProgramPhase, blocks: Iterable[object], cursors: list[int], issuer: str | None = None
+    ) -> Iterator[Issued]:
+        """Yield the operations of ``blocks`` that ``issuer`` issues (all by default), with cursors.
+
+        ``cursors`` is moved on as blocks end, for the next phase.
+        """
+        for block in blocks:
+            template = self.templates.of(phase, block)
+            for op, base, _ in unrolled(template, cursors):
+                if issuer is None or self.program.queues[op.queue].issuer == issuer:
+                    yield self.timed(op), base
+            for i, advance in enumerate(template.advance):
+                cursors[i] += advance
+
+    def timed(self, op: OpTemplate) -> TimedOp:
+        """Return an operation with its cost, which depends on the device and on the content of L2."""
+        if op.timed is None or op.timed[0] is not self.costs:
+            cost = self.costs.of_op(op.op)
+            pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
+            issue = self._issue_cycles(op)
+            ends = tuple([(own, peer) for own, peer, _ in op.waits])
+            content = op.queue, op.op.label, cost, ends, op.sets, issue
+            spans = cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes
+            op.timed = (
+                self.costs,
+                TimedOp(
+                    content, op.queue, op.op.label, *spans, op.waits, op.sets, issue, cost.terms, pipes, cost.share
+                ),
+            )
+        timed: TimedOp = op.timed[1]
+        return timed
+
+    def advanced(self, phase: ProgramPhase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
+        """Return the cursors after ``blocks``."""
+        advanced_cursors = list(cursors)
+        for block in blocks:
+            for i, advance in enumerate(self.templates.of(phase, block).advance):
+                advanced_cursors[i] += advance
+        return advanced_cursors
+
+    def queue_depths(self) -> tuple[int, ...]:
+        """Return how many instructions each queue of the program holds."""
+        return tuple(
+            self.device.engine(q.core, q.engine).queue_depth_count.value  # type: ignore[union-attr]
+            for q in self.program.queues
+        )
+
+    def _issue_cycles(self, op: OpTemplate) -> int:
+        """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
+        crossing = {e for e, _, _ in op.waits if e in self._crossing}
+        sets = [e for e in op.sets if e in self._crossing]
+        return self._own_issue[op.queue] + self._flag_issue * (len(crossing) + len(sets))
+
+    def _issue_of(self, queue: Queue) -> int:
+        engines = self.device.core(queue.core).engines.values()
+        scalar_cycles = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
+        return int(scalar_cycles.value) if scalar_cycles else 0
+
+    def flag_latency(self, endpoint: int) -> int:
+        """Return the cycles from an endpoint's set to the earliest end of a wait for it."""
+        flags = self.device.timed_flags()
+        if self.endpoints[endpoint].is_cross_core:
+            return flags.cross_core_latency_cycles.value
+        return flags.intra_core_latency_cycles.value

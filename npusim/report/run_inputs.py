@@ -1,0 +1,287 @@
+"""The inputs of a run as text and as tables: sizes, devices, workloads, the fields of a schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from npusim.config.bands import validated_schedules
+from npusim.config.layers import LOCAL
+from npusim.config.messages import suggest
+from npusim.config.quantity import BASES
+from npusim.config.workload import OF_PROBLEM, Workload
+from npusim.errors import SpecError
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
+from npusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import TilingField
+    from npusim.kernels.declare.registry import Schedule
+    from npusim.kernels.triton.calls import Calls
+    from npusim.report.result_json import RunRecord
+    from npusim.simulation.sequence import SequenceRun
+
+#: Lengths of sequences that a line names.
+LENGTHS = 6
+
+
+def problem_text(problem: dict[str, object]) -> str:
+    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
+
+    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``, a recorded launch ``X, Y (4096, 512) float16``.
+    """
+    p = problem
+    if tensors := cast("dict[str, list[object]]", p.get("tensors")):
+        alike: dict[str, list[str]] = {}
+        for name, (*shape, fmt) in tensors.items():
+            alike.setdefault(f"({', '.join(map(str, shape))}) {fmt}", []).append(name)
+        return "; ".join(f"{', '.join(names)} {shape}" for shape, names in alike.items())
+    if "bytes" in p:
+        return format_bytes(int(str(p["bytes"])))
+    if "seq_q" not in p:
+        sizes = (
+            f"{n}{x}" if len(n) == 1 else f"{n}={x}"
+            for n, x in p.items()
+            if n not in ("dtype", "seed", "count", "operands")
+        )
+        return " ".join((*sizes, str(p["dtype"])))
+    filled = cast("list[int]", p.get("filled", (0, 0)))
+    dims = [str(int(str(p[n])) - count) for n, count in zip(("head_dim", "value_head_dim"), filled, strict=True)]
+    heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(dims[0], dims[1])
+    seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
+    if lengths := cast("list[int]", p.get("lengths")):
+        seq += f" ({', '.join(map(str, lengths[:LENGTHS]))}{', ...' if len(lengths) > LENGTHS else ''})"
+    return f"B{p['batch']} N{heads} S{seq} d{dim} {' '.join((mask, *_changes(p)))} {p['dtype']}"
+
+
+def _changes(problem: dict[str, object]) -> Iterator[str]:
+    """Yield the other options that change visible keys and scores: ``window=512``."""
+    for name in OF_PROBLEM:
+        value = problem.get(name)
+        if isinstance(value, list | tuple) and name != "window":
+            yield f"{name}={len(value)}"
+        elif value:
+            yield name if value is True else f"{name}={_number(value)}"
+
+
+def _pair(first: object, second: object, between: str = "/") -> str:
+    return f"{first}" if first == second else f"{first}{between}{second}"
+
+
+def asked_text(record: RunRecord) -> str:
+    """Return the sizes of a run's problem; attention's follow the workload's name."""
+    text = problem_text(record.problem)
+    return f"{record.workload}: {text}" if "seq_q" in record.problem else text
+
+
+def tiling_text(tiling: dict[str, object]) -> str:
+    """Return tiling fields in their typed form, without fields left to the schedule."""
+    return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
+
+
+# ---------------------------------------------------------------- devices, workloads, fields
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _allowed(field: TilingField) -> str:
+    if field.choices:
+        return " | ".join(map(str, field.choices))
+    limits = {"multiple of": field.multiple_of, ">=": field.minimum, "<=": field.maximum}
+    words = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
+    return ", ".join(["power of 2", *words] if field.is_power else words)
+
+
+DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
+#: Rows are keys of a device file with their values.
+NUMBERS = Columns(
+    Column("key", 0),
+    Column("value", lambda row: getattr(row[1], "value", ""), _number, ">"),
+    Column(
+        "basis", lambda row: row[1].basis, style=lambda row: "warn" if row[1].basis in ("assumed", "fitted") else ""
+    ),
+    Column("source", lambda row: row[1].source, style="dim"),
+)
+WORKLOADS = Columns(
+    Column("workload", "name"),
+    Column("heads", lambda w: _pair(w.heads, w.kv_heads), align=">"),
+    Column("head_dim", "head_dim", align=">"),
+    Column("seq", "seq", align=">"),
+    Column("devices", "tensor_parallel", align=">"),
+    Column("description", "description"),
+)
+FIELDS = Columns(
+    Column("-t field", "name"),
+    Column("default", lambda f: "auto" if f.default is None else f.default, str, ">"),
+    Column("allowed", _allowed),
+    Column("", "description"),
+)
+
+
+def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -> tuple[Block, ...]:
+    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` for none."""
+    if basis is not None and basis not in BASES:
+        raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
+    rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]
+    if not rows:
+        parts = sorted({key.partition(".")[0] for key, _ in device.facts()})
+        where, of = f" under --only {only!r}" if only else "", f" of basis {basis}" if basis else ""
+        raise SpecError(f"{device.name} has no number{where}{of}{suggest(only.partition('.')[0], parts)}")
+    heading = Heading(device.name, f"{device.description}; file {device.digest()}")
+    if only or basis:
+        return (heading, NUMBERS.grid(rows))
+    validations = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
+    measured = cells(*validations or ["no measurement: predicted only"])
+    return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
+
+
+CALLS = Columns(
+    Column("call", "number", align=">"),
+    Column("kernel", "kernel"),
+    Column("grid", "grid"),
+    Column("launched at", "launched_at"),
+    Column("configurations", "configurations", align=">"),
+    Column("Triton", "triton"),
+)
+
+
+def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
+    """Return the content of a file of recorded calls."""
+    rows = [{**row, "triton": row["refused"] or "compiles"} for row in _calls(calls)]
+    return (Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0"), CALLS.grid(rows))
+
+
+def calls_document(path: str, calls: Calls) -> dict[str, object]:
+    """Return the content of a file of recorded calls, as JSON."""
+    return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
+
+
+SEQUENCE = Columns(
+    Column("launch", "launch", align=">"),
+    Column("kernel", "kernel"),
+    Column("latency us", "latency_us", ",.2f", ">"),
+    Column("relative RMSE", "relative_rmse", ".2e", ">"),
+    Column("reads results of launches", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
+)
+
+
+def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
+    """Return the runs of launches one after another, and the time of all."""
+    rows, times = _runs(runs), [r.result.latency_us for r in runs]
+    total = sum(t for t in times if t is not None)
+    of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
+    device = runs[0].result.device.name
+    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(rows))
+
+
+def sequence_document(path: str, runs: Sequence[SequenceRun]) -> dict[str, object]:
+    """Return the runs of launches one after another, as JSON."""
+    return document("sequence", file=path, launches=_runs(runs))
+
+
+def _runs(runs: Sequence[SequenceRun]) -> list[dict[str, Any]]:
+    return [
+        {
+            "launch": i,
+            "kernel": run.kernel,
+            "latency_us": run.result.latency_us,
+            "relative_rmse": run.result.numerics.error.rmse if run.result.numerics else None,
+            "reads": run.reads,
+            "notes": list(run.result.notes),
+        }
+        for i, run in enumerate(runs)
+    ]
+
+
+def _calls(calls: Calls) -> list[dict[str, Any]]:
+    return [
+        {
+            "number": i,
+            "kernel": call.name,
+            "grid": " x ".join(map(str, call.grid)),
+            "launched_at": call.where,
+            "configurations": len(call.configurations),
+            "refused": call.configurations[0].refused,
+        }
+        for i, call in enumerate(calls)
+    ]
+
+
+def device_summary(device: DeviceSpec) -> str:
+    """Return how many numbers of a device rest on which basis."""
+    bases = Counter(fact.basis for _, fact in device.facts())
+    numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
+    return f"{device.name}, {numbers}, digest {device.digest()}"
+
+
+def workload_table(load: Workload) -> tuple[Block, ...]:
+    """Return the sizes of a workload, and the problem that one device computes."""
+    content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
+    hidden = ("schema", "name", "description")
+    facts = [(key, cells(_value_text(value))) for key, value in content.items() if key not in hidden]
+    facts.append(("one device", cells(problem_text(load.problem().model_dump(mode="json")))))
+    if load.left_out():
+        facts.append(("not modelled", not_modelled(load)))
+    return (Heading(load.name, load.description), Facts(tuple(facts)))
+
+
+def read_as(load: Workload) -> str:
+    """Return a line on an imported workload: layers, heads, visible keys, FFN, weights, cache."""
+    model = load.model(load.problem(seq=1, batch=1, tensor_parallel=1), 1)
+    heads = f"{load.heads} heads of {_pair(load.head_dim, load.value_head_dim)}, {load.kv_heads} KV heads"
+    stated = {n: getattr(load, n) for n in ("window", "chunk", "softcap", "alibi", "sink_logits")}
+    local = f" in {load.local_layers} layers"
+    rules = [f"{n}{'' if v is True else f'={_number(v)}'}{local * (n in LOCAL)}" for n, v in stated.items() if v]
+    ffn = f"{'a gated' if load.gated else 'an'} FFN of {load.intermediate}"
+    if (e := load.experts) is not None:
+        ffn = f"{e.per_token} of {e.count} experts of {e.width} in {model.layers - e.dense_layers} layers"
+    weights = f"{model.weights().total / 1e9:.3g} billion parameters"
+    weights += f", {load.stored.of} in {load.stored.bits:g} bits" if load.stored else ""
+    size, kind = format_bytes(model.cached.kv_bytes() * model.layers), "latents" if load.latent else "K and V"
+    layers = ", ".join([f"{load.layers} layers", heads, "causal" if load.causal else "not causal", *rules])
+    return f"{layers}; {ffn}; {weights}; {size} of {kind} a token"
+
+
+def not_modelled(load: Workload) -> tuple[Cell, ...]:
+    """Return the features that npusim does not model, which runs refuse, and the option that ignores them."""
+    left_out = load.left_out()
+    if not left_out:
+        return ()
+    missing = cells(*(f"{name}: {what}" for name, what in left_out.items()), style="warn")
+    return (*missing, Cell(f"to run without: --ignore {','.join(left_out)}"))
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={inner}" for key, inner in value.items() if inner != "")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fields_table(
+    name: str, schedule: Schedule, fields: tuple[TilingField, ...], chosen: Collection[str] = ()
+) -> tuple[Block, ...]:
+    """Return the tiling fields and precision presets of a schedule on cores of its family.
+
+    ``chosen``: fields that a run chooses where they are not named, with their declared values.
+    """
+    listed = [
+        replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f
+        for f in fields
+    ]
+    rule = "the value in brackets, or the value of another simulated tile that is at least 1 % faster"
+    presets = [
+        (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
+        for preset, precision in schedule.precisions.items()
+    ]
+    return (
+        Heading(f"{name} on {schedule.family} cores", schedule.summary),
+        FIELDS.grid(listed),
+        *([Facts((("auto", cells(rule)),))] if chosen else []),
+        Heading("--precision", f"default {schedule.default_precision}"),
+        Facts(tuple(presets)),
+    )

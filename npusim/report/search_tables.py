@@ -1,0 +1,426 @@
+"""A search: the ranking and its proof, fronts, gains of another device; as text, and as a page.
+
+The page uses the rows of a search's table, so that one written by another version, or by hand, is shown too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.config.document import read_csv
+from npusim.errors import SpecError
+from npusim.report import charts
+from npusim.report.bits_table import scientific
+from npusim.report.charts import Figure, FigureTile, PagePart, Row, Spec
+from npusim.report.run_inputs import problem_text
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.simulation.request import short_name
+from npusim.studies.explore.exploration import Exploration, best_of, front, undominated
+from npusim.studies.explore.store import FIGURES, PointOutcome, read_store, text_of
+from npusim.units import plural
+
+if TYPE_CHECKING:
+    from npusim.studies.explore.search import Progress
+
+STORE = ".sqlite"
+#: Reasons of infeasible points that are shown, the commonest first.
+_SHOWN_REASONS = 3
+#: Points that a chart names, and that a table lists; pairs of axes that are drawn.
+NAMED, LISTED, MAPS = 15, 200, 3
+#: How points without a time are counted, in the order of the heading.
+_COUNTED = MappingProxyType(
+    {
+        "ok": "simulated",
+        "pruned": "pruned with proof",
+        "infeasible": "do not fit",
+        "merged": "equal to another",
+        "rejected": "rejected",
+        "failed": "failed",
+    }
+)
+
+FRONT = Columns(
+    Column("point", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
+)
+
+
+# ---------------------------------------------------------------- as text
+
+
+def exploration_table(
+    name: str,
+    outcomes: Sequence[PointOutcome],
+    exploration: Exploration | None,
+    last: Progress,
+    about: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    top: int,
+    is_pareto: bool,
+) -> tuple[Block, ...]:
+    """Return the ranking of each problem and device, the fastest first, and the outcomes of the other points.
+
+    ``exploration`` is None where the search was interrupted: ``outcomes`` are then the finished ones among the points
+    that ``last``, the search's last report, counts.  ``about`` is the subject in the search's store.
+    """
+    counts: Counter[str] = Counter(o.status for o in outcomes)
+    total = max(last.points, len(outcomes))
+    count = f"{whole(total)} {plural(total, 'point')}"
+    count = f"{whole(len(outcomes))} of {count}" if len(outcomes) < total else count
+    where = f" on {about['device']}, {_subject(about)}" if "device" in about else ""
+    blocks: list[Block] = [Heading(f"{name}{where}: {count}", _counted(counts))]
+    apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
+    scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
+    for o in outcomes:
+        scenes[tuple(o.point.get(n) for n in apart)].append(o)
+    for scene, of_scene in scenes.items():
+        if len(scenes) > 1:
+            blocks.append(Heading(" ".join(f"{n}={text_of(v)}" for n, v in zip(apart, scene, strict=True)), ""))
+        chosen = front(of_scene) if is_pareto and exploration is not None else None
+        blocks += _ranking_blocks(of_scene, apart, chosen, top)
+        if exploration is not None and (best := best_of(of_scene)) and (words := exploration.command(best)):
+            blocks.append(Facts((("run", cells(words)),)))
+    if total > len(outcomes):
+        blocks.append(Facts((("left", tuple(_left(outcomes, last, exploration))),)))
+    ignored = next((o.ignored for o in outcomes if o.ignored), "")
+    if ignored:
+        blocks.append(Facts((("ignored", cells(ignored, style="warn")),)))
+    for status in ("infeasible", "rejected", "failed"):
+        if counts[status]:
+            reasons = tuple(_reasons([o for o in outcomes if o.status == status]))
+            blocks.append(Facts(((_COUNTED[status], reasons),)))
+    if exploration is not None:
+        blocks += _assurances(exploration)
+        blocks += _what_if(outcomes, exploration.setting.device_keys, exploration.setting.schedules)
+    return tuple(blocks)
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
+
+
+def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
+    """Yield how many points have no verdict, and how much faster than the best one of them may be."""
+    left = last.points - len(outcomes)
+    yield Cell(f"{whole(left)} {plural(left, 'point')} not evaluated; --resume continues", "warn")
+    best, least = best_of(outcomes), _remaining_us(last, exploration)
+    if least is None:
+        yield Cell("some have no bound yet", "warn")
+    elif best is not None and best.latency_us is not None:
+        gap = max(0.0, 1 - least / best.latency_us)
+        yield Cell(f"none is below {least:,.2f} us: at most {percent(gap)} less than {best.latency_us:,.2f}")
+
+
+def _remaining_us(last: Progress, exploration: Exploration | None) -> float | None:
+    return last.remaining_us if exploration is None else exploration.remaining_us
+
+
+def exploration_document(
+    schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None, last: Progress
+) -> dict[str, object]:
+    """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
+    best = best_of(outcomes)
+
+    def point(outcome: PointOutcome) -> dict[str, object]:
+        row = outcome.row()
+        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
+
+    return document(
+        "explore",
+        schedule=schedule,
+        complete=exploration is not None and not exploration.undecided,
+        undecided=max(0, last.points - len(outcomes)),
+        remaining_us=_remaining_us(last, exploration),
+        best={**point(best), **({"command": exploration.command(best)} if exploration else {})} if best else None,
+        front=[] if exploration is None else [*map(point, exploration.front)],
+        points=[*map(point, outcomes)],
+    )
+
+
+def _ranking_blocks(
+    outcomes: Sequence[PointOutcome], apart: Sequence[str], chosen: Sequence[PointOutcome] | None, top: int
+) -> Iterator[Block]:
+    ranked = sorted((o for o in outcomes if o.status == "ok"), key=lambda o: (o.latency_us or 0.0, o.index))
+    best = best_of(outcomes)
+    if best is None:
+        return
+    fastest = best.latency_us or 1.0
+
+    def more(o: PointOutcome) -> str:
+        return "best" if o is best else f"{((o.latency_us or 0.0) / fastest - 1) * 100:+.1f} %"
+
+    def error(o: PointOutcome) -> str:
+        return "not finite" if o.relative_rmse is None else scientific(o.relative_rmse)
+
+    def method(o: PointOutcome) -> str:
+        return o.method + (f" ±{percent(o.band)}" if o.band else "")
+
+    def axis(name: str) -> Column:
+        return Column(name, lambda o: text_of(o.point.get(name, "")), align=">")
+
+    shown = ranked[:top] if chosen is None else chosen
+    names = [n for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart]
+    alike = {n: text_of(shown[0].point.get(n, "")) for n in names if len({o.point.get(n, "") for o in shown}) == 1}
+    alike = {} if len(alike) == len(names) else alike  # one point is named by all its fields
+    table = Columns(
+        *(axis(n) for n in names if n not in alike),
+        Column("latency us", "latency_us", ",.2f", ">"),
+        Column("cycles", lambda o: o.cycles or 0, whole, ">"),
+        Column("", more, align=">"),
+        *([Column("rel. RMSE", error, align=">")] if any(o.is_finite is not None for o in outcomes) else []),
+        Column("busiest", "busiest"),
+        Column("busy", lambda o: o.busy_share or 0.0, percent, ">"),
+        Column("least room", lambda o: o.tightest or ""),
+        Column("free", lambda o: percent(o.head_room or 0.0) if o.tightest else "", align=">"),
+        *([Column("method", method)] if len({*map(method, shown)}) > 1 else []),
+    )
+    yield table.grid(shown)
+    every = [("all have", cells(" ".join(f"{n}={value}" for n, value in alike.items())))] if alike else []
+    methods = [("method", cells(method(shown[0])))] if len({*map(method, shown)}) == 1 else []
+    yield Facts((*every, *methods, ("margin", tuple(_margin(best, ranked, outcomes)))))
+
+
+def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
+    """Yield the best's lead over the next, against the method's error band."""
+    bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
+    others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
+    following = min([*bounds, *others], default=None)
+    if following is None:
+        yield Cell("the only one")
+    else:
+        ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
+        proof = ", a lower bound of points that were not simulated" if bounds and following == min(bounds) else ""
+        within = f", within the method's band of {percent(band)}: another may be faster" if band > ahead else ""
+        yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
+
+
+def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
+    """Yield the reasons that stop points (text before the first colon), their numbers, and an example of each."""
+    alike: dict[str, list[PointOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        alike[outcome.reason.partition(":")[0]].append(outcome)
+    ranked = sorted(alike.values(), key=len, reverse=True)
+    for stopped in ranked[:_SHOWN_REASONS]:
+        at = stopped[0].label()
+        yield Cell(f"{len(stopped)} x, first at {at}:", "warn")
+        yield Cell(stopped[0].reason, "dim")
+    if len(ranked) > _SHOWN_REASONS:
+        yield Cell(f"and {len(ranked) - _SHOWN_REASONS} other causes, in the store", "dim")
+
+
+def _assurances(exploration: Exploration) -> list[Block]:
+    """Return notes on the schedules searched, and how far pruned points were checked for races."""
+    facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
+    chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
+    if chosen:
+        words = " ".join(f"{name}={text_of(value)}" for name, value in chosen.items())
+        facts.append(("others", cells(f"{words}: chosen for the best point, as in its run")))
+    counts = exploration.counts()
+    if counts.get("pruned", 0) and not exploration.undecided:
+        also = f" and {exploration.checked} pruned" if exploration.checked else ""
+        but = f" but {', '.join(exploration.unseen)}" if exploration.unseen else ""
+        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis{but}"
+        is_part = not exploration.options.check_all
+        facts.append(
+            ("races", cells(f"none {some}; --check-all checks all" if is_part else "none in any point that fits"))
+        )
+    return [Facts(tuple(facts))] if facts else []
+
+
+def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
+    """Return, for each change of the device, the gain of the best of each schedule over its first value."""
+    if not device_keys:
+        return []
+    fastest: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for o in outcomes:
+        if o.status == "ok":
+            key, name = tuple(o.point.get(k) for k in device_keys), str(o.point.get("schedule", schedules[0]))
+            fastest[key][name] = min(fastest[key].get(name, math.inf), o.latency_us or 0.0)
+    first = next(iter(fastest.values()), {})
+
+    def best(name: str) -> Column:
+        def text(key: tuple[object, ...]) -> str | None:
+            us, base = fastest[key].get(name), first.get(name)
+            gain = "" if base is None or us is None else f" ({(base / (us or 1.0) - 1) * 100:+.1f} %)"
+            return None if us is None else f"{us:,.2f} us{gain}"
+
+        return Column(name, text, align=">")
+
+    table = Columns(
+        Column("device", lambda key: " ".join(f"{k}={text_of(v)}" for k, v in zip(device_keys, key, strict=True))),
+        *map(best, schedules),
+    )
+    return [Heading("what if", "best latency, and gain in speed"), table.grid(fastest)]
+
+
+# ---------------------------------------------------------------- as a page
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
+    if file.suffix == STORE:
+        return [o.row() for o in read_store(file)[1]]
+    rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
+    missing = {"status", "latency_us"} - set(rows[0] if rows else ())
+    if missing:
+        raise SpecError(f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row")
+    return rows
+
+
+def _number(text: Any) -> Any:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return text or None
+    return (int(value) if value.is_integer() else value) if math.isfinite(value) else None
+
+
+def about_of(file: Path) -> dict[str, Any]:
+    """Return the subject in a search's store (of a table, the store next to it); empty without a store."""
+    store = file.with_suffix(STORE)
+    try:
+        return read_store(store)[0] if store.is_file() else {}
+    except SpecError:
+        return {}
+
+
+def _subject(about: Mapping[str, Any]) -> str:
+    sizes = problem_text(about["problem"]) if "problem" in about else ""
+    return " ".join(filter(None, (about.get("workload"), sizes)))
+
+
+def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
+    """Return the part of a page on a search; ``about`` is the subject in its store, ``name`` its file's name."""
+    axes, ranked = varied(rows), _ranked(rows)
+    names = ", ".join(map(short_name, about.get("schedules", ())))
+    title = f"{names} on {about['device']}" if "device" in about else name
+    searched = f"searched over {', '.join(axes)}" if axes else ""
+    statuses = _counted(Counter(str(r["status"]) for r in rows))
+    figures = tuple(_figures(rows, ranked, axes))
+    parts = (_subject(about), searched, f"{whole(len(rows))} {plural(len(rows), 'point')}: {statuses}")
+    return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
+
+
+def varied(rows: Sequence[Row]) -> list[str]:
+    """Return the axes of a search that have more than one value."""
+    axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]
+    return [a for a in axes if len({str(r.get(a)) for r in rows}) > 1]
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    return sorted((r for r in rows if r["status"] == "ok"), key=lambda r: r["latency_us"])
+
+
+def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
+    return " ".join(f"{a}={text_of(row[a])}" for a in axes if row.get(a) is not None)
+
+
+def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]:
+    if not ranked:
+        return (FigureTile("Best", "none fits", "see the reasons below", True),)
+    best, worst = ranked[0], ranked[-1]
+    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times the best's"
+    busy = f"busy {percent(best.get('busy_share') or 0.0)}"
+    return (
+        FigureTile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
+        FigureTile("Slowest that fits", f"{worst['latency_us']:,.2f} us", gain),
+        FigureTile("Busiest pipe of the best", str(best.get("busiest") or "-"), busy),
+    )
+
+
+def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
+    if ranked:
+        if sum(bool(r.get("relative_rmse")) for r in ranked) > 1:
+            spec, points = front_of(rows, axes)
+            text = "Joined: points that no other point beats in both. Left is faster, down is nearer to float64."
+            table = FRONT.grid(p for p in points if p["is_front"])
+            yield Figure("front", "Front of latency and error", text, spec, table)
+        yield _ranking(ranked, axes)
+        yield from _maps(rows, ranked, axes)
+    left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
+    if left:
+        text = f"{whole(len(left))} {plural(len(left), 'point')}, each with its reason."
+        reasons = Columns(
+            Column("point", lambda r: _name(r, axes)),
+            Column("status", "status", str),
+            Column("reason", lambda r: r.get("reason") or "", str),
+        )
+        yield Figure("left", "Points that do not fit", text, None, reasons.grid(left[:LISTED]))
+
+
+def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
+    """Return latency against error of the points that have both, the front joined, and those points.
+
+    The front's points are named by the axes in which they differ.
+    """
+    known = sorted(
+        (r for r in _ranked(rows) if r.get("relative_rmse")), key=lambda r: (r["latency_us"], r["relative_rmse"])
+    )
+    best = undominated(known, lambda r: (r["relative_rmse"], r.get("sampling_error") or 0.0))
+    apart = varied([{a: r.get(a) for a in axes} for r in best]) or axes
+
+    def points(names: Sequence[str]) -> Iterator[Row]:
+        for r in known:
+            is_front = any(r is other for other in best)
+            figures = {"latency_us": r["latency_us"], "error": r["relative_rmse"]}
+            yield {**figures, "is_front": is_front, "name": _name(r, names) if is_front else ""}
+
+    return charts.front([*points(apart)]), [*points(axes)]
+
+
+def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
+    """Return the latencies of the first points as bars, each with its name."""
+    marks = [
+        {"name": _name(r, axes) or "the one point", "value": r["latency_us"], "text": str(r.get("method") or "")}
+        for r in ranked[:NAMED]
+    ]
+    return charts.bars(marks)
+
+
+def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
+    def axis(name: str) -> Column:
+        return Column(name, lambda r: str(r.get(name)))
+
+    table = Columns(
+        *map(axis, axes),
+        Column("latency us", "latency_us", ",.2f"),
+        Column("cycles", lambda r: int(r.get("cycles") or 0), whole),
+        Column("busiest", lambda r: str(r.get("busiest") or "-")),
+        Column("busy", lambda r: r.get("busy_share") or 0.0, percent),
+    )
+    text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
+    return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]))
+
+
+def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
+    """Yield the best time over pairs of numeric axes, of points that have the best's values on all other axes."""
+    best = ranked[0]
+    alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
+    numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
+    text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
+    for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
+        spec, squares = map_of(alike, x, y)
+        table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
+        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(squares))
+
+
+def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its squares."""
+    squares: dict[tuple[Any, Any], Row] = {}
+    for r in rows:
+        at, status = (r.get(x), r.get(y)), str(r["status"])
+        time = r["latency_us"] if status == "ok" else None
+        bound = r.get("bound_us") if status == "pruned" else None
+        blank: Row = {"x": text_of(at[0]), "y": text_of(at[1]), "value": None, "bound": None, "what": status}
+        square = squares.setdefault(at, blank)
+        if time is not None and (square["value"] is None or time < square["value"]):
+            square.update(value=time, what="ok")
+        elif bound is not None and square["value"] is None and (square["bound"] is None or bound < square["bound"]):
+            square.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
+    ordered = [squares[at] for at in sorted(squares, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
+    return charts.heatmap(ordered, x, y), ordered

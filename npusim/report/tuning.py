@@ -1,0 +1,122 @@
+"""Configurations ranked: the table of ``npusim tune``, its JSON, and the picks of several shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
+from npusim.simulation.ranking import Prediction, ranked
+from npusim.simulation.request import command
+from npusim.studies.tune.prediction import Configuration, kept, lettered
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Predictions of configurations at one shape; ``bits``: as in `npusim.studies.tune.prediction.kept`."""
+
+    name: str
+    shape: str
+    device: str
+    configurations: Sequence[Configuration]
+    predictions: Sequence[Prediction]
+    bits: str = "any"
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Numbers of the configurations that ``bits`` leaves, best first."""
+        return kept(self.predictions, self.bits, 0 if self.predictions[0].us is not None else None)
+
+    @cached_property
+    def letters(self) -> dict[int, str]:
+        """Class of bits of each configuration with a time."""
+        return lettered(self.predictions, ranked(self.predictions))
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the row of one configuration."""
+        p = self.predictions[number]
+        return {
+            "configuration": self.configurations[number].label(),
+            "us": p.us,
+            "bits": self.letters[number],
+            "registers": p.registers,
+            "spilled": p.spilled,
+            "limit": str(p.limit) if p.limit.name else "",
+            "limit_share": p.limit.share,
+        }
+
+    def pick(self) -> dict[str, Any]:
+        """Return the best configuration of the shape, for a build script."""
+        best = self.order[0]
+        fields = dict(self.configurations[best].fields)
+        return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields, **self.uses()}
+
+    def uses(self) -> dict[str, str]:
+        """Return how the best configuration is run and written, each where a text states it."""
+        best = self.configurations[self.order[0]]
+        asked = best.request.asked()
+        run = "" if asked is None else command("run", best.request.schedule, asked, ())
+        return {n: text for n, text in (("run", run), ("decorator", best.decorator)) if text}
+
+    def errors(self) -> str:
+        """Return how large errors of times like the best one's were."""
+        known = self.predictions[self.order[0]].errors
+        measured = known is not None and known.cases > 0
+        return known.text(self.name, self.device) if known is not None and measured else "not measured"
+
+
+_TABLE = Columns(
+    Column("configuration", "configuration"),
+    Column("us", "us", ",.2f", ">"),
+    Column("bits", "bits"),
+    Column("registers", lambda r: r["registers"], align=">"),
+    Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),
+    Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
+)
+
+
+def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
+    """Yield the best ``top`` configurations, the best of each class of bits, and the ones without a time, by reason."""
+    order, listed = tuning.order, tuning.configurations
+    without = [p.reason for p in tuning.predictions if p.us is None]
+    shape = f" {tuning.shape}" if tuning.shape else ""
+    yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
+    grid: Grid = _TABLE.grid([tuning.row(i) for i in order[:top]])
+    yield grid
+    facts: list[Fact] = [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
+    facts += [(name, (Cell(text),)) for name, text in tuning.uses().items()]
+    facts.append(("errors", (Cell(tuning.errors()),)))
+    facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []
+    yield Facts(tuple(facts))
+
+
+def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    """Yield the classes of bits, each with its size, its best and the cost of staying in it."""
+    letters, order = tuning.letters, ranked(tuning.predictions)
+    best_us = tuning.predictions[order[0]].us or 0.0
+    for letter, count in Counter(letters.values()).items():
+        first = next(i for i in order if letters[i] == letter)
+        us = tuning.predictions[first].us or 0.0
+        known = "not proved equal to one another" if letter == "?" else f"{count} with equal bits for finite inputs"
+        cost = f"{(us / best_us - 1) * 100:.1f} % slower than the best" if us > 1.0005 * best_us else "the best time"
+        best, alone = tuning.configurations[first].label(), count == 1 and letter != "?"
+        reference = f", the first configuration{'' if alone else ' among them'}" if letters.get(0) == letter else ""
+        yield letter, f"{best} alone{reference}: {cost}" if alone else f"{known}{reference}; best: {best}, {cost}"
+
+
+def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:
+    """Return the rankings as JSON data, best first, with the reasons of configurations without a time."""
+    shapes = [
+        {
+            "shape": t.shape,
+            "device": t.device,
+            "ranking": [t.row(i) for i in t.order],
+            "best": t.uses() | {"errors": t.errors()},
+            "without": {t.configurations[i].label(): p.reason for i, p in enumerate(t.predictions) if p.us is None},
+        }
+        for t in tunings
+    ]
+    return document("tuning", shapes=shapes)

@@ -1,0 +1,86 @@
+"""The result of a search for the worst inputs, as a table and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
+
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.report.text import Fact
+    from npusim.studies.stress import Stress
+
+LEDGER = Columns(
+    Column("step", "step", style="label"),
+    Column("format", "fmt"),
+    Column("values", "values", whole, ">"),
+    Column("saturated", "saturated", whole, ">"),
+    Column("to 0", "flushed", whole, ">"),
+    Column("to Inf or NaN", "overflowed", whole, ">"),
+)
+#: Choices that hold, and steps, that a table shows; JSON has them all.
+SHOWN = 8
+
+
+def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> dict[str, object]:
+    """Return the result as JSON data; ``command`` runs the worst input."""
+    parts = {f.name: getattr(stress, f.name) for f in fields(stress) if f.name != "inputs"}
+    for name in ("worst", "calm"):
+        parts[name] = asdict(parts[name])
+    for name in ("ledger", "outcomes", "beyond"):
+        parts[name] = [asdict(one) for one in parts[name]]
+    return document("stress", **parts, command=command, required=required)
+
+
+def stress_table(stress: Stress, command: str) -> tuple[Block, ...]:
+    """Return the table that ``npusim stress`` prints."""
+    steps = stress.ledger[:SHOWN]
+    return (
+        Heading(f"{stress.schedule} on {stress.device}", f"precision {stress.precision}, seed {stress.seed}"),
+        Facts((*_facts(stress), ("run it", (Cell(command, "dim", whole=True),)))),
+        *([LEDGER.grid(steps)] if steps else []),
+    )
+
+
+def _facts(stress: Stress) -> Iterator[Fact]:
+    is_held = stress.verdict == "holds"
+    if stress.reading:
+        yield "inputs", cells(stress.reading, style="warn")
+    yield "verdict", cells(stress.verdict, style="good" if is_held else "bad")
+    is_twice = stress.limit == FACTOR * stress.calm.badness
+    of = "twice that of calm inputs" if is_twice else f"{STEPS:g} steps of the coarsest format"
+    yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, {of}")
+    if stress.at_bound:
+        names = ", ".join(stress.at_bound)
+        yield "bound", cells(f"the worst input is at the bound of {names}", "--over NAME=LOW:HIGH sets others")
+    cut = "" if stress.is_whole else "; the budget ended the search"
+    beyond = f", {len(stress.beyond)} more beyond the default bounds" if stress.beyond else ""
+    yield "tried", cells(f"{len(stress.outcomes)} inputs{beyond}{cut}")
+    if not is_held:
+        adds_up = f"roundings accumulate, but not with {stress.rounding}"
+        cause = adds_up if stress.rounding else "the algorithm computes another function, or roundings accumulate"
+        yield "first step", cells(stress.first or f"no single step: {cause}")
+    masses = ("became 0", stress.lost_mass), ("saturated", stress.clipped_mass)
+    if any(share for _, share in masses):
+        yield "mass of P", cells(*(f"{percent(share)} {what}" for what, share in masses if share))
+    yield "margin", cells(_margin(stress.margin))
+    if not is_held:
+        named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
+        does = any(error <= stress.limit for error in stress.choices.values())
+        yield "holds with" if does else "nearest", cells(*(named[:SHOWN] or ["none of the choices that were tried"]))
+
+
+def _margin(times: float | None) -> str:
+    """Return by how much inputs of the base may be larger, in words."""
+    if times is None:
+        return "not known within --budget"
+    if times > 1:
+        return f"inputs may be {times:g} times as large{', the largest factor tried' if times == 2**GROWN else ''}"
+    if times == 1:
+        return "the base holds, inputs twice as large do not"
+    smaller = f"inputs divided by {1 / times:g} hold" if times else f"inputs divided by {2**SHRUNK} do not hold either"
+    return f"the base does not hold, {smaller}"

@@ -1,0 +1,386 @@
+"""Runs a plan on a node: kernels have their work from ``timing`` or the node's table; bits are of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from npusim.config.layers import ModelProblem
+from npusim.config.load import load_device
+from npusim.config.problem import LayerProblem, SharedProblem
+from npusim.config.tiling import Tiling
+from npusim.errors import NpusimError, ProgramError
+from npusim.kernels.declare.define import machine_of
+from npusim.kernels.declare.layer_tasks import layers_on_host, periods
+from npusim.kernels.declare.registry import SMALLER
+from npusim.library import SCHEDULES
+from npusim.machines.node.collective import collective
+from npusim.machines.node.kernel_work import simulated_work, stated_work
+from npusim.machines.node.layers_in_memory import longest, memory_plan
+from npusim.machines.node.node_program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
+from npusim.machines.node.node_result import folded
+from npusim.machines.node.node_simulation import simulate
+from npusim.machines.node.rank_bits import LayerEvaluation, LayerInputs, sample_rows
+from npusim.machines.node.reduction import execute, normal_samples
+from npusim.program.ir.check import check
+from npusim.program.numerics.evaluate import evaluate
+from npusim.program.numerics.input_tensors import projection_source
+from npusim.program.timing import method_named
+from npusim.program.timing.summary import check_sanity
+from npusim.simulation.chosen_tile import program_of
+from npusim.simulation.evaluation import AttentionSubject, source_of
+from npusim.simulation.naming import inputs_of
+from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups, without_effect
+from npusim.simulation.request import Request
+from npusim.simulation.run_result import ComputedBits, Spread, result_of
+from npusim.units import format_bytes, format_duration, plural
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.node_file import NodeDevice, NodeSpec
+    from npusim.config.problem import Problem
+    from npusim.kernels.declare.layer_tasks import LayerTiling
+    from npusim.kernels.declare.node_define import PartialSums
+    from npusim.machines.node.collective import Algorithm
+    from npusim.machines.node.node_program import Child, KernelTimer, KernelWork, NodeKernel
+    from npusim.machines.node.node_result import NodeTiming
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import NumericResult
+    from npusim.program.numerics.evaluate import Choice
+    from npusim.program.timing.timing_result import TimingResult
+    from npusim.simulation.plan import Plan
+    from npusim.simulation.request import Groups
+    from npusim.simulation.run_result import RunData
+
+US = 1e6  # microseconds a second
+#: Estimated seconds beyond which nobody waits for a sample that was not asked for.
+SAMPLE_S = 25
+NO_BITS = ComputedBits(inputs="none")
+
+
+def run_on_node(plan: Plan) -> RunData:
+    """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that states the fault."""
+    r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
+    groups = traced_groups(r.trace_groups, machine.node.device_count.value)
+    if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
+        refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
+    program, timing = _timed(plan, machine, groups)
+    notes = without_effect(
+        r, timing.latency_s, lambda device: _timed(plan, cast("NodeDevice", device), ())[1].latency_s
+    )
+    if isinstance(problem, ModelProblem):
+        notes = chain(_model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing), notes)
+    bits = _bits(plan, program) if r.numerics else NO_BITS
+    return result_of(plan, program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
+
+
+# ---------------------------------------------------------------- time
+
+
+def _timed(plan: Plan, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
+    """Return a plan's program on a node, checked, and its time."""
+    if isinstance(plan.problem, ModelProblem):
+        return _model(plan, plan.problem, machine, groups)
+    program = plan.schedule.build(plan.problem, plan.tiling, machine, plan.precision)
+    check(program)
+    return program, time_on_node(program, machine, plan.request.method, groups)
+
+
+def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
+    """Return a child's tile program on its device; fields that it does not name are chosen as in a run of its own.
+
+    ``whole``: the problem that it computes instead, with the tile of the child.
+    """
+    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None}
+    asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
+    plan, program = program_of(plan_of(asked))
+    if whole is None:
+        return program
+    return plan.schedule.fitted(whole, plan.tiling, device, plan.precision)[1]
+
+
+def has_schedule(name: str, device: DeviceSpec) -> bool:
+    """Return whether a schedule has a mapping on a device's cores."""
+    schedule = SCHEDULES.get((name, device.family))
+    return schedule is not None and not schedule.unsupported(device)
+
+
+def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
+    """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
+
+    Kernels are issued one after the other, and a launch costs the device's own time where its file states this apart;
+    the host's time is a framework's overhead.
+    """
+    timed = cache(partial(simulated_child, node=node, device=device, method=method))
+
+    @cache
+    def timer(kernel: NodeKernel) -> KernelWork:
+        has_schedules = all(has_schedule(child.schedule, device) for child in kernel.children)
+        is_named = has_schedules and any(child.is_named for child in kernel.children)
+        work = None if is_named else stated_work(kernel, node, device, has_schedules=has_schedules)
+        return work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
+
+    return timer
+
+
+def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: str) -> TimingResult:
+    """Return the time of one child on its device, with the schedule's own tiling and precision."""
+    try:
+        return method_named(method)(child_program(child, device), device, trace_groups=())
+    except NpusimError as error:
+        text = f"{node.name}: {child.schedule} on one {device.name}: {error}"
+        if isinstance(error, ProgramError) or not has_schedule(child.schedule, device):
+            text += "; a node's file may state its kernels' times instead (key kernels)"
+        raise type(error)(text) from error
+
+
+def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = ()) -> NodeTiming:
+    """Return the time of a node program, its kernels by a named method, checked for sanity.
+
+    ``trace_groups`` may be ``"last"``: the device that ends last.
+
+    Raises `SpecError` if there is no such method, or the devices are not all joined.
+    """
+    method_named(method)
+    machine = machine_of(node_device)
+    node, device = machine.node, machine.single
+    timer = kernel_timer(node, device, method)
+    ranks = len(program.phases[0].blocks)
+    traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
+    check_sanity(timing)
+    if not isinstance(trace_groups, str) or timing.account is None:
+        return timing
+    return replace(timing, spans=tuple(s for s in timing.spans if s.group == timing.account.group))
+
+
+def _model(plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
+    """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
+    tiling = cast("LayerTiling", plan.tiling)
+    listed = periods(problem, tiling, machine, cast("PartialSums", plan.precision))
+    times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
+    for period in listed:
+        check(period.program)
+        times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))
+    timing = folded(times, tiling.overhead_us / US * problem.layers)
+    check_sanity(timing)
+    most = max(listed, key=lambda p: p.count).program
+    return replace(most, flops=sum(p.program.flops * p.count for p in listed)), timing
+
+
+# ---------------------------------------------------------------- bits
+
+
+def _seconds(problem: SharedProblem, rows: Choice) -> float:
+    """Return an estimate of the seconds that the bits of all ranks take."""
+    chosen = sample_rows(problem.seq_q) if rows == "sample" else rows
+    return estimate(problem.whole, Tiling(), "auto", (chosen, "all"))["bits"]
+
+
+def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
+    """Return the bits of a node program, if there are any, and notes on them."""
+    problem, machine = plan.problem, cast("NodeDevice", plan.device)
+    calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
+    if isinstance(problem, ModelProblem):
+        return NO_BITS
+    if type(problem) is SharedProblem:
+        return ComputedBits(_attention_bits(plan, problem, program))
+    if not calls or calls[0].kind != "allreduce":
+        return NO_BITS
+    ranks, fmt, algorithm = (
+        len(program.phases[0].blocks),
+        cast("PartialSums", plan.precision).partial,
+        calls[0].algorithm,
+    )
+    names = {c.schedule for op in operations(program) if isinstance(op, KernelOp) for c in op.kernel.children}
+    missing = sorted(name for name in names if not has_schedule(name, machine.each))
+    if missing or not isinstance(problem, LayerProblem):
+        why = f"bits not computed: {', '.join(missing)} has no mapping for {machine.each.family} cores"
+        return replace(NO_BITS, notes=(*([why] if missing else []), _sums_note(algorithm, ranks, fmt)))
+    if plan.request.rows == "sample" and (seconds := _seconds(problem, "sample")) > SAMPLE_S:
+        last = max(0, problem.seq_q - ROW_GRAIN)
+        why = (
+            f"bits not computed: a sample of all {problem.heads * ranks} heads would take about "
+            f"{format_duration(seconds)}; --rows {last}-{problem.seq_q - 1} computes the last rows"
+        )
+        return replace(NO_BITS, notes=(why,))
+    inputs, of_child = _layer_inputs(plan, problem), partial(child_program, device=machine.each)
+    layer = LayerEvaluation(program, problem, machine.node, fmt, inputs, of_child, plan.request.rows)
+    bits = layer.run(plan.request.progress)
+    note = (
+        f"{fmt} sums of {ranks} ranks by {algorithm}: relative RMSE {bits.sum_rmse:.2e} against the float64 sums of "
+        "the same partial sums"
+    )
+    return ComputedBits(
+        bits.numerics,
+        orders=tuple(Spread(order.name, *order.distance()) for order in bits.orders),
+        inputs=inputs_of(plan) + ("" if plan.projection is not None else ", W_o normal"),
+        notes=(note,),
+    )
+
+
+def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) -> NumericResult:
+    """Return the bits of the attention of all heads, by the device's kernel or by the host's."""
+    op = next(op for op in operations(program) if isinstance(op, KernelOp | HostOp))
+    child = op.call.child if isinstance(op, HostOp) else op.kernel.children[0]
+    machine, whole = cast("NodeDevice", plan.device), problem.whole
+    device = machine.each
+    if isinstance(op, HostOp) and machine.node.cpu is not None:
+        device = load_device(machine.node.cpu.device)
+    kv_heads = plan.workload.kv_heads if plan.tensors is None else plan.tensors["k"].shape[1]
+    if whole.heads % kv_heads == 0 and kv_heads < whole.kv_heads:
+        whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
+    attention = child_program(child, device, whole)
+    r = plan.request
+    return evaluate(attention, whole, source_of(plan, AttentionSubject(problem)), rows=r.rows, progress=r.progress)
+
+
+def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
+    """Return the heads and the projection of a whole layer: given, or drawn by its recipe."""
+    heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
+    if plan.tensors is not None:
+        kv_heads = plan.tensors["k"].shape[1]
+    elif heads == plan.workload.heads:
+        kv_heads = plan.workload.kv_heads
+    source, matrix, size = source_of(plan, AttentionSubject(layer)), plan.projection, layer.value_head_dim
+    if matrix is None:
+        return LayerInputs(source, projection_source(layer, heads, layer.hidden), kv_heads)
+    return LayerInputs(source, lambda head: matrix[head * size : (head + 1) * size], kv_heads)
+
+
+def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
+    """Return how the sum of the collective's real order differs from float64, on normal samples."""
+    inputs = normal_samples(ranks, fmt)
+    other = "mesh" if algorithm == "ring" else algorithm
+    sums = {
+        name: execute(collective("allreduce", name, ranks), inputs, fmt)[0].astype(np.float64)
+        for name in ("ring", other)
+    }
+    exact = np.sum([part.astype(np.float64) for part in inputs], axis=0)
+    rmse = float(np.linalg.norm(sums[algorithm] - exact) / np.linalg.norm(exact))
+    differing = sums["ring"] != sums[other]
+    return (
+        f"{fmt} sums of {ranks} normal samples by {algorithm}: relative RMSE {rmse:.2e} against float64; "
+        f"{float(np.mean(differing)):.0%} differ in bits between ring and {other}"
+    )
+
+
+# ---------------------------------------------------------------- notes
+
+
+def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method: str) -> tuple[str, ...]:
+    """Return notes on the time: the collectives, and the compute that hides them."""
+    node, notes = machine.node, list[str]()
+    calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
+    if calls:
+        modes = ", ".join(dict.fromkeys(timing.modes))
+        begun = f", plus the driver's call_s {timing.launch_s * US:.1f} us" if timing.launch_s else ""
+        notes.append(
+            f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
+            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}{begun}"
+        )
+    if calls and timing.compute_s:
+        notes.append(
+            f"exposed communication {timing.exposed_s * US:.1f} us, overlap efficiency {timing.overlap_efficiency:.0%}"
+        )
+    if calls and calls[0].servers > 1:
+        notes.append(
+            f"{calls[0].servers * len(program.phases[0].blocks)} devices: one server stands for "
+            f"{calls[0].servers} equal ones in step, no traffic of others between them"
+        )
+    if "fitted kernels" in timing.method:
+        notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
+    return (*notes, *_cut_rows(machine.each, program), *_beside(machine, program, method))
+
+
+def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
+    """Return which kernels of rows run with smaller fields than by default, as their rows do not fit."""
+    kernels = (op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "rows")
+    children = {(k.label, c): None for k in kernels for c in k.children if has_schedule(c.schedule, device)}
+    notes = (f"{label}: {n}" for label, c in children for n in child_program(c, device).notes if SMALLER in n)
+    return tuple(dict.fromkeys(notes))
+
+
+def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
+    """Return the time of our own schedule where the node's file states another kernel's time."""
+    stated = [op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "decode"]
+    table = machine.node.kernels
+    if not stated or table is None or table.decode is None or not machine.each.is_timed:
+        return ()
+    (child,) = stated[0].children
+    problem = cast("Problem", child.problem)
+    simulated = simulated_child(child, machine.node, machine.each, method)
+    rate, hbm = problem.kv_bytes() / simulated.latency_s, machine.each.link("hbm").bytes_per_s.value
+    kernel = table.decode.start_s.value + problem.kv_bytes() / table.decode.bytes_per_s.value
+    return (
+        f"attention of the device: {kernel * US:,.1f} us by the kernel that {machine.node.name} states (fitted); our "
+        f"{child.schedule} {simulated.latency_s * US:,.1f} us, {rate / hbm:.0%} of the memory's bandwidth",
+    )
+
+
+def _issue(timing: NodeTiming) -> str:
+    """Return the host's time for issuing collectives, where its file states it."""
+    issue = (timing.allreduce_s - timing.running_s[1]) * US
+    return f" after {issue:.1f} us to issue them" if issue > 0.05 else ""
+
+
+def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, timing: NodeTiming) -> tuple[str, ...]:
+    """Return the notes of a model's run: its latency or rate, its memory, the place of K and V."""
+    memory, seconds = memory_plan(what, machine, output=tiling.output), timing.latency_s
+    rate = f"{format_duration(seconds)} of prefill"
+    if what.seq_q == 1:
+        rate = f"{what.batch / seconds:,.2f} tokens a second"
+    overhead = "no framework overhead (-t overhead_us=...)"
+    if tiling.overhead_us:
+        overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
+    host = ""
+    if tiling.offload != "none":
+        host = (
+            f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; the memory of the devices "
+            f"suffices for {memory.gpu_layers} of {what.layers} layers (L_GPU)"
+        )
+    offloaded = "; ".join(
+        f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
+        for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
+        if not is_offloaded or memory.host_bytes is not None
+    )
+    kinds = f" ({what.local_layers} of them local, assumed to be distributed evenly)" if what.local_layers else ""
+    return (
+        f"{what.layers} layers{kinds}: {rate}, {overhead}; {_weights(what)}",
+        *_experts_note(what),
+        f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}{host}",
+        f"longest prompt in tokens: {offloaded}",
+    )
+
+
+def _weights(what: ModelProblem) -> str:
+    """Return the parameters of a model: the stated number, the number by its shapes, and the number of one token."""
+    weights = what.weights()
+    total, active = weights.total - what.copied, weights.active - what.copied
+    parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
+    parts += [f"its shapes {total / 1e9:.1f}"] if what.parameters else []
+    parts += [f"{active / 1e9:.1f} a token, vocabulary included"] if what.experts else []
+    if what.stored is not None:
+        parts += [
+            f"{what.stored.of} stored in {what.stored.bits:g} bits, read by products as {what.dtype} (not modelled)"
+        ]
+    parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
+    return ", ".join(parts)
+
+
+def _experts_note(what: ModelProblem) -> tuple[str, ...]:
+    """Return the note on the number of experts that a call is assumed to read, where there are experts."""
+    experts = what.experts
+    if experts is None:
+        return ()
+    touched, rows = experts.touched(what.rows), what.rows
+    tokens = f"{rows:,} {plural(rows, 'token')}"
+    return (
+        f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
+        f"{tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, "
+        "as expected of independent tokens (assumed), each on all devices",
+    )

@@ -1,0 +1,1 @@
+"""Questions that take many runs: searches, rankings, worst inputs, comparisons with measurements."""

@@ -1,0 +1,70 @@
+"""Compares accepted results with today's: cycles to the last one, and which schedule and tile wins.
+
+A case is a small YAML file (`config.cases`); ``npusim check`` runs a folder of them, and the
+fixtures of `npusim.pytest_plugin` do the same inside a test suite.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from npusim.config.cases import BaselineFile, load_case
+from npusim.errors import SpecError
+from npusim.studies.baseline.cycles import CheckOutcome, Update, check_cycles, cycles_of
+from npusim.studies.baseline.decision import check_decision
+
+__all__ = ["CheckOutcome", "check_baselines", "cycles_of"]
+
+
+def check_baselines(
+    folder: str | Path,
+    *,
+    tolerance: float = 0.0,
+    update: bool = False,
+    reason: str = "",
+    on_case: Callable[[CheckOutcome, int], None] | None = None,
+) -> tuple[CheckOutcome, ...]:
+    """Run every case below ``folder`` (or the one file that it names) and return the outcomes.
+
+    ``tolerance`` is the allowed relative difference of a kernel's cycles, and of a pipe's busy cycles, from the
+    accepted ones; and the allowed slowdown of an accepted winner against the current one.  With ``update`` the result
+    of a case is written into its file, with ``reason``, without which no accepted result is replaced; it is refused in
+    CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as soon as it is known, and the
+    number of cases.
+
+    Raises `SpecError` if there is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are
+    read before any case runs.  Raises `OutputError` if a file cannot be written; it is unchanged then.
+    """
+    if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        raise SpecError(
+            "--update is refused where the environment variable CI is set: "
+            "accept the changes on your own machine and commit them"
+        )
+    if not 0 <= tolerance < 1:
+        raise SpecError(f"tolerance {tolerance:g}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+    files = _files(Path(folder))
+    loaded = [(file, load_case(file, is_edited=update)) for file in files]
+    outcomes = []
+    for file, case in loaded:
+        accept = Update(file, case, reason) if update else None
+        if isinstance(case, BaselineFile):
+            outcome = check_cycles(file, case, tolerance, accept)
+        else:
+            outcome = check_decision(file, case, tolerance, accept)
+        outcomes.append(outcome)
+        if on_case is not None:
+            on_case(outcome, len(files))
+    return tuple(outcomes)
+
+
+def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such baseline, nor a folder of them")
+    files = sorted(p for p in folder.rglob("*.yaml") if not p.name.startswith("."))
+    if not files:
+        raise SpecError(f"{folder}: holds no baseline (*.yaml); see npusim check --help for one")
+    return files

@@ -1,0 +1,548 @@
+"""Varies a call, aspect by aspect, and compares the bits of one row block with the bits of the unchanged call.
+
+Aspects are other batches, places in them, further tokens, pages, queries at a time, splits and their rules, tiles and
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
+
+from npusim.config.tiling import tiling_fields
+from npusim.errors import ProgramError, SpecError, TilingError, one_line
+from npusim.kernels.attention.split_rules import RULES
+from npusim.kernels.declare.define import machine_of
+from npusim.library.split_kv import SplitFields
+from npusim.program.ir.op import Step
+from npusim.program.ir.tile import GlobalTile
+from npusim.program.numerics.executor import steps_of
+from npusim.program.numerics.input_tensors import drawn_source
+from npusim.program.numerics.paths import Computed, Place, compute, first_difference, parting
+from npusim.simulation.chosen_tile import choose_tile, fields_of_run, open_fields, program_of
+from npusim.simulation.classes import class_key
+from npusim.simulation.evaluation import source_of, subject_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request, SeedOptions, takes_options
+from npusim.simulation.simulate import BuiltPlan, run_plan
+from npusim.simulation.variants import Variant, Variants, named_fields, row_key
+from npusim.studies.invariance.company import (
+    VariedCall,
+    alike,
+    batches,
+    chunks,
+    inputs_of,
+    pages,
+    plain_calls,
+    positions,
+    prefills,
+    shares,
+    structural_difference,
+    with_bias_of_one_row,
+)
+
+if TYPE_CHECKING:
+    from npusim.config.problem import AnyProblem
+    from npusim.config.tiling import Tiling
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.simulation.plan import Plan
+    from npusim.simulation.run_result import RunData
+
+#: ``length``: tokens that follow those of a recurrence; ``chunk``: how many queries at a time; ``prefill``: a prompt's
+#: or a decoding step's; ``rule``: that of splits; ``merge``: the order in which partial results are merged, or who adds
+#: them; ``choice``: of fields that nobody named, made for each call, where the others keep those of the call that is
+#: examined.
+Aspect = Literal[
+    "batch",
+    "position",
+    "length",
+    "page",
+    "chunk",
+    "prefill",
+    "splits",
+    "rule",
+    "merge",
+    "tile",
+    "packing",
+    "ranks",
+    "choice",
+]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+#: Aspects for whose calls another choice may be made.
+CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
+#: Other aspects that no field of the kernel names.
+UNNAMED: tuple[Aspect, ...] = ("position", "length")
+#: Other split counts that are tried.
+SPLITS = (1, 2, 8)
+#: Sizes of blocks whose halves are other tiles.
+BLOCKS = (*("block_kv", "block_q", "block", "tile_q", "tile_kv"), *("chunk", "block_value", "block_key", "block_sums"))
+#: Fields that name the order in which partial results are merged, and who adds them.
+MERGING = ("merge", "method")
+#: Keys of all KV heads whose bits are compared: bounds the time of a variant.
+KEYS = 1 << 16
+#: ``cannot``: the same by structure, whatever the inputs; ``same class``: by structure too, for finite inputs; ``not
+#: seen``: other steps, but the same bits on these inputs; ``changes``: other bits; ``none``: a call cannot be run
+#: otherwise.
+Verdict = Literal["cannot", "same class", "not seen", "changes", "none"]
+
+
+@dataclass(frozen=True)
+class BitDifference:
+    """The first element of the result that differs, and both values."""
+
+    element: str
+    value: float
+    other: float
+
+    def __str__(self) -> str:
+        return f"{self.element}: {self.value:.9g} | {self.other:.9g}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One varied call; ``reason`` states why it cannot be run.
+
+    ``parted`` is the first operation and tile whose values differ, even where the result rounds to the same bits.
+    ``is_same_class``: a tile of the same class of bits (`npusim.simulation.classes`), whose steps differ.
+    """
+
+    what: str
+    is_same_structure: bool = False
+    is_same_class: bool = False
+    difference: BitDifference | None = None
+    parted: str = ""
+    latency_us: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Effect of one aspect on the bits, and the fields that prevent the effect. ``cost_us``: the largest cost of
+    ``guarantee`` among the tried calls, negative where it is faster; None without a time.
+    """
+
+    aspect: Aspect
+    tried: tuple[Tried, ...]
+    guarantee: str = ""
+    cost_us: float | None = None
+    cost_at: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the bits can change."""
+        done = [t for t in self.tried if not t.reason]
+        if any(t.difference for t in done):
+            return "changes"
+        if not done:
+            return "none"
+        if all(t.is_same_structure for t in done):
+            return "cannot"
+        return "same class" if all(t.is_same_structure or t.is_same_class for t in done) else "not seen"
+
+    @property
+    def first(self) -> Tried | None:
+        """The first variation that changed the bits, or else the intermediate values."""
+        seen = [t for t in self.tried if t.difference] or [t for t in self.tried if t.parted]
+        return seen[0] if seen else None
+
+
+@dataclass(frozen=True, repr=False)
+class Invariance:
+    """Changes of the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect.
+
+    ``sequence``: the sequence of the rows: the first one, or the longest one if sequences differ in length.
+    """
+
+    base: RunData
+    row: int
+    heads: int
+    findings: tuple[Finding, ...]
+    sequence: int = 0
+
+    def __getitem__(self, aspect: str) -> Finding:
+        """Return the finding of one aspect; raise `SpecError`, which names the examined aspects."""
+        finding = next((f for f in self.findings if f.aspect == aspect), None)
+        if finding is None:
+            raise SpecError(f"aspect {aspect!r}: examined are {', '.join(f.aspect for f in self.findings)}")
+        return finding
+
+    def holds(self, *aspects: str) -> bool:
+        """Return whether no change of these aspects changed a bit, by itself or through the fields chosen for it."""
+        return all(self[aspect].verdict != "changes" and not self.chosen_otherwise(aspect) for aspect in aspects)
+
+    def chosen_otherwise(self, aspect: str) -> str:
+        """Return the first call of an aspect for which npusim chooses fields that change bits; empty where none is."""
+        calls = {t.what for t in self[aspect].tried}
+        choices = [f for f in self.findings if f.aspect == "choice"]
+        return next((t.what for f in choices for t in f.tried if t.difference and t.what in calls), "")
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{f.aspect} {f.verdict}" for f in self.findings)
+        return f"<Invariance of {self.base.name} on {self.base.device.name}: {verdicts}>"
+
+
+@takes_options(SeedOptions)
+def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpack[SeedOptions]) -> Invariance:
+    """Vary a call and report which variations change the bits of its first sequence.
+
+    Parameters
+    ----------
+    vary
+        Aspects to vary, from `ASPECTS`; the other options are as for `npusim.run`.
+
+    Returns
+    -------
+    Invariance
+        By aspect: whether the bits change (with the first element, operation and tile that differ), cannot
+        by structure, or did not on these inputs; and the cost in microseconds of excluding the change.
+
+    Raises
+    ------
+    SpecError
+        An unknown aspect, or a node: a run on a node reports the effect of other orders of its collective.
+    NpusimError
+        As `npusim.run`.
+
+    Examples
+    --------
+    >>> found = invariant("flash", seq=256, vary=["batch"])
+    >>> found["batch"].verdict
+    'cannot'
+    """
+    return examine(Request(schedule, **options), vary)
+
+
+def examine(
+    request: Request, vary: Collection[str] = ASPECTS, on_tried: Callable[[int, int], None] | None = None
+) -> Invariance:
+    """Examine a request; see :func:`invariant`.  ``on_tried`` gets the variants done and all there are."""
+    unknown = [name for name in vary if name not in ASPECTS]
+    if unknown or not vary:
+        raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
+    device = request.machine()
+    if (node := machine_of(device).node) is not None:
+        raise SpecError(f"{node.name}: invariance is of one device; --hw {node.device}")
+    plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
+    if not plan.schedule.has_bits:
+        raise SpecError(f"schedule {plan.schedule.name} has no bits: nothing to examine")
+    plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
+    base = run_plan(plan)
+    chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
+    examination = _Examination(plan, base, on_tried)
+    is_ruled = isinstance(base.tiling, SplitFields) and base.tiling.splits == "auto"
+    may_choose = open_fields(plan.schedule, plan.device) - named or is_ruled
+    if not (plan.is_open and may_choose):
+        return examination.findings(vary)
+    return examination.findings({*vary, *(("choice",) if {*CHOSEN_FOR} & {*vary} else ())}, chosen)
+
+
+class _Examination:
+    def __init__(self, plan: Plan, base: RunData, on_tried: Callable[[int, int], None] | None) -> None:
+        problem, request = base.problem, plan.request
+        self.base, self.problem, self.attention = base, problem, problem.attention
+        self.on_tried, self.count, self.total = on_tried, 0, 0
+        self._made: dict[tuple[int, Place], Computed] = {}
+        self._keys: dict[Place, Hashable] = {}
+        self.plan = plan
+        self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
+        self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
+        self.place = Place(_row(base, self.sequence), batch=self.sequence)
+        # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
+        self.asked = Request(
+            request.schedule,
+            problem=problem,
+            hw=base.device,
+            tiling=request.tiling,
+            method=request.method,
+            precision=request.precision,
+            arithmetic=request.arithmetic,
+        )
+        self.variants = Variants(replace(self.asked, tiling=fields_of_run(plan, base.tiling)))
+        self._tried: dict[str, tuple[Tiling, Tried]] = {}
+        self._other: dict[str, None] = {}
+        if (p := self.attention) is not None:
+            self.source = drawn_source(p.model_copy(update={"page": 0}))
+            self.heads = p.group_size * max(1, min(p.kv_heads, KEYS // p.seq_kv))
+        else:
+            output = base.program.tensors["o"]
+            self.heads = max(1, min(output.heads, KEYS // output.rows))
+        self.latency = None if base.timing is None else base.latency_us
+
+    def findings(self, vary: Collection[str], chosen: Collection[str] | None = None) -> Invariance:
+        """Return the findings, in the order of `ASPECTS`; ``chosen``: fields that npusim chose, None: it may not."""
+        every = self._calls()
+        calls = {name: listed for name, listed in every.items() if name in vary}
+        others = [call for name in CHOSEN_FOR for call in (calls.get(name, []) if calls else every[name])]
+        others = others if chosen is not None and "choice" in vary else []
+        self.total = sum(map(len, calls.values())) + len(others)
+        findings = {name: self._finding(name, listed) for name, listed in calls.items()}
+        if "choice" in vary:
+            findings["choice"] = self._choice(others, chosen or ())
+        listed = tuple(findings[name] for name in ASPECTS if name in findings)
+        return Invariance(self.base, self.place.row, self.heads, listed, self.sequence)
+
+    def _counted(self, tried: Tried) -> Tried:
+        self.count += 1
+        if self.on_tried:
+            self.on_tried(self.count, self.total)
+        return tried
+
+    # ---------------------------------------------------------------- what is tried
+
+    def _calls(self) -> dict[Aspect, list[VariedCall]]:
+        """Return the calls to try, by aspect; none where a call cannot be varied."""
+        made: dict[str, list[VariedCall]]
+        if (p := self.attention) is not None:
+            of_problem, sizes = (p, self.sequence), {"heads": p.heads, "kv_heads": p.kv_heads}
+            made = {
+                "batch": batches(*of_problem),
+                "position": positions(*of_problem),
+                "page": pages(*of_problem),
+                "chunk": chunks(*of_problem),
+                "prefill": prefills(*of_problem),
+                "ranks": list(shares(sizes, self.sequence)),
+            }
+        else:
+            schedule = self.plan.schedule
+            stated = {**schedule.sizes, **self.problem.sizes}
+            sizes = {n: size for n, size in stated.items() if isinstance(size, int)}
+            made = plain_calls(sizes, schedule.grows(self.problem, self.base.tiling))
+        made |= self._calls_of_fields()
+        return {name: made.get(name, []) for name in ASPECTS if name != "choice"}
+
+    def _calls_of_fields(self) -> dict[str, list[VariedCall]]:
+        tiling = self.base.tiling
+        known = {f.name: f for f in tiling_fields(type(tiling))}
+        values: dict[str, list[tuple[str, object]]] = {aspect: [] for aspect in ("splits", "rule", "tile", "packing")}
+        if isinstance(tiling, SplitFields):
+            values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
+            if not tiling.split_keys:
+                values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]
+        values["merge"] = [(n, x) for n in MERGING if n in known for x in known[n].choices if x != getattr(tiling, n)]
+        own = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
+        for name in (n for n in (*BLOCKS, *own) if n in known and isinstance(getattr(tiling, n), int)):
+            half = (getattr(tiling, name) or 0) // 2
+            if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
+                values["tile"].append((name, half))
+        if "pack" in known and getattr(self.problem, "group_size", 1) > 1:
+            # Packed: rows of several query heads are rows of one block.
+            values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
+        return {
+            aspect: [VariedCall(f"{n}={value}", Variant(tiling={n: value}), self.sequence) for n, value in listed]
+            for aspect, listed in values.items()
+        }
+
+    @cached_property
+    def splits(self) -> int:
+        """Into how many parts the keys of a block of queries are split, at most."""
+        spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
+        return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
+
+    def _try(self, call: VariedCall, *, as_run: bool = False) -> Tried:
+        """Try a call in the kernel of the call that is examined, or in that which a run of it chooses."""
+        try:
+            built = self._as_run(call) if as_run else self.variants.build(call.variant)
+        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel takes no such call
+            return Tried(call.what, reason=one_line(error))
+        tiling, tried = self._tried.get(call.what, (None, None))
+        if as_run and tried and tiling == built.plan.tiling:
+            return tried
+        tried = self._compared(call, built)
+        self._tried.setdefault(call.what, (built.plan.tiling, tried))
+        return tried
+
+    def _as_run(self, call: VariedCall) -> BuiltPlan:
+        built = BuiltPlan(*program_of(plan_of(call.variant.on(self.asked), is_bare=True)))
+        named = {*named_fields(self.asked.tiling), *call.variant.tiling}
+        self._other |= {n: None for n, v in built.plan.tiling if n not in named and v != getattr(self.base.tiling, n)}
+        return built
+
+    def _choice(self, calls: list[VariedCall], chosen: Collection[str]) -> Finding:
+        """Return the effect of chosen fields on the bits of varied calls, and the cost of naming this call's fields."""
+        self._other = dict.fromkeys(chosen)
+        finding = Finding("choice", tuple(self._counted(self._try(call, as_run=True)) for call in calls))
+        if finding.verdict != "changes":
+            return finding
+        tiling = self.base.tiling
+        fields = {n: dict(tiling)[n] for n in self._other}
+        if isinstance(tiling, SplitFields) and tiling.splits == "auto" and not tiling.split_keys:
+            is_size = bool(self.lengths) or any(c.is_last_query for c in calls)
+            fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}
+        own = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
+        costs = [(own[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
+        return replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fields.items()), **_cost(costs))
+
+    def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
+        """Return a varied call compared with the call that is examined, by structure and else by bits."""
+        latency, program = _latency(built), built.program
+        problem = built.plan.problem
+        # Places of sequences of one length are compared within the larger batch.
+        is_moved = call.position != self.sequence and not self.lengths
+        base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
+        place = self._row_of(call, problem, replace(self.place, batch=call.position))
+        keys = self._key_of(*base), self._key_of(program, place)
+        if keys[0] == keys[1] and not _adds(program):
+            return Tried(call.what, is_same_structure=True, latency_us=latency)
+        if call.variant == Variant(tiling=call.variant.tiling) and not _adds(
+            program
+        ):  # classes are those of one problem
+            classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
+            if classes[0] and classes[0] == classes[1]:
+                return Tried(call.what, is_same_class=True, latency_us=latency)
+        expected = self._computed(*base, problem if is_moved else self.problem)
+        changed = self._computed(program, place, problem)
+        at, difference = first_difference(expected.rows, changed.rows), None
+        if at is not None:
+            head, row, column = at
+            values = (float(one.rows[head][row, column]) for one in (expected, changed))
+            difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
+        parted = structural_difference(*keys) if call.is_last_query else ""
+        if not call.is_last_query and (difference or not call.is_longer):
+            parted = parting(expected.events, changed.events)
+        return Tried(call.what, difference=difference, parted=parted, latency_us=latency)
+
+    def _row_of(self, call: VariedCall, problem: AnyProblem, place: Place) -> Place:
+        p = problem.attention
+        return replace(place, row=p.queries[place.batch] - 1) if p is not None and call.is_last_query else place
+
+    def _key_of(self, program: TileProgram, place: Place) -> Hashable:
+        is_plain = self.attention is None
+        if program is not self.base.program:
+            return row_key(program, place, has_rows=is_plain)
+        if place not in self._keys:
+            self._keys[place] = row_key(program, place, has_rows=is_plain)
+        return self._keys[place]
+
+    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem) -> Computed:
+        """Return the bits of rows of the examined sequence from a place on; the bits of the call itself are stored."""
+        made = id(program), place
+        if made not in self._made:
+            plan = replace(self.plan, problem=problem)
+            subject = subject_of(plan, program)
+            if (p := subject.attention) is not None:
+                source, executed = inputs_of(self.source, self.sequence, p), program
+            else:
+                drawn = source_of(plan, subject)
+                source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
+            heads = subject.output.heads
+            self._made[made] = compute(executed, place, source, min(self.heads, heads))
+        return self._made[made] if program is self.base.program else self._made.pop(made)
+
+    # ---------------------------------------------------------------- guarantees
+
+    def _finding(self, aspect: Aspect, calls: list[VariedCall]) -> Finding:
+        tried = [self._counted(self._try(call)) for call in calls]
+        finding, latency = Finding(aspect, tuple(tried)), self.latency
+        if finding.verdict == "not seen" and aspect in CHOSEN_FOR + UNNAMED and _adds(self.base.program):
+            return self._in_order(finding)
+        if finding.verdict != "changes":
+            return finding
+        times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
+        match aspect:
+            case "splits":
+                one = next((time for time, what in times if what == "splits=1"), latency)
+                cost = None if latency is None or one is None else one - latency
+                where = "" if cost is None else "this call"
+                return replace(finding, guarantee="splits=1", cost_us=cost, cost_at=where)
+            case "rule":
+                rule = f"splits={cast('SplitFields', self.base.tiling).splits}"
+                return _against(replace(finding, guarantee=rule), latency, times)
+            case "tile" | "merge":
+                names = dict.fromkeys(name for call in calls for name in call.variant.tiling)
+                fixed = " ".join(f"{n}={getattr(self.base.tiling, n)}" for n in names)
+                return _against(replace(finding, guarantee=fixed), latency, times)
+            case _:
+                return self._fixed_splits(finding, calls)
+
+    def _in_order(self, finding: Finding) -> Finding:
+        """Return the cost of sums in one order, in place of the order in which their parts arrive."""
+        for call in self._calls()["merge"]:
+            built = self.variants.build(call.variant)
+            if not _adds(built.program):
+                latency = _latency(built)
+                cost = None if latency is None or self.latency is None else latency - self.latency
+                return replace(finding, guarantee=call.what, cost_us=cost, cost_at="" if cost is None else "this call")
+        return finding
+
+    def _fixed(self, *, is_size: bool) -> dict[str, object]:
+        """Return the tiling in which splits go by nothing but a sequence: its count of them, or the size of one."""
+        if not is_size:
+            return {"splits": self.splits}
+        blocks = cast("tuple[Any, ...]", self.base.program.phases[0].blocks)
+        runs = next(b.runs for b in blocks if b.batch == self.sequence)
+        return {"splits": "auto", "split_keys": sum(run.count for run in runs) * runs[0].cols}
+
+    def _fixed_splits(self, finding: Finding, calls: list[VariedCall]) -> Finding:
+        """Return the cost of splits that do not depend on the number of blocks."""
+        if not isinstance(self.base.tiling, SplitFields):
+            return finding
+        is_size = bool(self.lengths) or finding.aspect in ("chunk", "prefill")
+        if is_size and "split_keys" not in type(self.base.tiling).model_fields:
+            return finding
+        fixed_fields = self._fixed(is_size=is_size)
+        base = self.variants.build(Variant(tiling=fixed_fields)) if is_size else None
+        call_latency = None if base is None else _latency(base)
+        costs: list[tuple[float, str]] = []
+        for tried, call in zip(finding.tried, calls, strict=True):
+            if not tried.difference:
+                continue
+            fixed = self.variants.build(replace(call.variant, tiling={**call.variant.tiling, **fixed_fields}))
+            if not self._is_alike(call, base.program if base else self.base.program, fixed):
+                return finding  # it is not the splits
+            latency = _latency(fixed)
+            if tried.latency_us is not None and latency is not None:
+                costs.append((latency - tried.latency_us, f"at {tried.what}"))
+        if call_latency is not None and self.latency is not None and costs:
+            costs.append((call_latency - self.latency, "this call"))
+        guarantee = " ".join(f"{n}={v}" for n, v in fixed_fields.items() if v != "auto")
+        return replace(finding, guarantee=guarantee, **_cost(costs))
+
+    def _is_alike(self, call: VariedCall, base: TileProgram, fixed: BuiltPlan) -> bool:
+        """Return whether the row has the same bits in a varied call as in a program of the call itself."""
+        problem = fixed.plan.problem
+        place = self._row_of(call, problem, replace(self.place, batch=call.position))
+        own = self._row_of(call, self.problem, self.place)
+        if row_key(base, own) == row_key(fixed.program, place):
+            return True
+        if not call.is_last_query:
+            return False
+        rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
+        return first_difference(rows[0].rows, rows[1].rows) is None
+
+
+def _adds(program: TileProgram) -> bool:
+    """Return whether the output has sums to which blocks add in order of arrival: one order of several."""
+    tensors = (t.of for t in program.tensors.values() if t.of is not None and t.of.added)
+    final = next(p for p in reversed(program.phases) if p.serves != "none")
+    steps = (step for step in steps_of(final.body(final.blocks[0])) if isinstance(step, Step))
+    return not {x.tensor.of for step in steps for x in step.srcs if isinstance(x, GlobalTile)}.isdisjoint(tensors)
+
+
+def _latency(built: BuiltPlan) -> float | None:
+    """Return the microseconds of a program, once it is checked; None on a device without times."""
+    built.check()
+    timing = built.timing()
+    return None if timing is None else timing.latency_s * 1e6
+
+
+def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
+    return dict(zip(("cost_us", "cost_at"), max(costs), strict=True)) if costs else {}
+
+
+def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:
+    """Return the finding with the cost of a call as it is, compared with the fastest of others."""
+    if latency is None:
+        return finding
+    best, what = min(times, default=(latency, ""))
+    where = f"against {what}" if best < latency else "none tried is faster"
+    return replace(finding, cost_us=latency - min(latency, best), cost_at=where)
+
+
+def _row(base: RunData, sequence: int) -> int:
+    out = base.program.tensors["o"]
+    final = next(p for p in reversed(base.program.phases) if p.serves != "none")
+    blocks = [b for b in final.blocks if b.batch == sequence]
+    parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))
+    return max(row for head, row, _, _ in parts if head == 0)

@@ -1,0 +1,222 @@
+"""Aspects of inputs that a search varies, and the inputs at one point of it: base values, changed aspect by aspect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim import formats
+from npusim.config.messages import choices
+from npusim.errors import SpecError
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
+from npusim.units import ascii_digits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.program.numerics.executor import HeadSource
+    from npusim.simulation.evaluation import Subject
+
+#: Aspects that differ from the base by name: a point of the search.
+Point = Mapping[str, float]
+#: Values of a range that are tried one by one.
+LEVELS = 4
+#: Of tokens, one key in so many is an outlier; sinks are the first keys (P-Cast has four).
+OUTLIERS, SINKS = 64, 4
+#: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
+PERIODS = 4
+#: Where along the keys the key lies that only late tiles have.
+LATE = 7 / 8
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One way in which inputs may be worse: its value in the base, and the values to try.
+
+    ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
+    ``is_range``: values between the first and the last are tried too; the values of a factor differ by factors.  An
+    aspect with the single value 1 is a switch.  ``is_default``: its values are not a user's, and may be exceeded.
+    """
+
+    name: str
+    neutral: float
+    values: tuple[float, ...] = (1.0,)
+    needs: str = "attention"
+    is_range: bool = False
+    is_default: bool = True
+
+    def between(self, share: float) -> float:
+        """Return the value at a share of the way from the first to the last."""
+        low, high = self.values[0], self.values[-1]
+        value = low * (high / low) ** share if self.neutral == 1 else low + (high - low) * share
+        return float(round(value)) if self.needs == "tail" else value
+
+    def within(self, low: float, high: float) -> Aspect:
+        """Return the aspect with `LEVELS` values from ``low`` to ``high``."""
+        bounds = replace(self, values=(low, high), is_range=True)
+        return replace(bounds, values=tuple(bounds.between(n / (LEVELS - 1)) for n in range(LEVELS)))
+
+    def grown(self, factor: float) -> tuple[float, ...]:
+        """Return amplitudes beyond the bounds: ``factor`` times the last value, and a negative first one.
+
+        None for switches, a number of keys, and bounds of a user.
+        """
+        if not (self.is_range and self.is_default) or self.needs == "tail":
+            return ()
+        return tuple(factor * bound for bound in (self.values[-1], *self.values[:1]) if bound < 0 or bound > 1)
+
+    def is_bound(self, value: float) -> bool:
+        """Return whether a value is an end of the range."""
+        return self.is_range and value in (self.values[0], self.values[-1])
+
+
+#: logit_std: Q times it, which scales the spread of scores; logit_mean: all scaled scores are moved by it; resonance:
+#: amplitude of a wave along the head that Q and K share, in phase, or where negative out of phase; channels: one
+#: channel of K times it; tokens: one key of 64 times it; sinks, late: the scaled scores of the first keys, or of one
+#: at 7/8 of the keys, are raised by it (sinks have no values, as those of models hardly have); values: V times it;
+#: equal: all keys are the first; zero: Q is 0; tail: keys left out at the end; padding: NaN in keys that no query sees;
+#: scale: all inputs times it.
+ASPECTS: Mapping[str, Aspect] = MappingProxyType(
+    {
+        a.name: a
+        for a in (
+            Aspect("logit_std", 1).within(0.25, 4),
+            Aspect("logit_mean", 0).within(-64, 64),
+            Aspect("resonance", 0).within(-16, 16),
+            Aspect("channels", 1, needs="").within(1, 32),
+            Aspect("tokens", 1, needs="").within(1, 16),
+            Aspect("sinks", 0).within(0, 8),
+            Aspect("late", 0).within(0, 16),
+            Aspect("values", 1).within(1, 32),
+            Aspect("equal", 0),
+            Aspect("zero", 0, needs=""),
+            Aspect("tail", 0, (1.0, 17.0), "tail", is_range=True),
+            Aspect("padding", 0),
+            Aspect("scale", 1, needs="plain").within(0.25, 4),
+        )
+    }
+)
+#: The aspect by which inputs grow as a whole, by kind of subject.
+AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
+#: Aspects by a name for several.
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "outliers": ("channels", "tokens", "sinks", "late"),
+        "logits": ("logit_std", "logit_mean", "resonance"),
+        "all": tuple(ASPECTS),
+    }
+)
+
+
+def bounded(text: str) -> tuple[Aspect, ...]:
+    """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for another text."""
+    name, equals, values = text.partition("=")
+    if name not in (known := (*ASPECTS, *GROUPS)):
+        raise SpecError(f"--over {text}: no such aspect{choices(name, known)}")
+    if not equals:
+        return tuple(ASPECTS[n] for n in GROUPS.get(name, (name,)))
+    if name in GROUPS:
+        raise SpecError(f"--over {text}: {name} is several aspects, {', '.join(GROUPS[name])}; give one of them bounds")
+    aspect, is_range = ASPECTS[name], ":" in values
+    try:
+        numbers = tuple(float(part) for part in ascii_digits(values).split(":" if is_range else ","))
+    except ValueError:
+        numbers = (math.nan,)
+    is_switch = aspect.values == (1.0,)
+    if is_switch and (is_range or not set(numbers) <= {0, 1}):
+        raise SpecError(f"--over {text}: {name} is a switch: write {name}, or {name}=1 (0: as in the base)")
+    is_tail = aspect.needs == "tail" and any(n < 1 or n % 1 for n in numbers)
+    is_wrong = is_range and (len(numbers) != 2 or numbers[0] >= numbers[1] or (aspect.neutral == 1 and numbers[0] <= 0))
+    if not all(map(math.isfinite, numbers)) or is_wrong or is_tail:
+        above = f", LOW below HIGH{' and above 0' if aspect.neutral == 1 else ''}, or values with commas between them"
+        raise SpecError(f"--over {text}: write {name}=LOW:HIGH{above}{'; keys are whole numbers' if is_tail else ''}")
+    aspect = replace(aspect, is_default=False)
+    return (aspect.within(*numbers) if is_range else replace(aspect, values=numbers, is_range=False),)
+
+
+def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspect, ...]:
+    """Return the aspects that are named, or all that inputs of a call have.
+
+    Raises `SpecError` for one that they do not have, but in a group, and for one that is there twice.
+    """
+    able = {"", kind, *(("tail",) if has_tail else ())}
+    named = [(a, text) for text in over or ("all",) for a in bounded(text)]
+    if gone := [a.name for a, text in named if a.needs not in able and text not in GROUPS]:
+        raise SpecError(f"--over {', '.join(gone)}: inputs of this call have no such aspect")
+    listed = tuple(a for a, _ in named if a.needs in able)
+    if len({a.name for a in listed}) < len(listed) or not listed:
+        raise SpecError(f"--over {', '.join(over)}: an aspect is there twice, or none that inputs of this call have")
+    return listed
+
+
+def words(point: Point) -> str:
+    """Return a point as it is written: ``logit_std=2 late=16``."""
+    return " ".join(f"{name}={value:.4g}" for name, value in point.items()) or "the base"
+
+
+def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> HeadSource:
+    """Return the inputs at a point: ``base``, (rows, columns) each, changed and rounded once.
+
+    A value beyond the inputs' format becomes its largest finite number: inputs are finite.
+    """
+    change, problem = _of_tensors if subject.attention is None else _of_attention, subject.attention
+    # One row that all rows of a kernel take stays one.
+    shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
+
+    @cache
+    def source(name: str, batch: int, head: int) -> NDArray[Any]:
+        stored = base(name, batch, head)
+        fmt = format_of_dtype(stored.dtype)
+        if not point or fmt is None:  # a format in blocks, or whole numbers
+            return stored
+        own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
+        scale = getattr(problem, f"{name}_scale", 1.0)
+        rng = np.random.default_rng([seed, *name.encode(), batch, head])
+        wide = change(widen(stored).astype(np.float64) * scale, name, problem, own, rng)
+        return formats.cast(wide / scale, fmt.name, overflow="saturate")
+
+    return source
+
+
+def _of_attention(x: Any, name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
+    """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
+    width = x.shape[1]
+    if name == "v":
+        x = x * point.get("values", 1.0)
+        x[: SINKS if point.get("sinks") else 0] = 0.0
+        return x
+    if name == "q":
+        x = x * point.get("logit_std", 1.0)
+    x = _of_tensors(x, name, problem, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
+    if name == "k" and point.get("equal"):
+        x[:] = x[:1]
+    if wave := point.get("resonance"):
+        turns = [math.cos(2 * math.pi * PERIODS * c / width) for c in range(width)]
+        x = x + np.array(turns) * (wave if name == "k" else abs(wave))
+    if mean := point.get("logit_mean"):
+        offset = math.sqrt(abs(mean) / (problem.scale * width))
+        x = x + (math.copysign(offset, mean) if name == "k" else offset)
+    raised = {"sinks": (-1, slice(0, SINKS)), "late": (-2, slice(int(LATE * len(x)), int(LATE * len(x)) + 1))}
+    for aspect, (column, keys) in raised.items():
+        if gap := point.get(aspect):
+            part = math.sqrt(abs(gap) / problem.scale)  # of Q and of K, so that both stay small
+            x[:, column] = part if name == "q" else 0.0
+            if name == "k":
+                x[keys, column] = math.copysign(part, gap)
+    return np.zeros_like(x) if name == "q" and point.get("zero") else x
+
+
+def _of_tensors(x: Any, _name: str, _problem: Any, point: Point, rng: np.random.Generator) -> Any:
+    """Return any input in float64 with the aspects that all have."""
+    column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
+    x = x * point.get("scale", 1.0)
+    x[:, column] *= point.get("channels", 1.0)
+    x[rows] *= point.get("tokens", 1.0)
+    return np.zeros_like(x) if point.get("zero") else x

@@ -1,0 +1,490 @@
+"""Searches for inputs on which a schedule is furthest from float64, and names the step where its numbers break."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+
+import numpy as np
+
+from npusim import formats
+from npusim.config.problem import NormalData
+from npusim.errors import NpusimError, SpecError
+from npusim.formats import get_format
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
+from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen_heads
+from npusim.simulation.chosen_tile import program_of
+from npusim.simulation.evaluation import Subject, bits_of, subject_of
+from npusim.simulation.naming import folder_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import BitsOptions, Request, takes_options
+from npusim.simulation.robustness import other_schedules
+from npusim.simulation.run_result import ComputedBits, result_of
+from npusim.studies.explore.executors import executor
+from npusim.studies.stress.aspects import AMPLITUDE, Aspect, Point, aspects_of, stressed, words
+from npusim.studies.stress.ledger import Entry, Ledger, coarsest_step
+from npusim.studies.validate.diff import alternatives
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.config.problem import Problem
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.bits_result import Diagnosis, NumericResult
+    from npusim.program.numerics.evaluate import Choice, References
+    from npusim.program.numerics.executor import HeadSource
+    from npusim.simulation.plan import Plan
+
+#: An error is lost above so many times the one on calm inputs: the largest of correct kernels are within 1.1 of that
+#: (measured: `reports/stress`).
+FACTOR = 2.0
+#: No kernel is right that is off by so many steps of its coarsest format, whatever it does to calm inputs.
+STEPS = 4
+#: Calm inputs: normal, scores of this spread, on so many keys at most, none of them hidden.
+CALM, CALM_KEYS = {"logit_std": 0.5}, 256
+#: Aspects whose worst values are tried in pairs, and points tried about the worst one.
+JOINED, AROUND = 4, 16
+#: Powers of two by which inputs grow, or shrink, for the margin.
+GROWN, SHRUNK = 6, 4
+#: Amplitudes beyond the default bounds, where finite outputs are required: each factor is the square of the last.
+GROWTH = (2.0, *(2.0**2**n for n in range(1, 8)))
+#: Shares of the budget that are spent when the search for the worst input, and when all else, ends.
+SEARCHED, ENDED = 0.55, 0.95
+
+
+@dataclass(frozen=True)
+class PointError:
+    """Error of a schedule at one point: relative to float64, None where an output is NaN or Inf.
+
+    ``is_beyond``: an exact output exceeds the output's format, so that every schedule has Inf there.
+    """
+
+    point: Mapping[str, float]
+    rmse: float | None
+    is_beyond: bool = False
+
+    @property
+    def badness(self) -> float:
+        """The error: infinite where there is none, 0 where the exact outputs exceed their format."""
+        return 0.0 if self.is_beyond else math.inf if self.rmse is None else self.rmse
+
+    def __str__(self) -> str:
+        error = "not finite" if self.rmse is None else f"error {self.rmse:.2g}"
+        return f"{'exact outputs beyond their format' if self.is_beyond else error} at {words(self.point)}"
+
+
+@dataclass(eq=False)
+class StressedRun:
+    """Computes the rows of a request at points of a search; pickles as its request."""
+
+    request: Request
+    _tails: dict[int, tuple[Plan, TileProgram]] = field(default_factory=dict, init=False)
+
+    @property
+    def seed(self) -> int:
+        """Of the drawn inputs."""
+        return self.request.seed or 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StressedRun, (self.request,)
+
+    def __call__(self, point: Point) -> PointError:
+        """Return the error at a point."""
+        return self.outcome(*self.at(point), point)
+
+    @cached_property
+    def base(self) -> tuple[Plan, TileProgram]:
+        """The plan and the program of the request, as a run has them."""
+        plan, program = program_of(plan_of(self.request, is_bare=True))
+        if "o" not in program.tensors:
+            raise SpecError(f"stress: schedule {self.request.schedule} has no output to hold against float64")
+        return plan, program
+
+    @cached_property
+    def calm(self) -> PointError:
+        """The error on calm inputs."""
+        plan, program = self.base
+        if (p := plan.problem.attention) is None:
+            return self.outcome(plan, program, {})
+        sizes = {"seq_kv": min(p.seq_kv, CALM_KEYS), "seq_q": min(p.seq_q, CALM_KEYS), "batch": 1, "causal_offset": 0}
+        given = {"data": NormalData(), **dict.fromkeys(("q_scale", "k_scale", "v_scale"), 1.0)}
+        unseen = {n: type(p).model_fields[n].default for n in ("window", "sinks", "prefix", "chunk", "documents")}
+        small = {**sizes, **given, **unseen, "lengths": (), "query_lengths": (), "causal": False}
+        try:
+            return self.outcome(*built(replace(plan, problem=p.model_copy(update=small), tensors=None)), CALM)
+        except NpusimError:  # a kernel that takes no such sizes
+            return self.outcome(plan, program, CALM)
+
+    def at(self, point: Point) -> tuple[Plan, TileProgram]:
+        """Return the plan and program for a point: the request's, without its tail of keys."""
+        plan, tail = self.base[0], int(point.get("tail", 0))
+        if tail and tail not in self._tails:
+            p = cast("Problem", plan.problem.attention)
+            keys, queries = p.seq_kv - tail, p.seq_q - tail * (p.seq_q == p.seq_kv)
+            if min(keys, queries) < 1:
+                raise SpecError(f"tail: {tail} of {p.seq_kv} keys leaves none")
+            sizes = {"seq_kv": keys, "seq_q": queries, "causal_offset": keys - queries}
+            self._tails[tail] = built(replace(plan, problem=p.model_copy(update=sizes)))
+        return self._tails[tail] if tail else self.base
+
+    def source(self, plan: Plan, subject: Subject, point: Point) -> HeadSource:
+        """Return the inputs of a plan at a point."""
+
+        def change(base: HeadSource) -> HeadSource:
+            return stressed(base, subject, point, self.seed)
+
+        return subject.changed_source(plan, change, self.seed, is_padded=bool(point.get("padding")))
+
+    def bits(
+        self, plan: Plan, program: TileProgram, point: Point, exact: References | None = None, **how: Any
+    ) -> NumericResult:
+        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named.
+
+        ``exact`` stores the float64 results.
+        """
+        subject, rows = subject_of(plan, program), self.request.rows
+        results: dict[str, Any] = {"exact": {} if exact is None else exact, "exact_results": {}}  # of these inputs
+        plan = replace(plan, sources={subject: self.source(plan, subject, point)}, **results)
+        p = subject.attention
+        if rows == "sample" and p is not None and not p.lengths:  # where a block has fewer, too
+            rows = range(max(0, p.seq_q - SAMPLE_ROWS), p.seq_q)
+        return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
+
+    def heads(self, subject: Subject) -> Choice:
+        """Return the computed heads: the named ones, or as few as have `SAMPLE_ROWS` rows."""
+        heads, output = self.request.heads, subject.output
+        return range(min(output.heads, ceil_div(SAMPLE_ROWS, output.query_count))) if heads == "sample" else heads
+
+    def outcome(self, plan: Plan, program: TileProgram, point: Point) -> PointError:
+        """Return the error of a plan's program at a point."""
+        exact: References = {}
+        rmse, fmt = self.bits(plan, program, point, exact).error.rmse, program.tensors["o"].fmt
+        is_beyond = rmse is None and any(
+            not np.isfinite(widen(formats.cast(rows, fmt))[np.isfinite(rows)]).all() for rows in exact.values()
+        )
+        return PointError(point, rmse, is_beyond)
+
+    def sizes(self, plan: Plan, program: TileProgram) -> dict[str, tuple[int, int]]:
+        """Return batches and heads of the inputs that the computed heads read, by name."""
+        subject = subject_of(plan, program)
+        return subject.read_heads(chosen_heads(subject.output, self.heads(subject)))
+
+    def room(self, point: Point) -> Literal["more", "last", "none"]:
+        """Return whether amplitudes may grow beyond a point's, or end with it or before it.
+
+        They end where an input has reached the end of its format, and before a sum of an input's squares leaves
+        float32, the widest format in which matrix units add.
+        """
+        plan, program = self.at(point)
+        source = self.source(plan, subject_of(plan, program), point)
+        stored = [source(name, 0, 0) for name in self.sizes(plan, program)]
+        largest = [(x, fmt, _largest(x)) for x in stored if (fmt := format_of_dtype(x.dtype)) is not None]
+        if any(x.size * most**2 > get_format("float32").max_finite for x, _, most in largest):
+            return "none"
+        return "last" if not largest or any(most >= fmt.max_finite for _, fmt, most in largest) else "more"
+
+
+def _largest(x: NDArray[Any]) -> float:
+    return float(np.nanmax(np.abs(widen(x).astype(np.float64)), initial=0.0))
+
+
+def built(plan: Plan) -> tuple[Plan, TileProgram]:
+    """Return a plan and its program, sizes that nobody named shrunk where they do not fit."""
+    tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
+    return replace(plan, tiling=tiling), program
+
+
+@dataclass(frozen=True)
+class Stress:
+    """The worst input of a search for a schedule, the origin of its error, and choices that hold.
+
+    ``verdict``: ``holds``, ``loses`` (the error of ``worst`` is above ``limit``, `FACTOR` times that of ``calm`` and
+    `STEPS` steps of the coarsest format at most), or ``not finite``.  ``first``: the first value that differs from
+    float64 on its step's operands; empty where there is none, and the error belongs to the algorithm or to many
+    roundings. ``lost_mass`` and ``clipped_mass``: the share of a row's sum whose P became 0, and the share that
+    saturation cut, means over rows. ``margin``: the power of two by which Q (of plain tensors, all inputs) may be
+    larger than in the base, 0 where not even a 16th of it holds, None where the budget ended before.  ``choices``:
+    errors on the worst input, for the choices that hold there, else for the nearest one.  ``rounding``: the first
+    choice of precision that holds where ``first`` is empty, so that roundings accumulate without it.  ``at_bound``:
+    aspects of ``worst`` with an end of their range, so that inputs beyond it may be worse.  ``beyond``: outcomes
+    beyond the default bounds, of which ``worst`` may be one only if it is not finite.  ``is_whole``: the budget
+    was enough for all of this. ``inputs``: the worst inputs, for the computed heads; ``reading``: how given tensors
+    were read, if another layout is likelier.
+    """
+
+    name: str
+    schedule: str
+    device: str
+    precision: str
+    tile: str
+    seed: int
+    verdict: str
+    worst: PointError
+    calm: PointError
+    limit: float
+    first: str
+    ledger: tuple[Entry, ...]
+    lost_mass: float | None
+    clipped_mass: float | None
+    margin: float | None
+    choices: Mapping[str, float]
+    rounding: str
+    at_bound: tuple[str, ...]
+    outcomes: tuple[PointError, ...]
+    beyond: tuple[PointError, ...]
+    is_whole: bool
+    inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
+    reading: str = ""
+
+
+@takes_options(BitsOptions)
+def stress(
+    schedule: str,
+    over: Sequence[str] = (),
+    *,
+    is_finite: bool = False,
+    budget_s: float = 30.0,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[BitsOptions],
+) -> Stress:
+    """Search for the inputs with the largest error of a schedule, and name the step at which its numbers break.
+
+    ``options`` are as for `npusim.run`: ``seed`` draws base inputs and the tested points, ``tensors`` are
+    user-defined base inputs, ``rows`` and ``heads`` select the computed outputs (default: the last 128 rows of head 0).
+    ``over``: aspects to vary, ``"logit_std=0.25:4"``, ``"late=8,16"``, ``"outliers"``; empty: all, within default
+    bounds.  ``is_finite``: finite outputs are required; amplitudes grow beyond the default bounds until an output is
+    not finite, which ends the search, or the inputs reach the end of their format (`StressedRun.room`).  Points are
+    tested in a fixed order: if ``budget_s`` seconds suffice for all of them, the result is reproducible.
+    Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
+    """
+    return examine(
+        Request(schedule, **options), over, is_finite=is_finite, budget_s=budget_s, jobs=jobs, progress=progress
+    )
+
+
+def examine(
+    request: Request,
+    over: Sequence[str] = (),
+    *,
+    is_finite: bool = False,
+    budget_s: float = 30.0,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Stress:
+    """Return the result of `stress` for a request."""
+    if not budget_s > 0:
+        raise SpecError(f"--budget {budget_s}: give seconds above 0")
+    begun, trial = time.monotonic(), StressedRun(replace(request, progress=None))
+    subject, is_given = subject_of(*trial.base), request.tensors is not None
+    p = subject.attention
+    has_tail = p is not None and not (is_given or p.lengths or p.documents) and request.rows == "sample"
+    aspects = aspects_of(over, subject.kind, has_tail=has_tail)
+    search = _Search(trial, aspects, is_finite, begun, budget_s, progress)
+    with executor(jobs) as workers:
+        search.run(workers)
+    return search.explained()
+
+
+@dataclass
+class _Search:
+    trial: StressedRun
+    aspects: Sequence[Aspect]
+    is_finite: bool
+    begun: float
+    budget_s: float
+    progress: Callable[[int, int], None] | None
+    outcomes: list[PointError] = field(default_factory=list)
+    #: Outcomes beyond the default bounds: whether they are finite counts, their errors do not.
+    beyond: list[PointError] = field(default_factory=list)
+    is_whole: bool = True
+
+    @property
+    def worst(self) -> PointError:
+        broken = [o for o in self.beyond if math.isinf(o.badness)]
+        return max(self.outcomes + broken, key=lambda o: o.badness)
+
+    @cached_property
+    def limit(self) -> float:
+        return min(FACTOR * self.trial.calm.badness, STEPS * coarsest_step(self.trial.base[1]))
+
+    def is_over(self, share: float = ENDED) -> bool:
+        return time.monotonic() - self.begun > share * self.budget_s
+
+    def run(self, workers: Any) -> None:
+        """Try the base, each aspect alone, the worst ones in pairs, and points about the worst.
+
+        The ends of all aspects come first, then larger amplitudes: the budget may end before the rest.
+        """
+        each = [[v for v in (*a.values[-1:], *a.values[:-1]) if v != a.neutral] for a in self.aspects]
+        names = [a.name for a in self.aspects]
+        rows = [[{n: v} for n, v in zip(names, row, strict=True) if v is not None] for row in zip_longest(*each)]
+        self.outcomes += self._try(workers, [{}, *rows[0]])
+        if self.is_finite:
+            self._grow(workers)
+        if self.is_through:
+            return
+        self.outcomes += self._try(workers, [point for row in rows[1:] for point in row])
+        alone = [[o for o in self.outcomes if n in o.point] for n in names]
+        ranked = sorted((max(os, key=lambda o: o.badness) for os in alone if os), key=lambda o: -o.badness)[:JOINED]
+        self.outcomes += self._try(workers, [{**a.point, **b.point} for n, a in enumerate(ranked) for b in ranked[:n]])
+        if math.isfinite(self.worst.badness):
+            self.outcomes += self._try(workers, list(self._around(self.worst)))
+
+    @property
+    def is_through(self) -> bool:
+        """Whether nothing can be worse: finite outputs are required, and one is not."""
+        return self.is_finite and math.isinf(self.worst.badness)
+
+    def _grow(self, workers: Any) -> None:
+        """Try larger amplitudes of each aspect with default bounds until an output is not finite, or inputs end."""
+        growing = list(self.aspects)
+        for factor in GROWTH:
+            if self.is_through or not growing:
+                return
+            points = {a: [{a.name: v} for v in a.grown(factor)] for a in growing}
+            rooms = {a: [self.trial.room(p) for p in tried] for a, tried in points.items()}
+            usable = [p for a in growing for p, room in zip(points[a], rooms[a], strict=True) if room != "none"]
+            self.beyond += self._try(workers, usable)
+            growing = [a for a in growing if rooms[a] and set(rooms[a]) == {"more"}]
+
+    def _around(self, worst: PointError) -> Iterator[Point]:
+        """Yield the worst point with other values, and now and then another aspect, drawn within bounds."""
+        rng = np.random.default_rng([self.trial.seed, len(self.aspects)])
+        for _ in range(AROUND):
+            drawn = {}
+            for a in self.aspects:
+                if a.is_range and rng.random() < (0.7 if a.name in worst.point else 1 / len(self.aspects)):
+                    drawn[a.name] = a.between(rng.random())
+            yield {**worst.point, **drawn}
+
+    def _try(self, workers: Any, points: Sequence[Point]) -> list[PointError]:
+        """Return the outcomes of points not tried before, as far as the budget goes."""
+        fresh = [p for n, p in enumerate(points) if p not in points[:n] and all(p != o.point for o in self.outcomes)]
+        if self.outcomes and self.is_over(SEARCHED):
+            self.is_whole = self.is_whole and not fresh
+            return []
+        done: dict[int, PointError] = {}
+        for number, outcome in workers.run(self.trial, fresh):
+            if not isinstance(outcome, PointError):
+                raise NpusimError(f"stress: {words(fresh[number])}: {outcome.reason}")
+            done[number] = outcome
+            if self.progress:
+                before = len(self.outcomes) + len(self.beyond)
+                self.progress(before + len(done), before + len(fresh))
+            if self.is_over(SEARCHED) and len(done) < len(fresh):
+                self.is_whole = False
+                break
+        return [done[n] for n in sorted(done)]
+
+    def explained(self) -> Stress:
+        """Return the result: the worst input run once more with its ledger, the margin and the choices that hold."""
+        trial, worst, ledger = self.trial, self.worst, Ledger(self.limit)
+        plan, program = trial.at(worst.point)
+        subject, breaks = subject_of(plan, program), worst.badness > self.limit
+        diagnose = subject.attention is not None and not (worst.point.get("padding") or trial.request.padding)
+        found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
+        source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
+        plain = subject.plain
+
+        def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
+            """Return a matrix of plain tensors in its order of memory, with rows of one element written once."""
+            t = plain.get(name)
+            turned = values.T if t and t.is_transposed else values
+            return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
+
+        margin = self._margin(AMPLITUDE[subject.kind])
+        choices, precisions = self._choices(worst) if breaks else ({}, [])
+        return Stress(
+            name=folder_of(plan),
+            schedule=trial.request.schedule,
+            device=plan.device.name,
+            precision=plan.precision.name,
+            tile=",".join(f"{n}={v}" for n, v in plan.tiling if v is not None and v != named[n].default),
+            seed=trial.seed,
+            verdict="holds" if not breaks else "not finite" if worst.rmse is None else "loses",
+            worst=worst,
+            calm=trial.calm,
+            limit=self.limit,
+            first=ledger.first if breaks else "",
+            ledger=ledger.worth(),
+            lost_mass=_share(found, "zeroed_mass_percent"),
+            clipped_mass=_share(found, "clipped_mass_percent"),
+            margin=margin,
+            choices=choices,
+            rounding=next((n for n in precisions if not ledger.first and choices[n] <= self.limit), ""),
+            at_bound=tuple(a.name for a in self.aspects if a.is_bound(worst.point.get(a.name, math.nan))),
+            outcomes=tuple(self.outcomes),
+            beyond=tuple(self.beyond),
+            is_whole=self.is_whole,
+            inputs={
+                n: np.stack([[lying(n, source(n, b, h)) for h in range(of_batch)] for b in range(batch)])
+                for n, (batch, of_batch) in trial.sizes(plan, program).items()
+            },
+            reading=plan.reading,
+        )
+
+    def _margin(self, name: str) -> float | None:
+        """Return the power of two by which inputs may be larger: the last before it breaks; None if not known."""
+        held = 0.0
+        for power in (*range(GROWN + 1), *range(-1, -SHRUNK - 1, -1)):
+            if power < 0 < held:
+                break
+            if self.is_over():
+                self.is_whole = False
+                return None
+            if self.trial({name: 2.0**power}).badness <= self.limit:
+                held = 2.0**power
+            elif held:
+                break
+        return held
+
+    def _choices(self, worst: PointError) -> tuple[dict[str, float], list[str]]:
+        """Return the errors on the worst input of choices that hold; where none does, of the nearest.
+
+        The second list names those that change the precision alone, not the schedule.
+        """
+        tried: dict[str, float] = {}
+        precisions, (plan, program) = list[str](), self.trial.at(worst.point)
+        for name, of in _alternatives(plan, program):
+            if self.is_over():
+                self.is_whole = False
+                break
+            try:
+                other = of()
+                tried[name] = self.trial.outcome(*built(other), worst.point).badness
+            except NpusimError:  # this call or device has no such choice
+                continue
+            precisions += [name] if other.schedule.name == plan.schedule.name else []
+        nearest = [n for n in sorted(tried, key=lambda n: tried[n]) if tried[n] < worst.badness][:1]
+        listed = [n for n, error in tried.items() if error <= self.limit] or nearest
+        return {n: tried[n] for n in listed}, [n for n in precisions if n in listed]
+
+
+def _share(found: Diagnosis | None, name: str) -> float | None:
+    """Return a figure of the diagnosis as a share; None where there is none, or it is no number."""
+    percent = getattr(found, name, None)
+    return None if percent is None or not math.isfinite(percent) else percent / 100
+
+
+def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Yield by name presets, single changes of a plan's precision, and other schedules with their usual one."""
+
+    def changed(of: Plan, text: str) -> Plan:
+        return replace(of, precision=of.schedule.precision(text))
+
+    own = plan.precision.name
+    yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != own)
+    for change in alternatives(result_of(plan, program, None, ComputedBits(), ())):
+        if change.kind == "precision":
+            kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
+            yield str(change), partial(changed, plan, ",".join((*kept, str(change))))
+    for other in other_schedules(plan):
+        yield other.schedule.name, partial(changed, other, "")

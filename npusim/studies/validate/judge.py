@@ -1,0 +1,203 @@
+"""Whether a kernel's output is right for its formats: within the error that correct kernels of that precision have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from npusim.errors import NpusimError, SpecError
+from npusim.formats import get_arithmetic
+from npusim.program.numerics.evaluate import named_choices
+from npusim.simulation import evaluation
+from npusim.simulation.variants import Variant, Variants
+from npusim.studies.validate.bias import BiasCheck, Measure
+from npusim.studies.validate.diff import Change, HeldOutput, alternatives, comparison
+from npusim.studies.validate.given_output import BLANK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from npusim.config.problem import Problem
+    from npusim.program.numerics.evaluate import BlockRows
+    from npusim.simulation.request import Request
+
+Rows = Mapping["BlockRows", "NDArray[Any]"]
+#: Choices that a correct kernel of the same precision may make otherwise: order and grouping of sums, where a factor
+#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed, and none of these.
+LEGAL = frozenset(
+    (
+        *("sum_order", "accumulate", "exponent", "multiply_add", "rounding", "arithmetic", "exp_variant"),
+        *("sink", "is_reverse", "block_kv", "splits", "merge"),
+    )
+)
+#: Exponentials that are as exact as float32.
+EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
+#: Kernels that are drawn, the share of the choices in which one differs, and attempts for each that is found.
+DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
+#: An error is refused above so many times the quantile of the drawn kernels' errors.
+FACTOR, QUANTILE = 2.0, 0.99
+#: And where correct kernels have large errors too, above this share of what zeros have.
+MOST = 0.5
+#: Share of the scale by which it is moved for its derivative.
+TILT = 2.0**-8
+#: Errors that `_errors` returns.
+MEASURES = "the error of all outputs", "the largest error of a row", "the largest error of an output"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
+
+    ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
+    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite;
+    ``blank``: whole rows that are NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
+    """
+
+    matched: int
+    total: int
+    drawn: int = 0
+    measures: tuple[Measure, ...] = ()
+    lost: int = 0
+    unjudged: int = 0
+    blank: str = ""
+    reading: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the output is accepted."""
+        within = bool(self.measures) and all(m.value <= m.allowed for m in self.measures)
+        return self.matched == self.total or (within and not self.lost)
+
+    def __str__(self) -> str:
+        """Return the decision on one line."""
+        if self.matched == self.total:
+            return f"right: all {self.total:,} outputs have the predicted bits"
+        if self.blank:
+            return f"wrong: {self.blank} are NaN in the output ({self.lost:,} of {self.total:,} outputs); {BLANK}"
+        if self.lost:
+            return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
+        worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
+        of = f"{worst.name} is {worst.value:.3g}, {self.drawn} kernels of this precision allow {worst.allowed:.3g}"
+        left = f"; {self.unjudged:,} of {self.total:,} outputs are not judged: such kernels' own are NaN or Inf there"
+        return f"{'right' if self.is_right else 'wrong'}: {of}{left if self.unjudged else ''}"
+
+
+def judge(
+    outputs: Sequence[str | Path | NDArray[Any]], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> list[Judgement]:
+    """Decide whether kernels' outputs are right for the formats and the inputs of a request.
+
+    An output is right if its bits are equal, or if its errors against float64 are at most twice the 99th percentile of
+    the errors of correct kernels of the same formats (the schedule with other orders of sums, roundings, tiles and
+    splits, drawn with the request's seed) and at most half of the error of zeros.  Errors are the norm over all
+    outputs, the largest norm of a row, and the largest of an element.  Its biases (`BiasCheck`) must be those of such
+    kernels too.  Outputs where one of these kernels has NaN or Inf are not judged.  Each output, the rows that are
+    compared, and errors raised, are as for `npusim.studies.validate.diff.diff`; `SpecError` too where no output is
+    left.
+    """
+    first = comparison(outputs[0], request)
+    all_held = [first, *map(first.of, outputs[1:])]
+    bits = evaluation.bits_of(first.plan, first.base.program, rows=first.request.rows, heads=first.request.heads)
+    exact = {at: first.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
+    kernels: list[Rows] = [bits.rows]
+    tilt: Rows | None = None
+    if not all(matched == total for matched, total in (held.equal(held.given.cut(bits.rows)) for held in all_held)):
+        kernels += _legal(first, {at: len(rows) for at, rows in bits.rows.items()}, on_tried)
+        tilt = _tilt(first, exact)
+    return [_judged(held, kernels, exact, tilt) for held in all_held]
+
+
+def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> Rows | None:
+    """Return the derivatives of float64 rows by the logarithm of the scale of scores; None without one."""
+    problem = cast("Problem", held.plan.problem)
+    if "attention" not in held.plan.features:
+        return None
+    tilted = [problem.model_copy(update={"scale": problem.scale * (1 + x)}) for x in (TILT, -TILT)]
+    both = [{at: evaluation.exact_rows(held.plan, p, *at, len(rows)) for at, rows in exact.items()} for p in tilted]
+    return {at: (both[0][at] - both[1][at]) / (2 * TILT) for at in exact}
+
+
+def _judged(
+    held: HeldOutput, kernels: Sequence[Rows], exact: Mapping[BlockRows, NDArray[np.float64]], tilt: Rows | None
+) -> Judgement:
+    """Return whether an output is right, by its rows; ``kernels``: the predicted rows, then those of others."""
+    cut, kernels = held.given.cut, [held.given.cut(kernel) for kernel in kernels]
+    exact, given = cut(exact), held.given.beside(kernels[0])
+    matched, total = held.equal(kernels[0])
+    if matched == total:
+        return Judgement(matched, total, reading=held.plan.reading)
+    finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
+    judged = sum(int(cells.sum()) for cells in finite.values())
+    if not judged:
+        whose = f"correct kernels of {held.base.schedule} with precision {held.base.precision}"
+        raise SpecError(f"--judge: no reference for the output: {whose} give NaN or Inf on these inputs")
+    drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
+    of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
+    quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")
+    allowed = np.minimum(FACTOR * quantile, MOST * np.array(of_zeros)).tolist()
+    bias = BiasCheck(exact, tilt and cut(tilt), finite, kernels).measures(given)
+    return Judgement(
+        matched,
+        total,
+        len(kernels),
+        (*(Measure(*m) for m in zip(MEASURES, _errors(given, exact, finite), allowed, strict=True)), *bias),
+        sum(int((finite[at] & ~_is_finite(given[at])).sum()) for at in exact),
+        total - judged,
+        held.given.blank(kernels[0]),
+        held.plan.reading,
+    )
+
+
+def _is_finite(values: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isfinite(values.astype(np.float64))
+
+
+def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]:
+    """Return the norm of all errors, the largest norm of a row and the largest error, where all are finite."""
+    errors = [np.where(finite[at], rows[at].astype(np.float64) - exact[at], 0.0) for at in exact]
+    errors = [np.nan_to_num(e, nan=0.0, posinf=0.0, neginf=0.0) for e in errors]
+    by_row = np.concatenate([np.sqrt((e * e).sum(axis=1)) for e in errors])
+    return float(np.sqrt((by_row**2).sum())), float(by_row.max()), max(float(np.abs(e).max()) for e in errors)
+
+
+def _legal(
+    held: HeldOutput, sizes: Mapping[BlockRows, int], on_tried: Callable[[int, int], None] | None
+) -> Iterator[Rows]:
+    """Yield the results of other correct kernels of the same formats, on blocks of rows of some sizes.
+
+    Their choices are drawn together, from those that can be built.
+    """
+    by_field: dict[str, list[Change]] = {}
+    for change in alternatives(held.base):
+        if change.field in LEGAL and _is_as_exact(change, held):
+            by_field.setdefault(change.field, []).append(change)
+    rng, variants = np.random.default_rng([held.request.seed or 0, len(by_field)]), Variants(held.request)
+    seen: set[tuple[Change, ...]] = {()}
+    for _ in range(ATTEMPTS * DRAWN):
+        chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
+        if len(seen) > DRAWN or chosen in seen:
+            continue
+        seen.add(chosen)
+        tiling, precision = ({c.field: c.value for c in chosen if c.kind == k} for k in ("tiling", "precision"))
+        try:
+            kernel = held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
+        except NpusimError:  # this schedule, device or call has no such choice
+            seen.discard(chosen)
+            continue
+        if on_tried:
+            on_tried(len(seen) - 1, DRAWN)
+        if {at: len(rows) for at, rows in kernel.items()} == sizes:
+            yield kernel
+
+
+def _is_as_exact(change: Change, held: HeldOutput) -> bool:
+    """Return whether a change keeps the precision that is claimed: sums in as wide a format, exact exponentials."""
+    if change.field == "arithmetic":
+        formats = {get_arithmetic(name).acc_format for name in named_choices(held.base.program)[0]}
+        return not held.is_foreign(change) and get_arithmetic(str(change.value)).acc_format in formats
+    return change.field != "exp_variant" or change.value in EXPONENTIALS
