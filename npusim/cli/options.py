@@ -285,7 +285,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     for schedule in SCHEDULES.values():
         families.setdefault(schedule.name, []).append(schedule.family)
     width = max(len(known) for known in families)
-    rows = [f"which schedule? For example: npusim {verb} {next(iter(families))}"]
+    rows = [f"which schedule? For example: npusim {verb} flash"]
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
         rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
