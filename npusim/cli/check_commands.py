@@ -11,6 +11,7 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
+from npusim.cli.flags_command import SIGN, check_flags
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
@@ -54,10 +55,11 @@ And one of a decision: which schedule and tile wins a space:
     ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
     ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
     ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
+    ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
     after=_FILES,
 )
 def check(
-    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one.")],
+    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one; or FILE.py::program.")],
     tolerance: Annotated[
         str, o.option("--tolerance SHARE", "Accepted difference of cycles, and accepted loss of a winner: 1%, or 0.01.")
     ] = "0",
@@ -72,13 +74,31 @@ def check(
             shown=False,
         ),
     ] = "",
+    arguments: Annotated[
+        list[str] | None, o.option("--argument -a NAME=VALUE", "Argument of a program; may be repeated.", shown=False)
+    ] = None,
+    vector_barriers: Annotated[
+        bool, o.option("--vector-barriers", "The vector pipe of a program needs barriers between instructions.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Compare cycles, and the winning schedule and tile, with the accepted ones.
 
     Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
-    variable CI is set.
+    variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers
+    are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang).
     """
+    of_baselines: dict[str, object] = {"--tolerance": None if tolerance == "0" else tolerance}
+    of_baselines |= {"--update": update or None, "--github": github or None}
+    of_baselines |= {"--junit": junit, "--reason": reason or None}
+    if SIGN in str(folder):
+        refuse(of_baselines, f"{folder} is a program, whose flags are checked; they go with a folder of baselines")
+        check_flags(str(folder), arguments or [], vector_barriers=vector_barriers, json=json)
+        return
+    if folder.suffix == ".py":
+        raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
+    of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None}
+    refuse(of_programs, f"{folder} has baselines; they go with FILE.py::program")
     from npusim.cli import ci
     from npusim.report.output import check_file_writable
     from npusim.studies.baseline import check_baselines
