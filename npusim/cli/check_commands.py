@@ -1,7 +1,7 @@
 """``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -99,27 +99,50 @@ def check(
         raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
     of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None}
     refuse(of_programs, f"{folder} has baselines; they go with FILE.py::program")
+    if reason and not update:
+        raise SpecError(f"--reason {reason}: goes with --update")
+    request = _Accepted(folder, o.share(tolerance, "--tolerance"), update, reason, github, junit, json)
+    _check_baselines(request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """Options of a comparison with baselines."""
+
+    folder: Path
+    share: float
+    update: bool
+    reason: str
+    github: bool
+    junit: Path | None
+    json: bool
+
+
+def _check_baselines(asked: _Accepted) -> None:
+    """Compare a folder of baselines; raise `CheckFailedError` where one is not met."""
     from npusim.cli import ci
     from npusim.report.output import check_file_writable
     from npusim.studies.baseline import check_baselines
 
-    if reason and not update:
-        raise SpecError(f"--reason {reason}: goes with --update")
-    if junit is not None:
-        check_file_writable(junit)  # before the work, not after it
-    share, number = o.share(tolerance, "--tolerance"), count(1)
+    if asked.junit is not None:
+        check_file_writable(asked.junit)  # before the work, not after it
+    folder, junit, number = asked.folder, asked.junit, count(1)
     with progress("checking") as advance:
         outcomes = check_baselines(
-            folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
+            folder,
+            tolerance=asked.share,
+            update=asked.update,
+            reason=asked.reason,
+            on_case=lambda _, total: advance(next(number), total),
         )
     failed = sum(not outcome.passed for outcome in outcomes)
     show_either(
-        json,
+        asked.json,
         lambda: document("check", version=2, cases=[*map(_case, outcomes)], passed=not failed),
         lambda: _table(outcomes),
     )
     why = {outcome.name: list(_why(outcome)) for outcome in outcomes}
-    for line in ci.github_lines(outcomes, why) if github else ():
+    for line in ci.github_lines(outcomes, why) if asked.github else ():
         say(line)
     if junit is not None:
         write(junit, ci.junit(outcomes, why))

@@ -1,8 +1,8 @@
 """Runs an expert program of TileLang-Ascend for one core group and lists what its cores issue, with explicit flags.
 
-The kernel runs as Python, once for the matrix core (C) and once for each vector core (V0, V1): loops and conditions of
-integers run as they are, words of the language become `Instruction`s.  A condition of a value that only a run knows
-is answered by `Decisions`, which goes through both answers.
+The kernel runs as Python, once for the matrix core (C) and once for each vector core (V0, V1): loops and conditions
+of integers run as they are, each word of the language becomes an `Issued`.  A condition of a value that only a run
+knows is answered by `Decisions`, which goes through both answers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Literal
 
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.program import PLAIN, Language, PrimFunc, TensorType, place_in
-from npusim.kernels.tilelang.tiles import Box, Buffer, Compared, Scalar, width_of
+from npusim.kernels.tilelang.tiles import Box, Buffer, OpenCondition, Scalar, width_of
 
 CORES = ("C", "V0", "V1")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
@@ -27,80 +27,48 @@ Kind = Literal["access", "set", "wait", "barrier", "cross set", "cross wait"]
 Flag = tuple[object, ...]
 
 #: Memory of a buffer by the word that allocates it.
-_SPACES = {"alloc_L1": "L1", "alloc_ub": "UB", "alloc_L0A": "L0A", "alloc_L0B": "L0B", "alloc_L0C": "L0C"}
-#: The pipe that copies from one memory to another (CANN, Ascend C API: data movement of AI Core, A2/A3).
-_COPIES = {
-    ("GM", "L1"): "MTE2",
-    ("GM", "UB"): "MTE2",
-    ("UB", "GM"): "MTE3",
-    ("UB", "L1"): "MTE3",
-    ("L1", "L0A"): "MTE1",
-    ("L1", "L0B"): "MTE1",
-    ("L0C", "GM"): "FIX",
-    ("L0C", "L1"): "FIX",
-    ("UB", "UB"): "V",
-}
-#: Vector instructions: the target is first, all other buffers are read; those of the second group read the target too.
-_VECTOR = frozenset(
-    [
-        "fill",
-        "clear",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "max",
-        "min",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "bitwise_not",
-        "exp",
-        "ln",
-        "abs",
-        "reciprocal",
-        "sqrt",
-        "rsqrt",
-        "relu",
-        "leaky_relu",
-        "axpy",
-        "mul_add_dst",
-        "bitwise_lshift",
-        "bitwise_rshift",
-        "cast",
-        "sin",
-        "cos",
-        "pow",
-        "round",
-        "broadcast",
-        "compare",
-        "select",
-        "createvecindex",
-        "arith_progression",
-        "gather",
-        "transpose",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-    ]
+_SPACES = MappingProxyType(
+    {"alloc_L1": "L1", "alloc_ub": "UB", "alloc_L0A": "L0A", "alloc_L0B": "L0B", "alloc_L0C": "L0C"}
 )
-_READ_TARGET = frozenset(("axpy", "mul_add_dst"))
+#: The pipe that copies from one memory to another (CANN, Ascend C API: data movement of AI Core, A2/A3).
+_COPIES = MappingProxyType(
+    {
+        ("GM", "L1"): "MTE2",
+        ("GM", "UB"): "MTE2",
+        ("UB", "GM"): "MTE3",
+        ("UB", "L1"): "MTE3",
+        ("L1", "L0A"): "MTE1",
+        ("L1", "L0B"): "MTE1",
+        ("L0C", "GM"): "FIX",
+        ("L0C", "L1"): "FIX",
+        ("UB", "UB"): "V",
+    }
+)
+#: Vector instructions: the target is first, all other buffers are read; `_READ_TARGET` reads the target too.
+_OF_TWO = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "bitwise_and", "bitwise_or", "bitwise_xor"})
+_OF_ONE = frozenset({"exp", "ln", "abs", "reciprocal", "sqrt", "rsqrt", "relu", "bitwise_not", "sin", "cos", "round"})
+_WITH_NUMBERS = frozenset({"leaky_relu", "bitwise_lshift", "bitwise_rshift", "clamp", "clamp_max", "clamp_min", "cast"})
+_OF_LAYOUT = frozenset({"fill", "clear", "broadcast", "compare", "select", "gather", "transpose", "createvecindex"})
+_READ_TARGET = frozenset({"axpy", "mul_add_dst"})
+_VECTOR = _OF_TWO | _OF_ONE | _WITH_NUMBERS | _OF_LAYOUT | _READ_TARGET | {"arith_progression"}
 #: Words without an effect on memory or order.
 _QUIET = frozenset(["annotate_layout", "printf", "print", "dump_tensor", "device_assert"])
 #: Words whose flags the compiler makes.
-_COMPILED = {
-    "Pipelined": "a T.Pipelined loop",
-    "Parallel": "a T.Parallel nest",
-    "alloc_shared": "T.alloc_shared",
-    "alloc_fragment": "T.alloc_fragment",
-}
+_COMPILED = MappingProxyType(
+    {
+        "Pipelined": "a T.Pipelined loop",
+        "Parallel": "a T.Parallel nest",
+        "alloc_shared": "T.alloc_shared",
+        "alloc_fragment": "T.alloc_fragment",
+    }
+)
 #: Pass configurations under which the compiler adds flags or barriers.
 _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_CV_COMBINE")
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
-    """What a core issues: ``pipe`` executes it; ``run`` is how many times ``line`` had issued before (from 1)."""
+class Issued:
+    """What a core issues: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1)."""
 
     core: str
     pipe: str
@@ -155,12 +123,12 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class GroupWalk:
     """The instructions of a core group in the order in which each core issues them, and what was assumed."""
 
     group: int
     groups: int
-    cores: Mapping[str, tuple[Instruction, ...]]
+    cores: Mapping[str, tuple[Issued, ...]]
     notes: tuple[str, ...]
 
 
@@ -170,7 +138,7 @@ LOOP_COUNTS = (0, 1, 2, 3)
 
 def walk_program(
     kernel: PrimFunc, language: Language, group: int, decisions: Decisions, scalars: Mapping[str, object]
-) -> Walk:
+) -> GroupWalk:
     """Return the instructions of core group ``group`` along the path of ``decisions``.
 
     ``scalars``: values of the kernel's parameters that are no tensors; the others are unknown.  Raises `SpecError` with
@@ -178,7 +146,7 @@ def walk_program(
     """
     refuse_automatic(kernel)
     decisions.begin()
-    cores, notes, groups, loose = dict[str, tuple[Instruction, ...]](), dict[str, None](), 1, dict[str, int]()
+    cores, notes, groups, loose = dict[str, tuple[Issued, ...]](), dict[str, None](), 1, dict[str, int]()
     for core in CORES:
         one = _CoreWalk(kernel, core, group, decisions)
         one.run(language, scalars)
@@ -192,7 +160,7 @@ def walk_program(
     working = {
         c: i for c, i in cores.items() if any(x.kind == "access" for x in i) or any("cross" in x.kind for x in i)
     }
-    return Walk(group, groups, working, tuple(notes))
+    return GroupWalk(group, groups, working, tuple(notes))
 
 
 def refuse_automatic(kernel: PrimFunc) -> None:
@@ -213,13 +181,13 @@ class _Unknown(Scalar):
     def text(self) -> str:
         return self._text
 
-    def compared(self, how: str, other: object) -> Compared:
+    def compared(self, how: str, other: object) -> OpenCondition:
         left, right, negated = self._text, self._walk.text_of(other), False
         if how in ("<", ">="):
             left, right, how = right, left, {"<": ">", ">=": "<="}[how]
         if how in ("<=", "!="):
             how, negated = {"<=": ">", "!=": "=="}[how], True
-        return Compared(f"{left} {how} {right}", self._walk.decide, negated=negated)
+        return OpenCondition(f"{left} {how} {right}", self._walk.decide, negated=negated)
 
     def combined(self, sign: str, *operands: object) -> Scalar:
         return _Unknown(f"({f' {sign} '.join(map(self._walk.text_of, operands))})", self._walk)
@@ -258,7 +226,7 @@ class _Part(Scalar):
     def text(self) -> str:
         return self.scalar().text()
 
-    def compared(self, how: str, other: object) -> Compared:
+    def compared(self, how: str, other: object) -> OpenCondition:
         return self.scalar().compared(how, other)
 
     def combined(self, sign: str, *operands: object) -> Scalar:
@@ -274,12 +242,12 @@ class _CoreWalk:
     group: int
     decisions: Decisions
     groups: int = 1
-    issued: list[Instruction] = field(default_factory=list)
+    issued: list[Issued] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     loose: int = 0  # a line outside of T.Scope that this core issues
 
     def __post_init__(self) -> None:
-        self._runs, self._scope, self._buffers = Counter[int](), "", list[Buffer]()
+        self._runs, self._scope, self._buffers = Counter[tuple[int, str, str]](), "", list[Buffer]()
         self._reads = Counter[str]()
 
     # ------------------------------------------------------------ the kernel
@@ -439,8 +407,9 @@ class _CoreWalk:
                 return
             self.loose = self.line
         line = self.line
-        self._runs[line] += 1
-        self.issued.append(Instruction(self.core, pipe, kind, name, line, self._runs[line], reads, writes, flag))
+        key = line, pipe, name
+        self._runs[key] += 1
+        self.issued.append(Issued(self.core, pipe, kind, name, line, self._runs[key], reads, writes, flag))
 
     def word(self, name: str) -> object:
         """Return a word of the language."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.tiles import WIDTHS
@@ -145,16 +145,18 @@ def ceildiv(a: int, b: int) -> int:
 
 
 #: Words that have their meaning outside of a kernel too.
-PLAIN: Mapping[str, Callable[..., object]] = {
-    "ceildiv": ceildiv,
-    "if_then_else": lambda condition, a, b: a if condition else b,
-    "infinity": lambda _fmt: float("inf"),
-    "min": min,
-    "max": max,
-    "And": lambda a, b: bool(a) and bool(b),
-    "Or": lambda a, b: bool(a) or bool(b),
-    "Not": lambda a: not a,
-}
+PLAIN: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {
+        "ceildiv": ceildiv,
+        "if_then_else": lambda condition, a, b: a if condition else b,
+        "infinity": lambda _fmt: float("inf"),
+        "min": min,
+        "max": max,
+        "And": lambda a, b: bool(a) and bool(b),
+        "Or": lambda a, b: bool(a) or bool(b),
+        "Not": lambda a: not a,
+    }
+)
 
 
 def _tensor_type(shape: Sequence[int] | int, dtype: object = "float32", *_: object, **__: object) -> TensorType:

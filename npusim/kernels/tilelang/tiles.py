@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from npusim.errors import SpecError
 
 #: Bytes of an element, by the name of its format.
-WIDTHS = {
-    **dict.fromkeys(("float64", "int64", "uint64"), 8),
-    **dict.fromkeys(("float32", "float", "int32", "uint32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), 1),
-}
+WIDTHS = MappingProxyType(
+    {
+        **dict.fromkeys(("float64", "int64", "uint64"), 8),
+        **dict.fromkeys(("float32", "float", "int32", "uint32"), 4),
+        **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+        **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), 1),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Scalar:
         """Return the expression as text; equal texts are equal values."""
         raise NotImplementedError
 
-    def compared(self, how: str, other: object) -> Compared:
+    def compared(self, how: str, other: object) -> OpenCondition:
         """Return a comparison with an operand."""
         raise NotImplementedError
 
@@ -119,22 +122,22 @@ class Scalar:
     def __neg__(self) -> Scalar:
         return self.combined("-", 0, self)
 
-    def __lt__(self, other: object) -> Compared:
+    def __lt__(self, other: object) -> OpenCondition:
         return self.compared("<", other)
 
-    def __le__(self, other: object) -> Compared:
+    def __le__(self, other: object) -> OpenCondition:
         return self.compared("<=", other)
 
-    def __gt__(self, other: object) -> Compared:
+    def __gt__(self, other: object) -> OpenCondition:
         return self.compared(">", other)
 
-    def __ge__(self, other: object) -> Compared:
+    def __ge__(self, other: object) -> OpenCondition:
         return self.compared(">=", other)
 
-    def __eq__(self, other: object) -> Compared:  # type: ignore[override]  # a comparison of values, as in the program
+    def __eq__(self, other: object) -> OpenCondition:  # type: ignore[override]  # a comparison of values, as in the program
         return self.compared("==", other)
 
-    def __ne__(self, other: object) -> Compared:  # type: ignore[override]
+    def __ne__(self, other: object) -> OpenCondition:  # type: ignore[override]
         return self.compared("!=", other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -143,7 +146,7 @@ class Scalar:
         return bool(self != 0)
 
 
-class Compared:
+class OpenCondition:
     """A condition; ``if`` asks ``decide`` for its answer, which is the opposite one where ``negated``."""
 
     def __init__(self, key: str, decide: Callable[[str], bool], *, negated: bool = False) -> None:

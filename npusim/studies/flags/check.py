@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.kernels.tilelang.expert import Decisions, Walk, walk_program
+from npusim.kernels.tilelang.expert import Decisions, GroupWalk, walk_program
 from npusim.kernels.tilelang.program import Language, PrimFunc, load_program
 from npusim.studies.flags.mends import mended
-from npusim.studies.flags.order import Cores, Fault, Order, Overlaps
+from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def check_program(
     found, seen = list[FoundFault](), dict[object, Fault]()
     for walk, answers in walks:
         overlaps = Overlaps(walk.cores)
-        faults = Order(walk.cores, overlaps, vector_in_order=vector_in_order).complete()
+        faults = HappensBefore(walk.cores, overlaps, vector_in_order=vector_in_order).complete()
         for fault in faults:
             if fault.key not in seen:
                 seen[fault.key] = fault
@@ -93,9 +93,9 @@ def check_program(
 
 def _walks(
     kernel: PrimFunc, language: Language, scalars: Mapping[str, object]
-) -> tuple[list[tuple[Walk, str]], list[str], list[str]]:
+) -> tuple[list[tuple[GroupWalk, str]], list[str], list[str]]:
     """Return the walks of the first and last core group along all paths, what was walked, and what was assumed."""
-    walks, notes, paths = list[tuple[Walk, str]](), dict[str, None](), 0
+    walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
     groups, count, known = [0], 1, set[object]()
     for group in groups:
         decisions = Decisions()
@@ -129,7 +129,7 @@ def _is_safe(walks: Sequence[tuple[Cores, Overlaps]], without: set[int], *, vect
     """Return whether no walk has a fault without the barriers of some lines."""
     for cores, overlaps in walks:
         left = {c: [x for x in i if x.kind != "barrier" or x.line not in without] for c, i in cores.items()}
-        if Order(left, overlaps, vector_in_order=vector_in_order).complete():
+        if HappensBefore(left, overlaps, vector_in_order=vector_in_order).complete():
             return False
     return True
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from npusim.kernels.tilelang.expert import Instruction
-from npusim.studies.flags.order import Cores, Fault, Order, Overlaps
+from npusim.kernels.tilelang.expert import Issued
+from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
 
 if TYPE_CHECKING:
     from npusim.kernels.tilelang.expert import Flag, Kind
@@ -28,33 +28,49 @@ class _Insert:
     flag: Flag
     count: int = 1
 
-    def made(self, core: str, run: int) -> list[Instruction]:
+    def made(self, core: str, run: int) -> list[Issued]:
         name = self.kind if self.kind != "barrier" else "barrier_all"
-        return [Instruction(core, self.pipe, self.kind, name, 0, run, flag=self.flag)] * self.count
+        return [Issued(core, self.pipe, self.kind, name, 0, run, flag=self.flag)] * self.count
 
 
 def mended(cores: Cores, fault: Fault, faults: Sequence[Fault], overlaps: Overlaps, *, vector_in_order: bool) -> str:
     """Return the smallest change that removes a fault and adds none; a sentence that says so where none was found."""
     keys = {f.key for f in faults}
     for text, inserts in _candidates(cores, fault):
-        left = {f.key for f in Order(_inserted(cores, inserts), overlaps, vector_in_order=vector_in_order).complete()}
+        left = {
+            f.key
+            for f in HappensBefore(_inserted(cores, inserts), overlaps, vector_in_order=vector_in_order).complete()
+        }
         if fault.key not in left and not left - keys:
             return text
     return "no change of one flag or one barrier removes it"
 
 
 def _inserted(cores: Cores, inserts: Sequence[_Insert]) -> Cores:
-    changed = dict[str, list[Instruction]]()
+    changed = dict[str, list[Issued]]()
     for core, issued in cores.items():
         mine = [x for x in inserts if x.core == core[0]]
         out = [made for x in mine if not x.line and x.is_before for made in x.made(core, 0)]
-        for y in issued:
-            here = [x for x in mine if x.line == y.line]
-            out += [made for x in here if x.is_before for made in x.made(core, y.run)]
-            out.append(y)
-            out += [made for x in here if not x.is_before for made in x.made(core, y.run)]
+        for statement in _statements(issued):
+            here = [x for x in mine if x.line == statement[0].line]
+            out += [made for x in here if x.is_before for made in x.made(core, statement[0].run)]
+            out += statement
+            out += [made for x in here if not x.is_before for made in x.made(core, statement[0].run)]
         changed[core] = out + [made for x in mine if not x.line and not x.is_before for made in x.made(core, 0)]
     return changed
+
+
+def _statements(issued: Sequence[Issued]) -> Iterator[list[Issued]]:
+    """Yield what one execution of a line issues: a product is two instructions, a scalar operand a read before."""
+    part, seen = list[Issued](), set[tuple[str, str]]()
+    for x in issued:
+        if part and (x.line != part[0].line or (x.pipe, x.name) in seen):
+            yield part
+            part, seen = [], set()
+        part.append(x)
+        seen.add((x.pipe, x.name))
+    if part:
+        yield part
 
 
 def _candidates(cores: Cores, fault: Fault) -> Iterator[tuple[str, list[_Insert]]]:
@@ -108,7 +124,7 @@ def _count(cores: Cores, core: str, kind: str, flag: Flag) -> int:
     return sum(x.kind == kind and x.flag == flag for x in cores[core])
 
 
-def _pairs(cores: Cores, a: Instruction, b: Instruction) -> Iterator[tuple[str, list[_Insert]]]:
+def _pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
     """A flag from the pipe of ``a`` to the pipe of ``b``: in the same iteration, or for the next one."""
     core = a.core[0]
     if a.pipe == b.pipe:
@@ -126,7 +142,7 @@ def _pairs(cores: Cores, a: Instruction, b: Instruction) -> Iterator[tuple[str, 
     yield f"{text}, the flag set once at the start of {core} and waited for once at its end", [*both, *ends]
 
 
-def _at_once(cores: Cores, a: Instruction, b: Instruction) -> Iterator[tuple[str, list[_Insert]]]:
+def _at_once(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
     """A flag that the pipe of ``b`` waits for at once, behind ``a``: whatever the numbers of executions are."""
     used, core = {x.flag for issued in cores.values() for x in issued}, a.core[0]
     flag = next((f for i in EVENT_IDS if (f := (a.pipe, b.pipe, i)) not in used), None)
@@ -137,7 +153,7 @@ def _at_once(cores: Cores, a: Instruction, b: Instruction) -> Iterator[tuple[str
     yield f"T.set_flag({word}) and T.wait_flag({word}) behind line {a.line}", pair
 
 
-def _cross_pairs(cores: Cores, a: Instruction, b: Instruction) -> Iterator[tuple[str, list[_Insert]]]:
+def _cross_pairs(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
     """A cross-core flag from the pipe of ``a`` to the core of ``b``."""
     used = {x.flag for issued in cores.values() for x in issued}
     flag = next((f for i in CROSS_IDS if (f := ("cross", i)) not in used), None)

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from npusim.kernels.tilelang.expert import Flag, Instruction
+    from npusim.kernels.tilelang.expert import Flag, Issued
     from npusim.kernels.tilelang.tiles import Box
 
 #: Sets of one cross-core flag that may be open at a time (Ascend C API, CrossCoreSetFlag: a counter of 4 bits).
 MOST_CROSS_SETS = 15
 FaultKind = Literal["race", "wait without a set", "lost set", "left set", "cycle"]
-Cores = Mapping[str, Sequence["Instruction"]]
+Cores = Mapping[str, Sequence["Issued"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Fault:
 
     kind: FaultKind
     text: str
-    first: Instruction | None
-    second: Instruction | None
+    first: Issued | None
+    second: Issued | None
     flag: Flag = ()
     core: str = ""
 
@@ -56,7 +58,7 @@ class Overlaps:
         self.near = [[k for k in places[a.space, a.core] if a.overlaps(self.boxes[k])] for a in self.boxes]
 
 
-class Order:
+class HappensBefore:
     """The instructions of all cores with the instructions that directly precede each."""
 
     def __init__(self, cores: Cores, overlaps: Overlaps | None = None, *, vector_in_order: bool = True) -> None:
@@ -74,7 +76,7 @@ class Order:
         self._cross_flags()
         self.rank = self._ranks()
 
-    def _core(self, start: int, issued: Sequence[Instruction]) -> None:
+    def _core(self, start: int, issued: Sequence[Issued]) -> None:
         """Add what pipes, barriers and the scalar unit order in one core."""
         last, gate, opened = dict[str, int](), list[int](), list[int]()
         for i, x in enumerate(issued, start):
@@ -102,7 +104,7 @@ class Order:
             if x.pipe == "S" and (x.kind in ("wait", "cross wait") or x.name == "scalar read"):
                 gate = [i]
 
-    def _flags(self, start: int, issued: Sequence[Instruction]) -> None:
+    def _flags(self, start: int, issued: Sequence[Issued]) -> None:
         """Join the sets and waits of each flag of a core, in order."""
         sets, waits = defaultdict[tuple[object, ...], list[int]](list), defaultdict[tuple[object, ...], list[int]](list)
         for i, x in enumerate(issued, start):
@@ -150,12 +152,12 @@ class Order:
                 after[j].append(i)
         ready, order = [i for i, n in enumerate(open_) if not n], list[int]()
         while ready:
-            i = ready.pop()
+            i = heappop(ready)
             order.append(i)
             for j in after[i]:
                 open_[j] -= 1
                 if not open_[j]:
-                    ready.append(j)
+                    heappush(ready, j)
         if len(order) < len(self.all):
             self._cycle({i for i, n in enumerate(open_) if n})
         return order
@@ -216,17 +218,17 @@ class Order:
                         while mask:
                             low = mask & -mask
                             mask ^= low
-                            y = self.all[self.rank[low.bit_length() - 1]]
+                            j = self.rank[low.bit_length() - 1]
+                            y = self.all[j]
                             key = (x.core[0], x.line, x.pipe, y.core[0], y.line, y.pipe)
                             if key not in found:
-                                found[key] = _race(y, boxes[other], x, boxes[number], (other_writes, is_write))
+                                uses_of = [(j, y, boxes[other], other_writes), (i, x, boxes[number], is_write)]
+                                found[key] = _race(*sorted(uses_of, key=itemgetter(0)))
         return list(found.values())
 
 
-def _race(a: Instruction, a_box: Box, b: Instruction, b_box: Box, writes: tuple[bool, bool]) -> Fault:
-    a_writes, b_writes = writes
-    if a.core == b.core and a.line > b.line and a.run >= b.run:
-        a, a_box, a_writes, b, b_box, b_writes = b, b_box, b_writes, a, a_box, a_writes
+def _race(first: tuple[int, Issued, Box, bool], second: tuple[int, Issued, Box, bool]) -> Fault:
+    (_, a, a_box, a_writes), (_, b, b_box, b_writes) = first, second
     words = {True: "writes", False: "reads"}
     maybe = "" if a_box.is_exact and b_box.is_exact else "; an index is known to a run only, and may be another one"
     text = f"{a} {words[a_writes]} {a_box}, {b} {words[b_writes]} {b_box}{maybe}"
