@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from json import loads
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from npusim.cli.app import app
 from npusim.errors import SpecError
 from npusim.studies.flags import check_program
 from tests.tilelang.flag_programs import FLASH, ONE_CORE, PUBLISHED, program, removals, written
@@ -103,3 +106,24 @@ def test_buffers_at_common_bytes_are_one_memory(tmp_path: Path) -> None:
         text = program(body.replace("{address}", str(address)).replace("{{", "{").replace("}}", "}"), ONE_CORE, {})
         report = check_program(written(tmp_path, text, f"at_{address}.py"), "kernel")
         assert len(report.faults) == count
+
+
+def test_check_of_a_program_is_a_verb(tmp_path: Path) -> None:
+    text, parameters, faulty, mended, _ = PUBLISHED["two readers, one flag"]
+    bad = f"{written(tmp_path, program(text, parameters, faulty), 'bad.py')}::kernel"
+    good = f"{written(tmp_path, program(text, parameters, mended), 'good.py')}::kernel"
+    failed = CliRunner().invoke(app, ["check", bad])
+    assert failed.exit_code == 1
+    assert "race" in failed.stdout
+    assert 'T.set_flag("MTE2", "V", 0)' in failed.stdout
+    passed = CliRunner().invoke(app, ["check", good, "--json"])
+    assert passed.exit_code == 0
+    assert loads(passed.stdout)["passed"] is True
+    for words, message in (
+        ([good, "--update"], "--update"),
+        ([good.partition("::")[0]], "name the program in the file"),
+        ([str(tmp_path), "-a", "n=1"], "-a: "),
+    ):
+        refused = CliRunner().invoke(app, ["check", *words])
+        assert refused.exit_code == 2
+        assert message in refused.stderr
