@@ -127,3 +127,19 @@ def test_check_of_a_program_is_a_verb(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, ["check", *words])
         assert refused.exit_code == 2
         assert message in refused.stderr
+
+
+def test_two_core_groups_that_write_common_bytes_are_a_race(tmp_path: Path) -> None:
+    body = """
+        with T.Kernel(4, is_npu=True) as (cid, vid):
+            a = T.alloc_ub([32, 64], "float16")
+            with T.Scope("V"):
+                T.tile.fill(a, 0.0)
+                T.barrier_all()
+                T.copy(a, D[(cid * STEP + vid) * 32 : (cid * STEP + vid + 1) * 32, :])
+"""
+    for step, count in ((1, 1), (2, 0)):
+        text = program(body.replace("STEP", str(step)), ONE_CORE, {})
+        faults = check_program(written(tmp_path, text, f"step_{step}.py"), "kernel").faults
+        assert len(faults) == count
+        assert all("of core group 1 writes D[32:64, 0:64]" in x.fault.text for x in faults)

@@ -347,7 +347,7 @@ class _CoreWalk:
                 entry.text()  # the scalar unit reads it
                 is_exact = False
             else:
-                pair = (operator.index(entry), operator.index(entry) + 1)  # type: ignore[arg-type]
+                pair = (operator.index(entry), operator.index(entry) + 1)
             ranges.append(pair)
         return _Part(self, buffer, self._box(buffer, tuple(ranges), is_exact=is_exact), is_element=is_element)
 

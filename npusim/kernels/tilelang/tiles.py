@@ -13,7 +13,7 @@ from npusim.errors import SpecError
 WIDTHS = MappingProxyType(
     {
         **dict.fromkeys(("float64", "int64", "uint64"), 8),
-        **dict.fromkeys(("float32", "float", "int32", "uint32"), 4),
+        **dict.fromkeys(("float32", "float", "int32", "uint32", "int", "uint"), 4),
         **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
         **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"), 1),
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
@@ -11,9 +12,13 @@ from npusim.kernels.tilelang.expert import Decisions, GroupWalk, walk_program
 from npusim.kernels.tilelang.program import Language, PrimFunc, load_program
 from npusim.studies.flags.mends import mended
 from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from npusim.kernels.tilelang.expert import Issued
+    from npusim.kernels.tilelang.tiles import Box
 
 #: Paths through conditions that are walked for a core group, and instructions of one walk.
 MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
@@ -52,16 +57,17 @@ def check_program(
 ) -> FlagReport:
     """Check the explicit flags and barriers of ``path::name``, called with ``arguments``.
 
-    Loops run as they are, for the first and last core group, with both answers of each condition of a value that only
-    a run knows.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts the next one; False
-    for code that is compiled without automatic barriers of that pipe.  Raises `SpecError`: the program is not read, or
-    the compiler makes its flags.
+    Loops run as they are, for the first two core groups and the last one, with both answers of each condition of a
+    value that only a run knows.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts the
+    next one; False for code that is compiled without automatic barriers of that pipe.  Raises `SpecError`: the program
+    is not read, or the compiler makes its flags.
     """
     language, arguments = Language(), dict(arguments or {})
     kernel = load_program(path, name, arguments, language)
     is_direct = kernel.name == name
     scalars = arguments if is_direct else {}
-    walks, bounds, notes = _walks(kernel, language, scalars)
+    walked = _walked(kernel, language, scalars)
+    walks = walked.walks
     found, seen = list[FoundFault](), dict[object, Fault]()
     for walk, answers in walks:
         overlaps = Overlaps(walk.cores)
@@ -71,6 +77,7 @@ def check_program(
                 seen[fault.key] = fault
                 mend = mended(walk.cores, fault, faults, overlaps, vector_in_order=vector_in_order)
                 found.append(FoundFault(fault, walk.group, answers, mend))
+    found += _between_groups(walked.firsts)
     lines = sorted({x.line for w, _ in walks for i in w.cores.values() for x in i if x.kind == "barrier"})
     cores = [walk.cores for walk, _ in walks]
     safe = [(c, Overlaps(c)) for c in cores] if not found else []
@@ -86,18 +93,27 @@ def check_program(
         removable=tuple(sorted(together)),
         barriers=len(lines),
         instructions=sum(len(i) for w, _ in walks for i in w.cores.values()),
-        bounds=tuple(bounds),
-        notes=(*notes, *_assumed(cores, vector_in_order=vector_in_order)),
+        bounds=tuple(walked.bounds),
+        notes=(*walked.notes, *_assumed(cores, vector_in_order=vector_in_order)),
     )
 
 
-def _walks(
-    kernel: PrimFunc, language: Language, scalars: Mapping[str, object]
-) -> tuple[list[tuple[GroupWalk, str]], list[str], list[str]]:
-    """Return the walks of the first and last core group along all paths, what was walked, and what was assumed."""
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """``walks`` with the answers of conditions, the first walk of each core group, what was walked and assumed."""
+
+    walks: list[tuple[GroupWalk, str]]
+    firsts: list[GroupWalk]
+    bounds: list[str]
+    notes: list[str]
+
+
+def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object]) -> _Walked:
+    """Return the walks of the first two core groups and of the last one along all paths."""
+    firsts = list[GroupWalk]()
     walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
     groups, count, known = [0], 1, set[object]()
-    for group in groups:
+    for group in groups:  # grows where the first walk shows how many there are
         decisions = Decisions()
         for number in range(MOST_PATHS):
             walk = walk_program(kernel, language, group, decisions, scalars)
@@ -108,6 +124,8 @@ def _walks(
                     f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; give smaller sizes with -a"
                 )
             paths += 1
+            if number == 0:
+                firsts.append(walk)
             form = tuple((x.core, x.line, x.kind, x.flag) for issued in walk.cores.values() for x in issued)
             if form not in known:  # the same instructions of another group differ in tensors' offsets alone
                 known.add(form)
@@ -119,10 +137,39 @@ def _walks(
                     f"core group {group}: only {MOST_PATHS} paths through its conditions are walked; others are not"
                 ] = None
         if group == 0 and count > 1:
-            groups.append(count - 1)
-    listed = " and ".join(map(str, groups))
-    bounds = [f"core group {listed} of {count}", f"{paths} paths through conditions"]
-    return walks, bounds, list(notes)
+            groups += sorted({1, count - 1})
+    listed = ", ".join(map(str, groups))
+    bounds = [f"core {plural(len(groups), 'group')} {listed} of {count}", f"{paths} {plural(paths, 'path')}"]
+    return _Walked(walks, firsts, bounds, list(notes))
+
+
+def _between_groups(walks: Sequence[GroupWalk]) -> Iterator[FoundFault]:
+    """Yield pairs of accesses of two core groups to common bytes of a tensor, one of them a write."""
+    uses = [_of_tensors(walk) for walk in walks]
+    seen = set[object]()
+    for (one, mine), (other, theirs) in combinations(zip(walks, uses, strict=True), 2):
+        for (box, is_write), x in mine.items():
+            for (near, near_writes), y in theirs.items():
+                key = (x.line, y.line)
+                if (is_write or near_writes) and key not in seen and box.overlaps(near):
+                    seen.add(key)
+                    words = {True: "writes", False: "reads"}
+                    text = f"{x} of core group {one.group} {words[is_write]} {box}, "
+                    text += f"{y} of core group {other.group} {words[near_writes]} {near}"
+                    fault = Fault("race", text, x, y)
+                    yield FoundFault(fault, one.group, "", "none by flags: no flag orders two core groups")
+
+
+def _of_tensors(walk: GroupWalk) -> dict[tuple[Box, bool], Issued]:
+    """Return the parts of tensors that a core group accesses, and whether it writes them, with the first access."""
+    found: dict[tuple[Box, bool], Issued] = {}
+    for x in (x for issued in walk.cores.values() for x in issued):
+        for is_write, boxes in ((False, x.reads), (True, x.writes)):
+            for box in boxes:
+                if box.space == "GM" and box.is_exact:
+                    found.setdefault((box, is_write), x)
+    written = {box.buffer for box, is_write in found if is_write}
+    return {use: x for use, x in found.items() if use[0].buffer in written}
 
 
 def _is_safe(walks: Sequence[tuple[Cores, Overlaps]], without: set[int], *, vector_in_order: bool) -> bool:
