@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("machines.node",),
     ("kernels.declare",),
     ("kernels.triton",),
+    ("kernels.tilelang",),
     ("kernel", "machine"),
     ("library",),
     ("simulation",),
@@ -371,6 +372,7 @@ NAMES_PARTS = {
     "config/family.py": "the entry points of npusim's own families, one of which is a folder named after its core",
     "config/cases.py": "quantities of measurement files, as profilers call them",
     "formats/mma_arithmetic.py": "names of arithmetic: ascend.cube.k16.f16.f32",
+    "kernels/tilelang/expert.py": "words of TileLang-Ascend: memories and pipes that a program's text names",
 }
 #: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
 WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})

@@ -51,7 +51,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "report": "runs as one HTML page",
             "diff": "a kernel's output against predicted bits",
             "invariant": "choices that change a call's bits, and the price of a guarantee",
-            "check": "cycles, and the tile that wins, against accepted ones (CI)",
+            "check": "cycles and tiles against accepted ones (CI); a program's flags",
         },
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",

@@ -1,7 +1,7 @@
 """``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -11,6 +11,7 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
+from npusim.cli.flags_command import SIGN, check_flags
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
@@ -54,10 +55,11 @@ And one of a decision: which schedule and tile wins a space:
     ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
     ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
     ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
+    ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
     after=_FILES,
 )
 def check(
-    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one.")],
+    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one; or FILE.py::program.")],
     tolerance: Annotated[
         str, o.option("--tolerance SHARE", "Accepted difference of cycles, and accepted loss of a winner: 1%, or 0.01.")
     ] = "0",
@@ -72,34 +74,75 @@ def check(
             shown=False,
         ),
     ] = "",
+    arguments: Annotated[
+        list[str] | None, o.option("--argument -a NAME=VALUE", "Argument of a program; may be repeated.", shown=False)
+    ] = None,
+    vector_barriers: Annotated[
+        bool, o.option("--vector-barriers", "The vector pipe of a program needs barriers between instructions.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Compare cycles, and the winning schedule and tile, with the accepted ones.
 
     Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
-    variable CI is set.
+    variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers
+    are checked instead: exit code 1 for a race, a wait without a set, a flag left set (npusim help tilelang).
     """
+    of_baselines: dict[str, object] = {"--tolerance": None if tolerance == "0" else tolerance}
+    of_baselines |= {"--update": update or None, "--github": github or None}
+    of_baselines |= {"--junit": junit, "--reason": reason or None}
+    if SIGN in str(folder):
+        refuse(of_baselines, f"{folder} is a program, whose flags are checked; they go with a folder of baselines")
+        check_flags(str(folder), arguments or [], vector_barriers=vector_barriers, json=json)
+        return
+    if folder.suffix == ".py":
+        raise SpecError(f"{folder}: name the program in the file: {folder}{SIGN}NAME")
+    of_programs = {"-a": arguments, "--vector-barriers": vector_barriers or None}
+    refuse(of_programs, f"{folder} has baselines; they go with FILE.py::program")
+    if reason and not update:
+        raise SpecError(f"--reason {reason}: goes with --update")
+    request = _Accepted(folder, o.share(tolerance, "--tolerance"), update, reason, github, junit, json)
+    _check_baselines(request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """Options of a comparison with baselines."""
+
+    folder: Path
+    share: float
+    update: bool
+    reason: str
+    github: bool
+    junit: Path | None
+    json: bool
+
+
+def _check_baselines(asked: _Accepted) -> None:
+    """Compare a folder of baselines; raise `CheckFailedError` where one is not met."""
     from npusim.cli import ci
     from npusim.report.output import check_file_writable
     from npusim.studies.baseline import check_baselines
 
-    if reason and not update:
-        raise SpecError(f"--reason {reason}: goes with --update")
-    if junit is not None:
-        check_file_writable(junit)  # before the work, not after it
-    share, number = o.share(tolerance, "--tolerance"), count(1)
+    if asked.junit is not None:
+        check_file_writable(asked.junit)  # before the work, not after it
+    folder, junit, number = asked.folder, asked.junit, count(1)
     with progress("checking") as advance:
         outcomes = check_baselines(
-            folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
+            folder,
+            tolerance=asked.share,
+            update=asked.update,
+            reason=asked.reason,
+            on_case=lambda _, total: advance(next(number), total),
         )
     failed = sum(not outcome.passed for outcome in outcomes)
     show_either(
-        json,
+        asked.json,
         lambda: document("check", version=2, cases=[*map(_case, outcomes)], passed=not failed),
         lambda: _table(outcomes),
     )
     why = {outcome.name: list(_why(outcome)) for outcome in outcomes}
-    for line in ci.github_lines(outcomes, why) if github else ():
+    for line in ci.github_lines(outcomes, why) if asked.github else ():
         say(line)
     if junit is not None:
         write(junit, ci.junit(outcomes, why))

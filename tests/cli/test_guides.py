@@ -32,6 +32,7 @@ TOPICS = (
     "start",
     "stress",
     "tile",
+    "tilelang",
     "trace",
     "triton",
     "tune",

@@ -1,0 +1,1 @@
+"""Programs of TileLang-Ascend, read without its package: the program runs as Python with stand-ins for its words."""

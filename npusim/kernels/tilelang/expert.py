@@ -1,0 +1,590 @@
+"""Runs an expert program of TileLang-Ascend for one core group and lists what its cores issue, with explicit flags.
+
+The kernel runs as Python, once for the matrix core (C) and once for each vector core (V0, V1): loops and conditions
+of integers run as they are, each word of the language becomes an `Issued`.  A condition of a value that only a run
+knows is answered by `Decisions`, which goes through both answers.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType, SimpleNamespace
+from typing import Literal
+
+from npusim.errors import SpecError
+from npusim.kernels.tilelang.program import PLAIN, Language, PrimFunc, TensorType, place_in
+from npusim.kernels.tilelang.tiles import Box, Buffer, OpenCondition, Scalar, width_of
+
+CORES = ("C", "V0", "V1")
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+Kind = Literal["access", "set", "wait", "barrier", "cross set", "cross wait"]
+#: (from, to, id) of a flag in a core; ("cross", id) of one between cores.
+Flag = tuple[object, ...]
+
+#: Memory of a buffer by the word that allocates it.
+_SPACES = MappingProxyType(
+    {"alloc_L1": "L1", "alloc_ub": "UB", "alloc_L0A": "L0A", "alloc_L0B": "L0B", "alloc_L0C": "L0C"}
+)
+#: The pipe that copies from one memory to another (CANN, Ascend C API: data movement of AI Core, A2/A3).
+_COPIES = MappingProxyType(
+    {
+        ("GM", "L1"): "MTE2",
+        ("GM", "UB"): "MTE2",
+        ("UB", "GM"): "MTE3",
+        ("UB", "L1"): "MTE3",
+        ("L1", "L0A"): "MTE1",
+        ("L1", "L0B"): "MTE1",
+        ("L0C", "GM"): "FIX",
+        ("L0C", "L1"): "FIX",
+        ("UB", "UB"): "V",
+    }
+)
+#: Vector instructions: the target is first, all other buffers are read; `_READ_TARGET` reads the target too.
+_OF_TWO = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "bitwise_and", "bitwise_or", "bitwise_xor"})
+_OF_ONE = frozenset({"exp", "ln", "abs", "reciprocal", "sqrt", "rsqrt", "relu", "bitwise_not", "sin", "cos", "round"})
+_WITH_NUMBERS = frozenset({"leaky_relu", "bitwise_lshift", "bitwise_rshift", "clamp", "clamp_max", "clamp_min", "cast"})
+_OF_LAYOUT = frozenset({"fill", "clear", "broadcast", "compare", "select", "gather", "transpose", "createvecindex"})
+_READ_TARGET = frozenset({"axpy", "mul_add_dst"})
+_VECTOR = _OF_TWO | _OF_ONE | _WITH_NUMBERS | _OF_LAYOUT | _READ_TARGET | {"arith_progression"}
+#: Words without an effect on memory or order.
+_QUIET = frozenset(["annotate_layout", "printf", "print", "dump_tensor", "device_assert"])
+#: Words whose flags the compiler makes.
+_COMPILED = MappingProxyType(
+    {
+        "Pipelined": "a T.Pipelined loop",
+        "Parallel": "a T.Parallel nest",
+        "alloc_shared": "T.alloc_shared",
+        "alloc_fragment": "T.alloc_fragment",
+    }
+)
+#: Pass configurations under which the compiler adds flags or barriers.
+_AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_CV_COMBINE")
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What a core issues: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1)."""
+
+    core: str
+    pipe: str
+    kind: Kind
+    name: str
+    line: int
+    run: int
+    reads: tuple[Box, ...] = ()
+    writes: tuple[Box, ...] = ()
+    flag: Flag = ()
+
+    def __str__(self) -> str:
+        return f"line {self.line} ({self.name}, {self.core} {self.pipe}, run {self.run})"
+
+
+class Decisions:
+    """Answers of the conditions that only a run knows, along one path; equal conditions have one answer.
+
+    ``more()`` moves to the next path and says whether there is one.
+    """
+
+    def __init__(self) -> None:
+        self.path: list[tuple[str, int, int]] = []
+        self._chosen = dict[str, int]()
+        self._given = 0
+
+    def begin(self) -> None:
+        """Start walking the present path."""
+        self._chosen.clear()
+        self._given = 0
+
+    def choose(self, key: str, options: int) -> int:
+        """Return the choice for a key, from 0."""
+        if key not in self._chosen:
+            if self._given == len(self.path):
+                self.path.append((key, 0, options))
+            self._chosen[key] = self.path[self._given][1]
+            self._given += 1
+        return self._chosen[key]
+
+    def more(self) -> bool:
+        """Move to the next path."""
+        while self.path and self.path[-1][1] + 1 == self.path[-1][2]:
+            self.path.pop()
+        if self.path:
+            key, choice, options = self.path[-1]
+            self.path[-1] = key, choice + 1, options
+        return bool(self.path)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} = {choice}" if n > 2 else f"{key} is {not choice}" for key, choice, n in self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWalk:
+    """The instructions of a core group in the order in which each core issues them, and what was assumed."""
+
+    group: int
+    groups: int
+    cores: Mapping[str, tuple[Issued, ...]]
+    notes: tuple[str, ...]
+
+
+#: Iterations that are tried where only a run knows the number of a loop's.
+LOOP_COUNTS = (0, 1, 2, 3)
+
+
+def walk_program(
+    kernel: PrimFunc, language: Language, group: int, decisions: Decisions, scalars: Mapping[str, object]
+) -> GroupWalk:
+    """Return the instructions of core group ``group`` along the path of ``decisions``.
+
+    ``scalars``: values of the kernel's parameters that are no tensors; the others are unknown.  Raises `SpecError` with
+    the line of a word that is not read, or whose flags the compiler makes.
+    """
+    refuse_automatic(kernel)
+    decisions.begin()
+    cores, notes, groups, loose = dict[str, tuple[Issued, ...]](), dict[str, None](), 1, dict[str, int]()
+    for core in CORES:
+        one = _CoreWalk(kernel, core, group, decisions)
+        one.run(language, scalars)
+        cores[core], groups = tuple(one.issued), one.groups
+        loose |= {core[0]: one.loose} if one.loose else {}
+        notes |= dict.fromkeys(one.notes)
+    if len(loose) == 2:
+        raise SpecError(
+            f"{kernel.path}:{loose['C']}: instructions of both cores outside of T.Scope: the compiler parts them"
+        )
+    working = {
+        c: i for c, i in cores.items() if any(x.kind == "access" for x in i) or any("cross" in x.kind for x in i)
+    }
+    return GroupWalk(group, groups, working, tuple(notes))
+
+
+def refuse_automatic(kernel: PrimFunc) -> None:
+    """Raise `SpecError` where the compiler makes flags that the text does not show."""
+    if on := [n for n in _AUTOMATIC if kernel.configurations.get(n)]:
+        raise SpecError(
+            f"{kernel.path}:{kernel.line}: {kernel.name} has pass_configs with {', '.join(on)}: the compiler makes its "
+            "flags, and the text does not show them; only explicit flags and barriers (expert mode) are checked"
+        )
+
+
+class _Unknown(Scalar):
+    """A value that only a run knows."""
+
+    def __init__(self, text: str, walk: _CoreWalk) -> None:
+        self._text, self._walk = text, walk
+
+    def text(self) -> str:
+        return self._text
+
+    def compared(self, how: str, other: object) -> OpenCondition:
+        left, right, negated = self._text, self._walk.text_of(other), False
+        if how in ("<", ">="):
+            left, right, how = right, left, {"<": ">", ">=": "<="}[how]
+        if how in ("<=", "!="):
+            how, negated = {"<=": ">", "!=": "=="}[how], True
+        return OpenCondition(f"{left} {how} {right}", self._walk.decide, negated=negated)
+
+    def combined(self, sign: str, *operands: object) -> Scalar:
+        return _Unknown(f"({f' {sign} '.join(map(self._walk.text_of, operands))})", self._walk)
+
+    def __index__(self) -> int:
+        raise SpecError(
+            f"{self._walk.here()}: {self._text} is known to a run only; T.serial accepts it, range does not"
+        )
+
+
+class _Part(Scalar):
+    """A part of a buffer; one element of it is a scalar that the scalar unit reads where arithmetic needs it."""
+
+    def __init__(self, walk: _CoreWalk, buffer: Buffer, box: Box, *, is_element: bool) -> None:
+        self.walk, self.buffer, self.box, self.is_element = walk, buffer, box, is_element
+        self._read: _Unknown | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements by axis."""
+        return tuple(b - a for a, b in self.box.ranges)
+
+    @property
+    def dtype(self) -> str:
+        """The format, as programs ask for it."""
+        return self.buffer.fmt
+
+    def scalar(self) -> _Unknown:
+        """Return the element's value; the scalar unit reads it once."""
+        if not self.is_element:
+            raise SpecError(f"{self.walk.here()}: arithmetic of {self.box}: only one element is a scalar")
+        if self._read is None:
+            self._read = self.walk.read_scalar(self)
+        return self._read
+
+    def text(self) -> str:
+        return self.scalar().text()
+
+    def compared(self, how: str, other: object) -> OpenCondition:
+        return self.scalar().compared(how, other)
+
+    def combined(self, sign: str, *operands: object) -> Scalar:
+        return self.scalar().combined(sign, *operands)
+
+
+@dataclass
+class _CoreWalk:
+    """One core's run of a kernel."""
+
+    kernel: PrimFunc
+    core: str
+    group: int
+    decisions: Decisions
+    groups: int = 1
+    issued: list[Issued] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    loose: int = 0  # a line outside of T.Scope that this core issues
+
+    def __post_init__(self) -> None:
+        self._runs, self._scope, self._buffers = Counter[tuple[int, str, str]](), "", list[Buffer]()
+        self._reads = Counter[str]()
+
+    # ------------------------------------------------------------ the kernel
+
+    def run(self, language: Language, scalars: Mapping[str, object]) -> None:
+        """Call the kernel."""
+        function = self.kernel.function
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        if unknown := [n for n in scalars if n not in names]:
+            raise SpecError(f"{self.kernel.path}: {self.kernel.name} has no parameter {', '.join(unknown)}")
+        given = list[object]()
+        for name in names:
+            kind = function.__annotations__.get(name)
+            if isinstance(kind, TensorType):
+                given.append(self._buffer(name, self._sizes(kind.shape), kind.fmt, "GM"))
+            else:
+                given.append(scalars.get(name, _Unknown(name, self)))
+        with language.walking(self.word):
+            try:
+                function(*given)
+            except SpecError:
+                raise
+            except Exception as error:
+                raise SpecError(f"{place_in(error, self.kernel.path)}: {type(error).__name__}: {error}") from error
+
+    def _sizes(self, shape: object) -> tuple[int, ...]:
+        sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
+            raise SpecError(f"{self.here()}: a shape of {sizes!r}: all sizes have to be numbers; give them with -a")
+        return sizes
+
+    def _buffer(self, name: str, shape: tuple[int, ...], fmt: str, space: str) -> Buffer:
+        width_of(fmt)
+        buffer = Buffer(name, shape, fmt, space, self.part, self.put)
+        self._buffers.append(buffer)
+        return buffer
+
+    def here(self) -> str:
+        """Return ``path:line`` of the program's line that runs."""
+        return f"{self.kernel.path}:{self.line}"
+
+    @property
+    def line(self) -> int:
+        """The line of the program that runs."""
+        frame = sys._getframe(1)
+        path = self.kernel.path
+        while frame is not None and frame.f_code.co_filename != path:
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame.f_lineno if frame is not None else self.kernel.line
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether the statements that run belong to the other kind of core."""
+        return self._scope not in ("", self.core[0])
+
+    def decide(self, key: str) -> bool:
+        """Return the answer of a condition; in statements of the other core no answer matters."""
+        return not self.is_muted and self.decisions.choose(key, 2) == 0
+
+    def text_of(self, x: object) -> str:
+        """Return an operand as text."""
+        return x.text() if isinstance(x, Scalar) else repr(x)
+
+    def read_scalar(self, part: _Part) -> _Unknown:
+        """Return the value of an element that the scalar unit reads."""
+        box = part.box
+        version = f"@{part.buffer.writes}" if part.buffer.writes else ""
+        where = f"{self.core}:" if box.space != "GM" else ""
+        index = ", ".join(str(a) for a, _ in box.ranges) if box.is_exact else "?"
+        if not box.is_exact:
+            self._reads[part.buffer.name] += 1
+            version += f"#{self._reads[part.buffer.name]}"
+        self.issue("S", "access", "scalar read", reads=(box,))
+        return _Unknown(f"{where}{part.buffer.name}[{index}]{version}", self)
+
+    # ------------------------------------------------------------ parts of buffers
+
+    def part(self, buffer: Buffer, index: object) -> _Part:
+        """Return the part of a buffer under an index: integers, slices, and values that only a run knows."""
+        entries = index if isinstance(index, tuple) else (index,)
+        if len(entries) > len(buffer.shape):
+            raise SpecError(
+                f"{self.here()}: {len(entries)} indices of {buffer.name}, which has {len(buffer.shape)} axes"
+            )
+        ranges, is_element, is_exact = list[tuple[int, int]](), len(entries) == len(buffer.shape), True
+        for n, entry in zip(buffer.shape, (*entries, *[slice(None)] * (len(buffer.shape) - len(entries))), strict=True):
+            pair = (0, n)
+            if isinstance(entry, slice):
+                is_element = False
+                if entry.step not in (None, 1):
+                    raise SpecError(f"{self.here()}: a slice of {buffer.name} with a step")
+                low, high = entry.start or 0, n if entry.stop is None else entry.stop
+                is_known = not isinstance(low, Scalar) and not isinstance(high, Scalar)
+                pair = (int(low), int(high)) if is_known else pair
+                is_exact = is_exact and is_known
+            elif isinstance(entry, Scalar):
+                entry.text()  # the scalar unit reads it
+                is_exact = False
+            else:
+                pair = (operator.index(entry), operator.index(entry) + 1)
+            ranges.append(pair)
+        return _Part(self, buffer, self._box(buffer, tuple(ranges), is_exact=is_exact), is_element=is_element)
+
+    def put(self, buffer: Buffer, index: object, value: object) -> None:
+        """A scalar store: the scalar unit writes an element."""
+        if isinstance(value, Scalar):
+            value.text()
+        target = self.part(buffer, index)
+        self.issue("S", "access", "scalar write", writes=(target.box,))
+        buffer.writes += 1
+
+    def _box(self, buffer: Buffer, ranges: tuple[tuple[int, int], ...], *, is_exact: bool = True) -> Box:
+        core = "" if buffer.space == "GM" else self.core
+        width = width_of(buffer.fmt)
+        return Box(buffer.name, buffer.space, core, ranges, buffer.strides, width, buffer.address, is_exact)
+
+    def box(self, x: object) -> Box:
+        """Return the part of memory that an operand is."""
+        if isinstance(x, Buffer):
+            return self._box(x, tuple((0, n) for n in x.shape))
+        if isinstance(x, _Part):
+            return x.box
+        raise SpecError(f"{self.here()}: an operand {x!r:.60}: a buffer, or a part of one, is needed")
+
+    def _block(self, x: object, other: object) -> Box:
+        """Return an operand of a copy; one element stands for the block that begins there."""
+        box = self.box(x)
+        if not (isinstance(x, _Part) and x.is_element):
+            return box
+        extents = [b - a for a, b in self.box(other).ranges]
+        if isinstance(other, _Part) and other.is_element:
+            return box
+        extents = [1] * (len(box.ranges) - len(extents)) + extents[-len(box.ranges) :]
+        ranges = tuple((a, min(a + e, n)) for (a, _), e, n in zip(box.ranges, extents, x.buffer.shape, strict=True))
+        known = tuple(r if b - a == 1 else (a, b) for r, (a, b) in zip(ranges, box.ranges, strict=True))
+        return self._box(x.buffer, known, is_exact=box.is_exact)
+
+    # ------------------------------------------------------------ words
+
+    def issue(
+        self,
+        pipe: str,
+        kind: Kind,
+        name: str,
+        *,
+        reads: tuple[Box, ...] = (),
+        writes: tuple[Box, ...] = (),
+        flag: Flag = (),
+    ) -> None:
+        """Add an instruction, if this core executes it."""
+        is_cube = pipe in ("M", "MTE1", "FIX") or any(b.space in ("L1", "L0A", "L0B", "L0C") for b in (*reads, *writes))
+        is_vector = pipe in ("V", "MTE3") or any(b.space == "UB" for b in (*reads, *writes))
+        if self.is_muted:
+            return
+        if not self._scope and kind == "access" and (is_cube or is_vector):
+            if is_cube is not (self.core == "C"):
+                return
+            self.loose = self.line
+        line = self.line
+        key = line, pipe, name
+        self._runs[key] += 1
+        self.issued.append(Issued(self.core, pipe, kind, name, line, self._runs[key], reads, writes, flag))
+
+    def word(self, name: str) -> object:
+        """Return a word of the language."""
+        if name in _COMPILED:
+            raise SpecError(
+                f"{self.here()}: {_COMPILED[name]}: the compiler makes its flags, and the text does not show them; "
+                "only explicit flags and barriers (expert mode) are checked"
+            )
+        if name in _SPACES:
+            return lambda shape, dtype="float32", *_, **__: self._buffer(
+                self._name_of_target(), self._sizes(shape), str(dtype), _SPACES[name]
+            )
+        if name in _QUIET:
+            return lambda *_, **__: None
+        if name.startswith("reduce_"):
+            return lambda source, target, *rest, **_: self._vector(name, target, (source, *rest))
+        if name == "tile":
+            return _Tile(self)
+        own = getattr(self, f"word_{name}", None)
+        if own is None and name not in PLAIN:
+            raise SpecError(f"{self.here()}: T.{name} is not read; its accesses are unknown")
+        return own or PLAIN[name]
+
+    def _name_of_target(self) -> str:
+        """Return a name for a buffer: that of the variable, as the program's line has it."""
+        from linecache import getline
+
+        target, sign, _ = getline(self.kernel.path, self.line).partition("=")
+        base = target.strip() if sign and target.strip().isidentifier() else f"buffer of line {self.line}"
+        same = sum(b.name.partition(" (")[0] == base for b in self._buffers)
+        return f"{base} ({same + 1})" if same else base
+
+    @contextmanager
+    def word_Kernel(self, *grid: int, **_: object) -> Iterator[object]:  # the program's word
+        """The grid: the numbers of this core group, and of the vector core."""
+        self.groups = 1
+        for n in self._sizes(grid):
+            self.groups *= n
+        if not 0 <= self.group < self.groups:
+            raise SpecError(f"{self.here()}: core group {self.group}; allowed: 0 to {self.groups - 1}")
+        rest, numbers = self.group, list[int]()
+        for n in reversed(grid):
+            rest, last = divmod(rest, n)
+            numbers.insert(0, last)
+        yield (*numbers, int(self.core[1:] or 0))
+
+    @contextmanager
+    def word_Scope(self, scope: str) -> Iterator[None]:
+        """Statements of one kind of core."""
+        if scope not in ("C", "V"):
+            raise SpecError(f"{self.here()}: T.Scope({scope!r}); allowed: 'C', 'V'")
+        before, self._scope = self._scope, scope
+        yield
+        self._scope = before
+
+    def word_serial(self, *bounds: object, **_: object) -> Iterator[int]:
+        """A loop, as it runs; where only a run knows how often, some numbers of iterations."""
+        low, high, *step = (0, bounds[0]) if len(bounds) == 1 else bounds
+        if isinstance(low, Scalar) or step:
+            raise SpecError(f"{self.here()}: T.serial with a start that only a run knows, or a step")
+        if isinstance(high, Scalar):
+            key = f"iterations of {self.text_of(high)}"
+            count = 1 if self.is_muted else LOOP_COUNTS[self.decisions.choose(key, len(LOOP_COUNTS))]
+            self.notes.append(
+                f"line {self.line}: a loop of {self.text_of(high)} iterations is walked for {LOOP_COUNTS}"
+            )
+            high = operator.index(low) + count  # type: ignore[arg-type]
+        numbers = range(operator.index(low), operator.index(high))  # type: ignore[arg-type]
+        yield from numbers[:1] if self.is_muted else numbers
+
+    word_unroll = word_serial
+
+    def word_use_swizzle(self, *numbers: object, **_: object) -> object:
+        """Another order of the blocks: each block's instructions are the same."""
+        self.notes.append("T.use_swizzle: blocks are walked in the grid's order; flags are between cores of one block")
+        return numbers[0] if numbers else None
+
+    def word_annotate_address(self, addresses: Mapping[Buffer, int]) -> None:
+        """Bytes at which buffers begin."""
+        for buffer, address in addresses.items():
+            buffer.address = operator.index(address)
+
+    def word_copy(self, source: object, target: object, *_: object, **__: object) -> None:
+        """A copy: its pipe follows from the two memories."""
+        a, b = self._block(source, target), self._block(target, source)
+        pipe = _COPIES.get((a.space, b.space))
+        if pipe is None:
+            raise SpecError(f"{self.here()}: a copy from {a.space} to {b.space} is not read")
+        self.issue(pipe, "access", "copy", reads=(a,), writes=(b,))
+        self._written(target)
+
+    def word_gemm_v0(self, a: object, b: object, c: object, *_: object, **__: object) -> None:
+        """A product of tiles in L1: MTE1 loads them, then the matrix unit writes; it orders the two itself."""
+        flag = ("product", len(self.issued))
+        self.issue("MTE1", "access", "product loads", reads=(self.box(a), self.box(b)), flag=flag)
+        self.issue("M", "access", "product", reads=(self.box(c),), writes=(self.box(c),), flag=flag)
+
+    word_gemm_v1 = word_gemm_v0
+
+    def word_mma(self, a: object, b: object, c: object, *_: object, **__: object) -> None:
+        """A product of tiles in L0A and L0B."""
+        self.issue("M", "access", "mma", reads=(self.box(a), self.box(b), self.box(c)), writes=(self.box(c),))
+
+    def _vector(self, name: str, target: object, sources: tuple[object, ...]) -> None:
+        reads = list[Box]()
+        for x in sources:
+            if isinstance(x, _Part) and x.is_element:
+                x.text()  # an element is an operand that the scalar unit reads
+            elif isinstance(x, Buffer | _Part):
+                reads.append(self.box(x))
+            elif isinstance(x, Scalar):
+                x.text()
+        own = (self.box(target),)
+        self.issue("V", "access", name, reads=(*reads, *(own if name in _READ_TARGET else ())), writes=own)
+        self._written(target)
+
+    def _written(self, target: object) -> None:
+        if not self.is_muted:
+            buffer = target if isinstance(target, Buffer) else target.buffer if isinstance(target, _Part) else None
+            if buffer is not None:
+                buffer.writes += 1
+
+    # ------------------------------------------------------------ flags and barriers
+
+    def _pipe(self, pipe: object) -> str:
+        text = str(pipe).upper()
+        if text not in PIPES:
+            raise SpecError(f"{self.here()}: pipe {pipe!r}; allowed: {', '.join(PIPES)}")
+        return text
+
+    def _id(self, number: object) -> int:
+        if isinstance(number, Scalar):
+            raise SpecError(f"{self.here()}: a flag's id {self.text_of(number)} that only a run knows")
+        return operator.index(number)  # type: ignore[arg-type]
+
+    def word_set_flag(self, source: object, target: object, number: object) -> None:
+        """A flag that a pipe sets for another pipe of its core."""
+        a, b, i = self._pipe(source), self._pipe(target), self._id(number)
+        self.issue(a, "set", f"set_flag {a} {b} {i}", flag=(a, b, i))
+
+    def word_wait_flag(self, source: object, target: object, number: object) -> None:
+        """A pipe waits for a flag and clears it."""
+        a, b, i = self._pipe(source), self._pipe(target), self._id(number)
+        self.issue(b, "wait", f"wait_flag {a} {b} {i}", flag=(a, b, i))
+
+    def word_set_cross_flag(self, pipe: object, number: object, mode: int = 2) -> None:
+        """A flag for the cores of the other kind."""
+        if mode != 2:
+            raise SpecError(f"{self.here()}: set_cross_flag with mode {mode}; mode 2 (C and both V) is read")
+        i = self._id(number)
+        self.issue(self._pipe(pipe), "cross set", f"set_cross_flag {i}", flag=("cross", i))
+
+    def word_wait_cross_flag(self, number: object, pipe: str = "") -> None:
+        """A wait for the cores of the other kind: of the scalar unit, or of one pipe."""
+        i = self._id(number)
+        self.issue(self._pipe(pipe) if pipe else "S", "cross wait", f"wait_cross_flag {i}", flag=("cross", i))
+
+    def word_barrier_all(self) -> None:
+        """A barrier of all pipes of a core."""
+        self.issue("ALL", "barrier", "barrier_all")
+
+    def word_pipe_barrier(self, pipe: object) -> None:
+        """A barrier of one pipe."""
+        name = str(pipe).upper()
+        self.issue("ALL" if name == "ALL" else self._pipe(pipe), "barrier", f"pipe_barrier {name}")
+
+
+class _Tile(SimpleNamespace):
+    """``T.tile``: vector instructions of tiles."""
+
+    def __init__(self, walk: _CoreWalk) -> None:
+        super().__init__()
+        self._walk = walk
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in _VECTOR:
+            raise SpecError(f"{self._walk.here()}: T.tile.{name} is not read; its accesses are unknown")
+        return lambda target, *sources, **_: self._walk._vector(name, target, sources)

@@ -1,0 +1,307 @@
+"""Loads the file of a TileLang program with stand-ins for TileLang and PyTorch, and returns its ``T.prim_func``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FunctionType, MappingProxyType, ModuleType
+
+from npusim.errors import SpecError
+from npusim.kernels.tilelang.tiles import WIDTHS
+
+#: Packages that a stand-in replaces while a program's file is loaded: nothing of a run is computed.
+REPLACED = ("tilelang", "torch", "torch_npu")
+
+
+class Silent:
+    """A stand-in for what the program around a kernel asks for; it is called and asked without effect."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Silent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Silent(f"{self._name}.{name}")
+
+    def __call__(self, *arguments: object, **_: object) -> object:  # noqa: D102  # as a decorator, or as a function
+        return arguments[0] if len(arguments) == 1 and isinstance(arguments[0], FunctionType) else Silent(self._name)
+
+    def _combined(self, *_: object) -> Silent:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = __pow__ = _combined
+    __neg__ = __getitem__ = __lt__ = __gt__ = _combined
+
+    def __iter__(self) -> Iterator[Silent]:
+        return iter(())
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class Format(str):
+    """The name of a format; a call of it converts a scalar."""
+
+    __slots__ = ()
+
+    def __call__(self, value: object) -> object:
+        """Return a scalar as it is."""
+        return value
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        return 8 * WIDTHS[self]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The annotation of a parameter: ``T.Tensor(shape, dtype)``."""
+
+    shape: tuple[int, ...]
+    fmt: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrimFunc:
+    """A ``T.prim_func``: the function, and the pass configurations of its ``tilelang.jit``."""
+
+    function: FunctionType
+    configurations: Mapping[str, object]
+
+    @property
+    def path(self) -> str:
+        """The file that the function is written in."""
+        return self.function.__code__.co_filename
+
+    @property
+    def line(self) -> int:
+        """The line of the function."""
+        return self.function.__code__.co_firstlineno
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function.__name__
+
+    def __call__(self, *_: object, **__: object) -> Silent:
+        """Do nothing: a program that launches its kernel gets a stand-in of the result."""
+        return Silent(self.name)
+
+    def __getattr__(self, name: str) -> Silent:  # what a compiled kernel has
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Silent(name)
+
+
+class Language(ModuleType):
+    """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is."""
+
+    def __init__(self) -> None:
+        super().__init__("tilelang.language")
+        self.__dict__["words"] = None
+        self.__dict__["__path__"] = []
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in WIDTHS:
+            return Format(name)
+        if name in ("Tensor", "Buffer"):
+            return _tensor_type
+        if name == "prim_func":
+            return lambda function: PrimFunc(function, {})
+        if name == "macro":
+            return lambda function: function
+        words: Callable[[str], object] | None = self.__dict__["words"]
+        if words is not None:
+            return words(name)
+        if name in PLAIN:
+            return PLAIN[name]
+        return Silent(f"T.{name}")
+
+    @contextmanager
+    def walking(self, words: Callable[[str], object]) -> Iterator[None]:
+        """Have the words of a walk while the kernel runs."""
+        self.__dict__["words"] = words
+        try:
+            yield
+        finally:
+            self.__dict__["words"] = None
+
+
+def ceildiv(a: int, b: int) -> int:
+    """Return a quotient rounded up."""
+    return -(-a // b)
+
+
+#: Words that have their meaning outside of a kernel too.
+PLAIN: Mapping[str, Callable[..., object]] = MappingProxyType(
+    {
+        "ceildiv": ceildiv,
+        "if_then_else": lambda condition, a, b: a if condition else b,
+        "infinity": lambda _fmt: float("inf"),
+        "min": min,
+        "max": max,
+        "And": lambda a, b: bool(a) and bool(b),
+        "Or": lambda a, b: bool(a) or bool(b),
+        "Not": lambda a: not a,
+    }
+)
+
+
+def _tensor_type(shape: Sequence[int] | int, dtype: object = "float32", *_: object, **__: object) -> TensorType:
+    return TensorType(tuple(shape) if isinstance(shape, Sequence) else (shape,), str(dtype))
+
+
+def _jit(*arguments: object, **options: object) -> object:
+    """Return the stand-in of ``tilelang.jit``: a function whose kernels have its pass configurations."""
+    configurations = options.get("pass_configs") or {}
+
+    def decorated(function: Callable[..., object]) -> Callable[..., object]:
+        if isinstance(function, PrimFunc):
+            return _configured(function, configurations)  # type: ignore[return-value]  # `tilelang.jit` of a kernel
+
+        def called(*values: object, **named: object) -> object:
+            return _configured(function(*values, **named), configurations)
+
+        called.__dict__["__wrapped__"] = function
+        return called
+
+    return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
+
+
+def _configured(kernel: object, configurations: object) -> object:
+    if isinstance(kernel, PrimFunc) and isinstance(configurations, Mapping) and configurations:
+        return PrimFunc(kernel.function, {str(k).rpartition(".")[2]: v for k, v in configurations.items()})
+    return kernel
+
+
+class _StandIns(MetaPathFinder, Loader):
+    """Finds every module of the replaced packages."""
+
+    def __init__(self, language: Language) -> None:
+        self.language = language
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return a module of a replaced package, None for others."""
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in REPLACED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the stand-in of a module."""
+        if spec.name == "tilelang.language":
+            return self.language
+        module = ModuleType(spec.name)
+        module.__dict__["__getattr__"] = lambda name: _asked(spec.name, name)
+        if spec.name == "tilelang":
+            jitted = {"jit": _jit, "compile": lambda kernel, *_, **k: _configured(kernel, k.get("pass_configs"))}
+            module.__dict__.update(jitted, language=self.language, DataType=Format, autotune=_autotune)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the stand-in is complete."""
+
+
+def _autotune(*arguments: object, **_: object) -> object:
+    return arguments[0] if arguments and callable(arguments[0]) else lambda function: function
+
+
+def _asked(module: str, name: str) -> Silent:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Silent(f"{module}.{name}")
+
+
+@contextmanager
+def stand_ins(path: Path, language: Language) -> Iterator[None]:
+    """Have stand-ins for the replaced packages, and the folder of a program as Python has it for a script."""
+    before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in REPLACED}
+    finder, argv, search = _StandIns(language), sys.argv, list(sys.path)
+    for name in before:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    sys.argv, sys.path[:] = [str(path)], [str(path.resolve().parent), *search]
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.partition(".")[0] in REPLACED]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        sys.argv, sys.path[:] = argv, search
+
+
+def place_in(error: BaseException, path: str) -> str:
+    """Return ``path:line`` of the last line of a file that an error came through; the path alone if there is none."""
+    place, at = path, error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == path:
+            place = f"{path}:{at.tb_lineno}"
+        at = at.tb_next
+    return place
+
+
+def load_program(path: Path, name: str, arguments: Mapping[str, object], language: Language) -> PrimFunc:
+    """Return the kernel that a file has under a name, or that the function of this name returns for arguments.
+
+    The file runs once as a module (``if __name__ == "__main__"`` is not entered).  Raises `SpecError`: no such file or
+    name, arguments that are missing or unknown, an error of the program.
+    """
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a program is FILE.py::program")
+    with stand_ins(path, language), redirect_stdout(sys.stderr):  # what the program prints is no result
+        try:
+            names = runpy.run_path(str(path), run_name="npusim_checked")
+            made = names.get(name)
+            if callable(made) and not isinstance(made, PrimFunc):
+                made = _called(path, name, made, arguments)
+        except SpecError:
+            raise
+        except Exception as error:
+            raise SpecError(f"{place_in(error, str(path))}: {type(error).__name__}: {error}") from error
+    if not isinstance(made, PrimFunc):
+        offered = [n for n, x in names.items() if isinstance(x, PrimFunc) or inspect.isfunction(x)]
+        listed = ", ".join(n for n in offered if not n.startswith("_"))
+        raise SpecError(f"{path}: {name!r} is no T.prim_func and returns none; functions there: {listed or 'none'}")
+    return made
+
+
+def _called(path: Path, name: str, function: Callable[..., object], arguments: Mapping[str, object]) -> object:
+    parameters = inspect.signature(function).parameters
+    listed = ", ".join(parameters) or "none"
+    if unknown := [n for n in arguments if n not in parameters]:
+        raise SpecError(f"{path}::{name}: no argument {', '.join(unknown)}; allowed: {listed}")
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+    if missing := [n for n in missing if parameters[n].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD,)]:
+        given = " ".join(f"-a {n}=..." for n in missing)
+        raise SpecError(f"{path}::{name}: {', '.join(missing)} needed: {given}")
+    return function(**arguments)
+
+
+def argument_values(texts: Sequence[str]) -> dict[str, object]:
+    """Return arguments written ``name=value``; a value that is no Python literal is a text.
+
+    >>> argument_values(["seq=2048", "dtype=float16"])
+    {'seq': 2048, 'dtype': 'float16'}
+    """
+    values = dict[str, object]()
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise SpecError(f"-a {text}: write NAME=VALUE, as seq=2048")
+        if name in values:
+            raise SpecError(f"-a {text}: {name} is given twice")
+        try:
+            values[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[name] = value
+    return values

@@ -1,0 +1,193 @@
+"""The bounded check of an expert program: core groups and answers of conditions, faults, mends, redundant barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.kernels.tilelang.expert import Decisions, GroupWalk, walk_program
+from npusim.kernels.tilelang.program import Language, PrimFunc, load_program
+from npusim.studies.flags.mends import mended
+from npusim.studies.flags.order import Cores, Fault, HappensBefore, Overlaps
+from npusim.units import plural
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.kernels.tilelang.expert import Issued
+    from npusim.kernels.tilelang.tiles import Box
+
+#: Paths through conditions that are walked for a core group, and instructions of one walk.
+MOST_PATHS, MOST_INSTRUCTIONS = 64, 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFault:
+    """A fault, the core group and the answers of conditions under which it was seen first, and a mend."""
+
+    fault: Fault
+    group: int
+    answers: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlagReport:
+    """The result of a check.
+
+    ``redundant``: lines of barriers, each of which may go by itself without a fault; ``removable``: such lines that may
+    go together.  Both are empty where there are faults.  ``bounds``: what was walked; ``notes``: what was assumed.
+    """
+
+    program: str
+    faults: tuple[FoundFault, ...]
+    redundant: tuple[int, ...]
+    removable: tuple[int, ...]
+    barriers: int
+    instructions: int
+    bounds: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_program(
+    path: Path, name: str, arguments: Mapping[str, object] | None = None, *, vector_in_order: bool = True
+) -> FlagReport:
+    """Check the explicit flags and barriers of ``path::name``, called with ``arguments``.
+
+    Loops run as they are, for the first two core groups and the last one, with both answers of each condition of a
+    value that only a run knows.  ``vector_in_order``: whether the vector pipe ends an instruction before it starts the
+    next one; False for code that is compiled without automatic barriers of that pipe.  Raises `SpecError`: the program
+    is not read, or the compiler makes its flags.
+    """
+    language, arguments = Language(), dict(arguments or {})
+    kernel = load_program(path, name, arguments, language)
+    is_direct = kernel.name == name
+    scalars = arguments if is_direct else {}
+    walked = _walked(kernel, language, scalars)
+    walks = walked.walks
+    found, seen = list[FoundFault](), dict[object, Fault]()
+    for walk, answers in walks:
+        overlaps = Overlaps(walk.cores)
+        faults = HappensBefore(walk.cores, overlaps, vector_in_order=vector_in_order).complete()
+        for fault in faults:
+            if fault.key not in seen:
+                seen[fault.key] = fault
+                mend = mended(walk.cores, fault, faults, overlaps, vector_in_order=vector_in_order)
+                found.append(FoundFault(fault, walk.group, answers, mend))
+    found += _between_groups(walked.firsts)
+    lines = sorted({x.line for w, _ in walks for i in w.cores.values() for x in i if x.kind == "barrier"})
+    cores = [walk.cores for walk, _ in walks]
+    safe = [(c, Overlaps(c)) for c in cores] if not found else []
+    redundant = [n for n in lines if safe and _is_safe(safe, {n}, vector_in_order=vector_in_order)]
+    together = set[int]()
+    for line in redundant:
+        if _is_safe(safe, together | {line}, vector_in_order=vector_in_order):
+            together.add(line)
+    return FlagReport(
+        program=f"{path}::{name}",
+        faults=tuple(found),
+        redundant=tuple(redundant),
+        removable=tuple(sorted(together)),
+        barriers=len(lines),
+        instructions=sum(len(i) for w, _ in walks for i in w.cores.values()),
+        bounds=tuple(walked.bounds),
+        notes=(*walked.notes, *_assumed(cores, vector_in_order=vector_in_order)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """``walks`` with the answers of conditions, the first walk of each core group, what was walked and assumed."""
+
+    walks: list[tuple[GroupWalk, str]]
+    firsts: list[GroupWalk]
+    bounds: list[str]
+    notes: list[str]
+
+
+def _walked(kernel: PrimFunc, language: Language, scalars: Mapping[str, object]) -> _Walked:
+    """Return the walks of the first two core groups and of the last one along all paths."""
+    firsts = list[GroupWalk]()
+    walks, notes, paths = list[tuple[GroupWalk, str]](), dict[str, None](), 0
+    groups, count, known = [0], 1, set[object]()
+    for group in groups:  # grows where the first walk shows how many there are
+        decisions = Decisions()
+        for number in range(MOST_PATHS):
+            walk = walk_program(kernel, language, group, decisions, scalars)
+            count = walk.groups
+            notes |= dict.fromkeys(walk.notes)
+            if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
+                raise SpecError(
+                    f"{kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions; give smaller sizes with -a"
+                )
+            paths += 1
+            if number == 0:
+                firsts.append(walk)
+            form = tuple((x.core, x.line, x.kind, x.flag) for issued in walk.cores.values() for x in issued)
+            if form not in known:  # the same instructions of another group differ in tensors' offsets alone
+                known.add(form)
+                walks.append((walk, str(decisions)))
+            if not decisions.more():
+                break
+            if number + 1 == MOST_PATHS:
+                notes[
+                    f"core group {group}: only {MOST_PATHS} paths through its conditions are walked; others are not"
+                ] = None
+        if group == 0 and count > 1:
+            groups += sorted({1, count - 1})
+    listed = ", ".join(map(str, groups))
+    bounds = [f"core {plural(len(groups), 'group')} {listed} of {count}", f"{paths} {plural(paths, 'path')}"]
+    return _Walked(walks, firsts, bounds, list(notes))
+
+
+def _between_groups(walks: Sequence[GroupWalk]) -> Iterator[FoundFault]:
+    """Yield pairs of accesses of two core groups to common bytes of a tensor, one of them a write."""
+    uses = [_of_tensors(walk) for walk in walks]
+    seen = set[object]()
+    for (one, mine), (other, theirs) in combinations(zip(walks, uses, strict=True), 2):
+        for (box, is_write), x in mine.items():
+            for (near, near_writes), y in theirs.items():
+                key = (x.line, y.line)
+                if (is_write or near_writes) and key not in seen and box.overlaps(near):
+                    seen.add(key)
+                    words = {True: "writes", False: "reads"}
+                    text = f"{x} of core group {one.group} {words[is_write]} {box}, "
+                    text += f"{y} of core group {other.group} {words[near_writes]} {near}"
+                    fault = Fault("race", text, x, y)
+                    yield FoundFault(fault, one.group, "", "none by flags: no flag orders two core groups")
+
+
+def _of_tensors(walk: GroupWalk) -> dict[tuple[Box, bool], Issued]:
+    """Return the parts of tensors that a core group accesses, and whether it writes them, with the first access."""
+    found: dict[tuple[Box, bool], Issued] = {}
+    for x in (x for issued in walk.cores.values() for x in issued):
+        for is_write, boxes in ((False, x.reads), (True, x.writes)):
+            for box in boxes:
+                if box.space == "GM" and box.is_exact:
+                    found.setdefault((box, is_write), x)
+    written = {box.buffer for box, is_write in found if is_write}
+    return {use: x for use, x in found.items() if use[0].buffer in written}
+
+
+def _is_safe(walks: Sequence[tuple[Cores, Overlaps]], without: set[int], *, vector_in_order: bool) -> bool:
+    """Return whether no walk has a fault without the barriers of some lines."""
+    for cores, overlaps in walks:
+        left = {c: [x for x in i if x.kind != "barrier" or x.line not in without] for c, i in cores.items()}
+        if HappensBefore(left, overlaps, vector_in_order=vector_in_order).complete():
+            return False
+    return True
+
+
+def _assumed(walks: Sequence[Cores], *, vector_in_order: bool) -> list[str]:
+    boxes = {b for cores in walks for i in cores.values() for x in i for b in (*x.reads, *x.writes) if b.space != "GM"}
+    notes = []
+    if any(b.address is None for b in boxes):
+        notes.append("buffers without T.annotate_address are assumed to share no byte: the compiler places them")
+    order = (
+        "ends an instruction before it starts the next" if vector_in_order else "needs barriers between instructions"
+    )
+    notes.append(f"the vector pipe {order}; flags that the C++ compiler adds (cce-auto-sync) are not in the text")
+    return notes

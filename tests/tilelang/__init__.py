@@ -1,0 +1,1 @@
+"""Programs of TileLang-Ascend: flags and barriers."""
