@@ -56,6 +56,7 @@ STUDIES = frozenset(
         ("probe", "validate"),
         ("stress", "validate"),
         ("stress", "explore"),
+        *(("evaluate", other) for other in ("validate", "stress", "tune")),
     }
 )
 

@@ -16,6 +16,7 @@ from npusim import __version__
 from npusim.cli import (
     check_commands,
     compare_command,
+    evaluate_command,
     explore_command,
     format_command,
     guide,
@@ -51,6 +52,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "report": "runs as one HTML page",
             "diff": "a kernel's output against predicted bits",
             "invariant": "choices that change a call's bits, and the price of a guarantee",
+            "evaluate": "kernels judged: right or wrong, bits, time, trust",
             "check": "cycles, and the tile that wins, against accepted ones (CI)",
         },
         "Search and tune": {
@@ -193,6 +195,7 @@ def root(
 for module in (
     run_command,
     compare_command,
+    evaluate_command,
     explore_command,
     check_commands,
     measure_commands,
