@@ -61,7 +61,7 @@ def evaluate(
     devices = request.hw.split(",") if isinstance(request.hw, str) else [request.hw or "ascend_910b2"]
     requests = [replace(request, schedule=name, hw=None, seed=draw) for name in (request.schedule, *(others or ()))]
     shapes = tuple(
-        {n: o.count("--sizes")(x) for n, x in o.key_values([text], "--sizes").items()} for text in sizes or ()
+        {n: o.count("--sizes")(x) for n, x in o.key_values(text.split(","), "--sizes").items()} for text in sizes or ()
     )
     batch = Batch(requests, reference, devices, shapes, Limits(seconds, int(gib * 2**30)), store)
     done = batch.run(jobs or os.cpu_count() or 1, lambda e: say(f"{short_name(e.kernel)}: {e.verdict}"))

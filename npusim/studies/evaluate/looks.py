@@ -12,7 +12,7 @@ from npusim.program.numerics.paths import Place
 from npusim.program.numerics.reference import attention_scores, softmax_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EXPLAINED = 0.1
 #: Keys of a tile that may be left out.
 TILES = (16, 32, 64, 128, 256)
+#: Factors of the scale that are tried, a percent from one to the next.
+SCALES = tuple(1.01**n for n in range(-140, 141) if n)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def of_attention(held: HeldOutput, written: Rows, at: tuple[int, int, int, int])
 
 
 def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
-    """Return which tile of keys is left out, or counted twice, in a row; empty where that explains nothing."""
+    """Return which keys of a row are left out or counted twice, or the factor of its scale; empty where that explains nothing."""
     batch, head, row, _ = at
     problem = held.subject.attention
     if problem is None or held.plan.schedule.sees is not None:
@@ -140,15 +142,23 @@ def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
     v = np.where(np.isfinite(v), v, 0.0) * problem.v_scale
     own, exact = held.given.values[batch, head, row].astype(np.float64), weights @ v / weights.sum()
     best = (EXPLAINED**2 * float(np.square(own - exact).sum()), "")
-    for tile in (t for t in TILES if t < len(k)):
-        for start in range(0, len(k), tile):
-            part = slice(start, start + tile)
-            for words, factor in (("dropped", -1.0), ("counted twice", 1.0)):
-                total = weights.sum() + factor * weights[part].sum()
-                if not total > 0:
-                    continue
-                fault = (weights @ v + factor * weights[part] @ v[part]) / total
-                error = float(np.square(own - fault).sum())
-                last = min(start + tile, len(k)) - 1
-                best = min(best, (error, f"a tile {words}: keys {start}..{last} at row {row}"))
+    for words, part, factor in _parts(len(k)):
+        total = weights.sum() + factor * weights[part].sum()
+        if total > 0:
+            fault = (weights @ v + factor * weights[part] @ v[part]) / total
+            best = min(best, (float(np.square(own - fault).sum()), f"a tile {words} at row {row}"))
+    for factor in SCALES:
+        scaled = weights**factor
+        fault = scaled @ v / scaled.sum()
+        best = min(best, (float(np.square(own - fault).sum()), f"a scale: scores are about {factor:.4g} times theirs"))
     return best[1]
+
+
+def _parts(keys: int) -> Iterator[tuple[str, slice, float]]:
+    """Yield keys that may be left out or counted twice, in words, with the share by which their weights change."""
+    for tile in (t for t in TILES if t < keys):
+        for start in range(0, keys, tile):
+            ends = {(start, min(start + tile, keys))} | ({(0, start), (start, keys)} if start else set())
+            for first, last in sorted(ends):
+                yield f"dropped: keys {first}..{last - 1}", slice(first, last), -1.0
+            yield f"counted twice: keys {start}..{min(start + tile, keys) - 1}", slice(start, start + tile), 1.0
