@@ -103,6 +103,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "kernels/triton/recording.py",
         "kernels/triton/releases.py",
     ),
+    "mcp": ("cli/server.py",),
+    "uvicorn": ("cli/server.py",),
     "scipy": ("studies/validate/least_squares.py",),
 }
 

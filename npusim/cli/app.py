@@ -27,6 +27,7 @@ from npusim.cli import (
     program_command,
     record_command,
     run_command,
+    serve_command,
     stress_command,
     tune_command,
     warm_command,
@@ -58,6 +59,7 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",
             "tune": "a kernel's configurations, ranked by predicted time",
+            "serve": "the same for programs that write kernels (MCP)",
         },
         "Your own kernel": {
             "new": "a schedule to start from",
@@ -207,6 +209,7 @@ for module in (
     stress_command,
     warm_command,
     tune_command,
+    serve_command,
 ):
     app.add_typer(module.app)
 for verbs in (hw_command.hw, hw_command.workload, guide.new, measure_commands.export, probe_command.probe):

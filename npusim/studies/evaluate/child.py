@@ -11,7 +11,7 @@ import json
 import os
 import pickle
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,16 +19,18 @@ from npusim.errors import NpusimError, RaceError, one_line
 from npusim.studies.evaluate.limits import confine, guard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from npusim.simulation.request import Request
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a parent asks: ``kind`` is ``describe``, ``bits`` or ``time``; ``file``: of the output, in the folder."""
+    """What a parent asks: a function of a module that answers it, the request, and more of it by name."""
 
-    kind: str
+    work: Callable[[Question], dict[str, Any]]
     request: Request
-    file: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def main(folder: str, answers: str) -> None:
@@ -61,7 +63,7 @@ def _answer_all(questions: BinaryIO, sink: Any) -> None:
 def answer(question: Question) -> dict[str, Any]:
     """Return the answer to a question: its facts, or under ``error`` why there are none, and the ``kind`` of it."""
     try:
-        return {"describe": _described, "bits": _computed, "time": _timed}[question.kind](question)
+        return question.work(question)
     except RaceError as error:
         return {"error": one_line(error), "kind": "race"}
     except NpusimError as error:
@@ -72,7 +74,7 @@ def answer(question: Question) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {one_line(error)}"[:500], "kind": "crash"}
 
 
-def _described(question: Question) -> dict[str, Any]:
+def described(question: Question) -> dict[str, Any]:
     """Return the sizes and formats of a candidate's inputs and output."""
     from npusim.simulation.evaluation import subject_of
     from npusim.studies.stress.worst_search import StressedRun
@@ -89,7 +91,7 @@ def _described(question: Question) -> dict[str, Any]:
     }
 
 
-def _computed(question: Question) -> dict[str, Any]:
+def computed(question: Question) -> dict[str, Any]:
     """Store the output of a request after the proof of its order and races; return the file and the arithmetic."""
     import numpy as np
 
@@ -101,7 +103,7 @@ def _computed(question: Question) -> dict[str, Any]:
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
 
-    request = question.request
+    request, file = question.request, str(question.more["file"])
     plan, program = program_of(plan_of(request, is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
@@ -114,12 +116,12 @@ def _computed(question: Question) -> dict[str, Any]:
     for (n, h, row), block in written.items():
         values[n, h, row : row + len(block)] = patterns(block)
         has[n, h, row : row + len(block)] = True
-    np.savez(question.file, o=values, computed=has)
+    np.savez(file, o=values, computed=has)
     evidence = arithmetic_evidence(named_choices(program)[0], plan.device)
-    return {"file": question.file, "arithmetic": evidence, "notes": list(program.notes)}
+    return {"file": file, "arithmetic": evidence, "notes": list(program.notes)}
 
 
-def _timed(question: Question) -> dict[str, Any]:
+def timed(question: Question) -> dict[str, Any]:
     """Return the prediction of a request's time."""
     from npusim.simulation.ranking import steady
     from npusim.studies.tune.prediction import Configuration, predict

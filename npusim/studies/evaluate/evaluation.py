@@ -21,7 +21,7 @@ from npusim.kernels.triton import is_launch
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
-from npusim.studies.evaluate.child import Question
+from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
 from npusim.studies.evaluate.process import CandidateProcess
@@ -208,7 +208,7 @@ class Batch:
                 findings = self._judged(process, request)
             if findings.fault.startswith("the candidate's process") or findings.fault.startswith("no answer"):
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
-            times = {d: _time(process.ask(Question("time", _timed(request, d)))) for d in self.devices}
+            times = {d: time_of(process.ask(Question(timed, _timed(request, d)))) for d in self.devices}
             return replace(findings, us=times)
 
     def _judged(self, process: CandidateProcess, request: Request) -> Findings:
@@ -222,7 +222,7 @@ class Batch:
             if "error" in answer:
                 if answer["kind"] != "refused":
                     fault = f"a race: {answer['error']}" if answer["kind"] == "race" else str(answer["error"])
-                    verdicts.append(CaseVerdict(case.name, False, fault, np.inf, 0, 0))
+                    verdicts.append(CaseVerdict(case.name, False, fault, None, 0, 0))
                     break
                 refused.append(_not_read(case.name, str(answer["error"])))
                 given_refused = given_refused or (str(answer["error"]) if case.is_given else "")
@@ -249,7 +249,7 @@ class Batch:
         """Return a candidate's answer for a case, with the description of its inputs."""
         assert self.referee is not None
         call = self._call(request, case, None)
-        description = process.ask(Question("describe", call))
+        description = process.ask(Question(described, call))
         if "error" in description:
             return description
         try:
@@ -257,7 +257,7 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        answer = process.ask(Question("bits", self._call(request, case, arrays), file))
+        answer = process.ask(Question(computed, self._call(request, case, arrays), {"file": file}))
         return {**answer, "description": description}
 
     def _call(self, request: Request, case: Case, arrays: Any) -> Request:
@@ -325,7 +325,8 @@ def _timed(request: Request, device: str) -> Request:
     return replace(request, hw=device, seed=None, numerics=False, progress=None)
 
 
-def _time(answer: Mapping[str, Any]) -> Microseconds:
+def time_of(answer: Mapping[str, Any]) -> Microseconds:
+    """Return a time from the answer of `npusim.studies.evaluate.child.timed`."""
     if "error" in answer:
         return _no_time(str(answer["error"]))
     us, band = float(answer["us"]), answer["band"]
@@ -362,7 +363,7 @@ def compared(found: Mapping[int, Findings], devices: Sequence[str]) -> Iterator[
         rank = {device: ranks[device][i] for device in devices if i in ranks[device]}
         doubts = tuple(_doubts(i, listed, ranks, devices))
         wrong = [c for c in f.cases if not c.is_right]
-        worst = max(wrong or f.cases, key=lambda c: c.excess, default=None)
+        worst = max(wrong or f.cases, key=lambda c: np.inf if c.excess is None else c.excess, default=None)
         yield Evaluation(
             f.kernel,
             verdicts[i],

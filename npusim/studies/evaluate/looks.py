@@ -131,7 +131,7 @@ def of_attention(held: HeldOutput, written: Rows, at: tuple[int, int, int, int])
 
 
 def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
-    """Return which keys of a row are left out or counted twice, or the factor of its scale; empty where that explains nothing."""
+    """Return which keys of a row are left out or counted twice, or its scale; empty where neither explains it."""
     batch, head, row, _ = at
     problem = held.subject.attention
     if problem is None or held.plan.schedule.sees is not None:

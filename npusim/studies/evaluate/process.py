@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.limits import Limits
 
 #: Bytes of the longest answer, and of one reading.
-LONGEST, PIECE = 1 << 20, 1 << 16
+LONGEST, PIECE = 1 << 24, 1 << 16
 #: Variables of the environment that a candidate's process has.
 PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
 

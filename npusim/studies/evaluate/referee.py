@@ -50,15 +50,15 @@ DRAWN = 24
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """The verdict on one call: the judgement in words, the share of its limit, and the first wrong element.
+    """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
 
-    ``is_extreme``: the inputs are those of a point of stress.
+    ``excess``: None where values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
     """
 
     case: str
     is_right: bool
     text: str
-    excess: float
+    excess: float | None
     matched: int
     total: int
     first: WrongElement | None = None
@@ -75,7 +75,7 @@ def verdict_on(case: Case, judgement: Judgement) -> CaseVerdict:
         case.name,
         judgement.is_right,
         str(judgement),
-        float(excess),
+        float(excess) if np.isfinite(excess) else None,
         judgement.matched,
         judgement.total,
         is_extreme=bool(case.point),
