@@ -10,10 +10,11 @@ import pytest
 
 from npusim.studies.evaluate import Evaluation, evaluate
 from npusim.studies.evaluate.limits import Limits
+from tests.evaluate import tensor_kernels
 from tests.evaluate.attention_kernels import RIGHT, WRONG
 
 HERE = Path(__file__).parent
-FILE = HERE / "attention_kernels.py"
+FILE, PRODUCTS = HERE / "attention_kernels.py", HERE / "tensor_kernels.py"
 CALL = {"heads": 2, "kv_heads": 1, "seq_q": 256, "seq_kv": 256, "head_dim": 64, "causal": True, "dtype": "float16"}
 #: Words of the diagnosis of some faults.
 LOOKS = {
@@ -56,6 +57,25 @@ def test_a_wrong_kernel_is_wrong_and_says_why(name: str) -> None:
     assert LOOKS.get(name, "") in found.looks_like
     assert found.worst is not None
     assert found.worst.first is not None
+
+
+@cache
+def products() -> dict[str, Evaluation]:
+    """Return the evaluations of kernels of plain tensors, a batch for each function that they should compute."""
+    found: dict[str, Evaluation] = {}
+    both = {**tensor_kernels.RIGHT, **tensor_kernels.WRONG}
+    for reference in sorted(set(both.values())):
+        names = [f"{PRODUCTS}:{name}" for name, of in both.items() if of == reference]
+        call = {**CALL, "heads": 1, "seq_q": 64, "seq_kv": 64, "causal": False}
+        how = {"reference": f"{PRODUCTS}:{reference}", "hw": "h200", "problem": call, "jobs": 2}
+        found |= {e.kernel.rpartition(":")[2]: e for e in evaluate(names, **how)}  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("name", [*tensor_kernels.RIGHT, *tensor_kernels.WRONG])
+def test_a_function_on_arrays_judges_products(name: str) -> None:
+    found = products()[name]
+    assert found.verdict == ("right" if name in tensor_kernels.RIGHT else "wrong"), (found.reason, found.not_read)
 
 
 HOSTILE = {

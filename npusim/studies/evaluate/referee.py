@@ -17,6 +17,7 @@ from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
 from npusim.program.ir.tile import GlobalTensor
 from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.evaluation import TensorSubject, subject_of
@@ -247,8 +248,8 @@ class FunctionReferee(Referee):
     ) -> tuple[NDArray[np.float64], list[NDArray[Any]]]:
         """Return the function's float64 result, and the outputs of correct kernels."""
         wide = {name: widen(x).astype(np.float64) for name, x in arrays.items()}
-        names = (fmt, *(str(formats.float_format.format_of_dtype(x.dtype) or fmt) for x in arrays.values()))
-        step = max(_step(name) for name in names)
+        stored = (format_of_dtype(x.dtype) for x in arrays.values())
+        step = max(2.0**-f.mantissa_bits for f in (get_format(fmt), *stored) if f is not None)
         rng = np.random.default_rng([case.seed, DRAWN])
         exact = self._called(case, wide, shape)
         outputs = [exact]
@@ -284,14 +285,6 @@ def _by_head(values: NDArray[Any], has: NDArray[np.bool_]) -> dict[BlockRows, ND
 
 def _bits(values: NDArray[Any]) -> str:
     return f"u{values.dtype.itemsize}"
-
-
-def _step(name: str) -> float:
-    """Return the distance of 1 and the next number of a format; 0 where it is no float."""
-    try:
-        return float(2.0 ** -get_format(name).mantissa_bits)
-    except (AttributeError, ValueError):
-        return 0.0
 
 
 def _element(
