@@ -80,7 +80,7 @@ def test_a_function_on_arrays_judges_products(name: str) -> None:
 
 HOSTILE = {
     "loop": ("while True: pass", "no answer within"),
-    "memory": ("x = bytearray(1 << 36)", "memory"),
+    "memory": ("x = bytearray(1 << 36)", "MemoryError"),
     "fork": ("import os\nwhile True: os.fork()", "not permitted"),
     "socket": ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "not permitted"),
     "file": ("open({elsewhere!r}, 'w').write('x')", "may not change"),
