@@ -39,7 +39,7 @@ MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Call:
+class ServedCall:
     """The call of a kernel: a problem ``M=4096,N=4096`` or the sizes of attention, and the kernel's own fields."""
 
     hw: str = "h200"
@@ -71,7 +71,7 @@ class Evaluations:
 
 
 @dataclass(frozen=True)
-class Device:
+class ServedDevice:
     """A packaged device."""
 
     name: str
@@ -83,7 +83,7 @@ class Device:
 class Devices:
     """The packaged devices."""
 
-    devices: Sequence[Device]
+    devices: Sequence[ServedDevice]
 
 
 def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
@@ -102,7 +102,9 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         except NpusimError as error:
             raise ValueError(answers.in_words(error)) from None
 
-    async def asked(work: Callable[[Question], dict[str, Any]], kernel: str, call: Call, **more: Any) -> dict[str, Any]:
+    async def asked(
+        work: Callable[[Question], dict[str, Any]], kernel: str, call: ServedCall, **more: Any
+    ) -> dict[str, Any]:
         def answer() -> dict[str, Any]:
             document = answers.answered(Question(work, call.on(_bounded(kernel)), more), limits)
             plain: dict[str, Any] = json.loads(to_json(document))
@@ -110,12 +112,52 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
 
         return await worked(answer)
 
+    _offer_evaluate(server, worked, limits, jobs)
+
+    @server.tool()
+    async def predict(kernel: str, call: ServedCall = ServedCall()) -> Microseconds:
+        """Predict the time of a kernel on a device, with its band and its limit."""
+        return time_of(await asked(answers.predicted, kernel, call))
+
+    @server.tool()
+    async def tune(
+        kernel: str, fields: dict[str, list[str | int]], call: ServedCall = ServedCall(), bits: str = "any"
+    ) -> dict[str, Any]:
+        """Rank configurations of a kernel by predicted time, with their classes of equal bits."""
+        return await asked(answers.tuned, kernel, call, fields=fields, bits=bits)
+
+    @server.tool()
+    async def explain(kernel: str, other: str, call: ServedCall = ServedCall()) -> dict[str, Any]:
+        """Explain why one kernel is slower than another: the difference of latency, split into causes."""
+        return await asked(answers.explained, kernel, call, other=_bounded(other))
+
+    @server.tool()
+    async def stress(kernel: str, call: ServedCall = ServedCall(), budget: float = 10.0) -> dict[str, Any]:
+        """Search for inputs on which a kernel is furthest from float64, and name the step that loses them."""
+        return await asked(answers.stressed, kernel, call, budget=min(budget, limits.seconds))
+
+    @server.tool()
+    async def program(kernel: str, call: ServedCall = ServedCall()) -> dict[str, Any]:
+        """Return the tile program of a kernel: its queues and waits, and the depth of each ring."""
+        return await asked(answers.programmed, kernel, call)
+
+    @server.tool()
+    async def devices() -> Devices:
+        """List the packaged devices."""
+        return await worked(_devices)
+
+    return server
+
+
+def _offer_evaluate(server: MCPServer[Any], worked: Callable[..., Any], limits: Limits, jobs: int) -> None:
+    """Add the tool that judges kernels; ``worked`` awaits a function in a thread."""
+
     @server.tool(name="evaluate")
     async def evaluate_tool(
         ctx: Context,  # type: ignore[type-arg]
         kernels: list[str],
         reference: str | None = None,
-        call: Call = Call(),
+        call: ServedCall = ServedCall(),
         shapes: list[dict[str, int]] | None = None,
         seed: int = 0,
     ) -> Evaluations:
@@ -143,46 +185,12 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         finally:
             is_over.set()
 
-    @server.tool()
-    async def predict(kernel: str, call: Call = Call()) -> Microseconds:
-        """Predict the time of a kernel on a device, with its band and its limit."""
-        return time_of(await asked(answers.predicted, kernel, call))
-
-    @server.tool()
-    async def tune(
-        kernel: str, fields: dict[str, list[str | int]], call: Call = Call(), bits: str = "any"
-    ) -> dict[str, Any]:
-        """Rank configurations of a kernel by predicted time, with their classes of equal bits."""
-        return await asked(answers.tuned, kernel, call, fields=fields, bits=bits)
-
-    @server.tool()
-    async def explain(kernel: str, other: str, call: Call = Call()) -> dict[str, Any]:
-        """Explain why one kernel is slower than another: the difference of latency, split into causes."""
-        return await asked(answers.explained, kernel, call, other=_bounded(other))
-
-    @server.tool()
-    async def stress(kernel: str, call: Call = Call(), budget: float = 10.0) -> dict[str, Any]:
-        """Search for inputs on which a kernel is furthest from float64, and name the step that loses them."""
-        return await asked(answers.stressed, kernel, call, budget=min(budget, limits.seconds))
-
-    @server.tool()
-    async def program(kernel: str, call: Call = Call()) -> dict[str, Any]:
-        """Return the tile program of a kernel: its queues and waits, and the depth of each ring."""
-        return await asked(answers.programmed, kernel, call)
-
-    @server.tool()
-    async def devices() -> Devices:
-        """List the packaged devices."""
-        return await worked(_devices)
-
-    return server
-
 
 def _devices() -> Devices:
     from npusim.config.load import list_devices, load_device
 
     listed = [load_device(name) for name in list_devices()]
-    return Devices([Device(d.name, d.family, d.description) for d in listed])
+    return Devices([ServedDevice(d.name, d.family, d.description) for d in listed])
 
 
 def _bounded(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, document
@@ -12,7 +13,7 @@ from npusim.simulation.request import short_name
 if TYPE_CHECKING:
     from npusim.studies.evaluate import Evaluation
 
-_STYLES = {"right": "good", "wrong": "bad", "unproved": "warn"}
+_STYLES = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
 
 
 def _text(us: Any) -> str:

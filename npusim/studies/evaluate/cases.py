@@ -29,7 +29,7 @@ OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedCase:
     """One call: its name, changes of the problem's sizes, the seed of its inputs, and a point of stress.
 
     ``rows``: which rows of the output are judged; ``is_given``: whether the caller asked for this call.
@@ -43,39 +43,39 @@ class Case:
     is_given: bool = False
 
 
-def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[Case]:
+def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
     """Yield the calls on which an attention is judged; ``shapes``: further ones, as changed sizes."""
-    yield Case("the given call", {}, seed, rows="sample", is_given=True)
-    yield Case("other values", {}, seed + 1, rows="sample", is_given=True)
+    yield JudgedCase("the given call", {}, seed, rows="sample", is_given=True)
+    yield JudgedCase("other values", {}, seed + 1, rows="sample", is_given=True)
     for shape in shapes:
-        yield Case(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, rows="sample", is_given=True)
+        yield JudgedCase(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, rows="sample", is_given=True)
     if problem.lengths or problem.query_lengths or problem.documents or problem.bias is not None:
         return  # sizes of such calls depend on one another
     few = min(problem.kv_heads, 2)
     heads = {"batch": 1, "kv_heads": few, "heads": few * min(problem.heads // problem.kv_heads, 4)}
     is_decoding = problem.seq_q == 1
     queries, keys = (1 if is_decoding else ODD[0]), ODD[1]
-    yield Case("sizes that do not divide", {**heads, **_tokens(queries, keys)}, seed + 3)
-    yield Case("one row", {**heads, **_tokens(1, 2 * SMALL + 72)}, seed + 4)
-    yield Case(
+    yield JudgedCase("sizes that do not divide", {**heads, **_tokens(queries, keys)}, seed + 3)
+    yield JudgedCase("one row", {**heads, **_tokens(1, 2 * SMALL + 72)}, seed + 4)
+    yield JudgedCase(
         "one head", {"batch": 1, "kv_heads": 1, "heads": 1, **_tokens(1 if is_decoding else SMALL, SMALL)}, seed + 5
     )
     for number, (name, point) in enumerate(OF_ATTENTION.items()):
         sizes = {**heads, **_tokens(1 if is_decoding else SMALL, 2 * SMALL)}
-        yield Case(name, sizes, seed + 6 + number, point)
+        yield JudgedCase(name, sizes, seed + 6 + number, point)
 
 
-def tensor_cases(problem: KernelProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[Case]:
+def tensor_cases(problem: KernelProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
     """Yield the calls on which a kernel of plain tensors is judged."""
-    yield Case("the given call", {}, seed, is_given=True)
-    yield Case("other values", {}, seed + 1, is_given=True)
+    yield JudgedCase("the given call", {}, seed, is_given=True)
+    yield JudgedCase("other values", {}, seed + 1, is_given=True)
     for shape in shapes:
-        yield Case(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, is_given=True)
+        yield JudgedCase(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, is_given=True)
     whole = {n: x for n, x in problem.sizes.items() if isinstance(x, int) and x > 1}
     for number, (name, size) in enumerate(whole.items()):
-        yield Case(f"{name} that does not divide", {name: max(1, size * 3 // 4 - 5)}, seed + 3 + number)
+        yield JudgedCase(f"{name} that does not divide", {name: max(1, size * 3 // 4 - 5)}, seed + 3 + number)
     for number, (name, point) in enumerate(OF_TENSORS.items()):
-        yield Case(name, {}, seed + 20 + number, point)
+        yield JudgedCase(name, {}, seed + 20 + number, point)
 
 
 def _tokens(queries: int, keys: int) -> dict[str, int]:

@@ -25,11 +25,11 @@ from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
 from npusim.studies.evaluate.process import CandidateProcess
-from npusim.studies.evaluate.referee import CaseVerdict, Referee, referee_of
+from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
 from npusim.studies.tune.prediction import lettered
 
 if TYPE_CHECKING:
-    from npusim.studies.evaluate.cases import Case
+    from npusim.studies.evaluate.cases import JudgedCase
 
 Verdict = Literal["right", "wrong", "unproved"]
 #: File and line in the text of a refusal.
@@ -175,7 +175,7 @@ class Batch:
         own = replace(self.requests[0], hw=devices[0])
         for device in devices:
             replace(own, hw=device).machine()
-        self.referee: Referee | None = referee_of(reference, own, shapes)
+        self.referee: Referee | None = RefereeChoice(own, reference, shapes).referee()
         self._said = repr((reference, _content(reference or ""), list(devices), shapes, limits))
         self._lock = Lock()
 
@@ -184,7 +184,7 @@ class Batch:
         known = self._stored()
         found: dict[int, Findings] = {}
         with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
-            keys = [self._key(request) for request in self.requests]
+            keys = [self._key(i) for i in range(len(self.requests))]
             tasks = {workers.submit(self._examined, i, known.get(keys[i])): i for i in range(len(keys))}
             for task in as_completed(tasks):
                 number = tasks[task]
@@ -196,29 +196,32 @@ class Batch:
         return tuple(compared(found, self.devices))
 
     def _examined(self, number: int, known: Findings | None) -> Findings:
-        request = self.requests[number]
-        return known or replace(self.examined(request), kernel=self.names[number])
+        return known or replace(self.examined(number), kernel=self.names[number])
 
-    def examined(self, request: Request) -> Findings:
-        """Return what a candidate's process and the referee say."""
+    def examined(self, number: int) -> Findings:
+        """Return what the process of a candidate, by its number, and the referee say."""
+        request = self.requests[number]
         may_start = is_launch(request.schedule)
         with CandidateProcess(self.limits, may_start=may_start) as process:
             findings = Findings(request.schedule)
             if self.referee is not None:
-                findings = self._judged(process, request)
+                findings = self._judged(process, number)
             if findings.fault.startswith("the candidate's process") or findings.fault.startswith("no answer"):
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
-            times = {d: time_of(process.ask(Question(timed, _timed(request, d)))) for d in self.devices}
+            times = {
+                d: time_of(process.ask(Question(timed, replace(request, hw=d, seed=None, numerics=False))))
+                for d in self.devices
+            }
             return replace(findings, us=times)
 
-    def _judged(self, process: CandidateProcess, request: Request) -> Findings:
+    def _judged(self, process: CandidateProcess, candidate: int) -> Findings:
         """Return the verdicts on all calls."""
-        referee = self.referee
+        request, referee = self.requests[candidate], self.referee
         assert referee is not None
         verdicts, refused, outputs, assumed = list[CaseVerdict](), list[NotRead](), list[Any](), dict[str, None]()
         given_refused = fault = ""
         for number, case in enumerate(referee.cases()):
-            answer = self._computed(process, request, case, f"out{number}.npz")
+            answer = self._computed(process, candidate, case, f"out{number}.npz")
             if "error" in answer:
                 if answer["kind"] != "refused":
                     fault = f"a race: {answer['error']}" if answer["kind"] == "race" else str(answer["error"])
@@ -245,10 +248,10 @@ class Batch:
             request.schedule, tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
         )
 
-    def _computed(self, process: CandidateProcess, request: Request, case: Case, file: str) -> dict[str, Any]:
+    def _computed(self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str) -> dict[str, Any]:
         """Return a candidate's answer for a case, with the description of its inputs."""
         assert self.referee is not None
-        call = self._call(request, case, None)
+        call = self._call(candidate, case, None)
         description = process.ask(Question(described, call))
         if "error" in description:
             return description
@@ -257,11 +260,12 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        answer = process.ask(Question(computed, self._call(request, case, arrays), {"file": file}))
+        answer = process.ask(Question(computed, self._call(candidate, case, arrays), {"file": file}))
         return {**answer, "description": description}
 
-    def _call(self, request: Request, case: Case, arrays: Any) -> Request:
+    def _call(self, candidate: int, case: JudgedCase, arrays: Any) -> Request:
         """Return the candidate's request for a case: the referee's call, with the candidate's own fields."""
+        request = self.requests[candidate]
         assert self.referee is not None
         call = self.referee.call(request.schedule, case, arrays)
         own = ("tiling", "precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
@@ -269,7 +273,8 @@ class Batch:
 
     # -------------------------------------------------------------- storage
 
-    def _key(self, request: Request) -> str:
+    def _key(self, candidate: int) -> str:
+        request = self.requests[candidate]
         about = {n: v for n, v in vars(request).items() if n != "progress"}
         text = repr((about, _content(request.schedule), self._said, package_stamp()))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -319,10 +324,6 @@ def _content(schedule: str) -> str:
     """Return a digest of the file that a name names; empty where it names none."""
     path = Path(schedule.partition("::")[0] if "::" in schedule else schedule.rpartition(":")[0] or schedule)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-
-
-def _timed(request: Request, device: str) -> Request:
-    return replace(request, hw=device, seed=None, numerics=False, progress=None)
 
 
 def time_of(answer: Mapping[str, Any]) -> Microseconds:

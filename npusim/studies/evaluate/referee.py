@@ -6,7 +6,8 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.evaluation import TensorSubject, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.studies.evaluate.cases import Case, attention_cases, tensor_cases
+from npusim.studies.evaluate.cases import JudgedCase, attention_cases, tensor_cases
 from npusim.studies.evaluate.looks import WrongElement, first_wrong, of_attention, of_values
 from npusim.studies.stress.aspects import stressed
 from npusim.studies.stress.worst_search import StressedRun
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, "NDArray[Any]"]
 #: The packaged attention whose variants are correct kernels, by whether its inputs have 8 bits.
-ATTENTION = {False: "flash", True: "fp8_attention"}
+ATTENTION = MappingProxyType({False: "flash", True: "fp8_attention"})
 #: Correct kernels that are drawn for a function.
 DRAWN = 24
 
@@ -66,7 +67,7 @@ class CaseVerdict:
     is_extreme: bool = False
 
 
-def verdict_on(case: Case, judgement: Judgement) -> CaseVerdict:
+def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
     """Return the verdict of a judgement; ``excess``: the largest error over its limit, infinite for NaN and Inf."""
     if case.point:  # biases are those of calm inputs
         judgement = replace(judgement, measures=tuple(m for m in judgement.measures if m.name in MEASURES))
@@ -97,14 +98,14 @@ class Referee(ABC):
         """Of the drawn inputs."""
         return self.request.seed or 0
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self) -> Iterator[JudgedCase]:
         """Yield the calls on which a candidate is judged."""
         problem = self.problem.attention
         if problem is not None:
             return attention_cases(problem, self.seed, self.shapes)
         return tensor_cases(KernelProblem.of(self.problem), self.seed, self.shapes)
 
-    def call(self, schedule: str, case: Case, arrays: Arrays | None) -> Request:
+    def call(self, schedule: str, case: JudgedCase, arrays: Arrays | None) -> Request:
         """Return the request of a case for a schedule, with inputs."""
         problem = self.problem.with_seed(case.seed)
         if case.sizes:
@@ -122,11 +123,11 @@ class Referee(ABC):
         )
 
     @abstractmethod
-    def drawn(self, case: Case, description: Mapping[str, Any]) -> Arrays:
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
         """Return the inputs of a case by name; ``description``: of the candidate's inputs."""
 
     @abstractmethod
-    def judge(self, case: Case, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
         """Return the verdict on an output in a file."""
 
 
@@ -137,7 +138,7 @@ class KernelReferee(Referee):
     reference: str = ""
     judges: dict[tuple[str, str], Judge] = field(default_factory=dict)
 
-    def drawn(self, case: Case, description: Mapping[str, Any]) -> Arrays:
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
         """Return the reference's inputs at the case's point; see `Referee.drawn`."""
         key = case.name, ""
         if key not in self.inputs:
@@ -149,7 +150,7 @@ class KernelReferee(Referee):
             self.inputs[key] = {name: _gathered(partial(source, name), *size) for name, size in sizes.items()}
         return self.inputs[key]
 
-    def judge(self, case: Case, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
         """Return the verdict by `npusim.studies.validate.judge`; see `Referee.judge`."""
         fmt = str(description["output"][4])
         key = case.name, fmt
@@ -177,7 +178,7 @@ class KernelReferee(Referee):
     @cached_property
     def plan(self) -> Any:
         """The plan of the given call of the reference."""
-        return plan_of(self.call(self.reference, Case(""), None), is_bare=True)
+        return plan_of(self.call(self.reference, JudgedCase(""), None), is_bare=True)
 
     def _first(self, judge: Judge, held: HeldOutput, judgement: Judgement) -> WrongElement:
         written = held.given.cut(judge.predicted)
@@ -202,7 +203,7 @@ class FunctionReferee(Referee):
     origin: str = ""
     exact: dict[tuple[str, str], tuple[NDArray[np.float64], list[NDArray[Any]]]] = field(default_factory=dict)
 
-    def drawn(self, case: Case, description: Mapping[str, Any]) -> Arrays:
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
         """Return inputs of normal entries at the case's point; see `Referee.drawn`."""
         key = case.name, repr(description["inputs"])
         if key not in self.inputs:
@@ -218,7 +219,7 @@ class FunctionReferee(Referee):
             self.inputs[key] = {t.name: _gathered(partial(source, t.name), t.batch, t.heads) for t in tensors}
         return self.inputs[key]
 
-    def judge(self, case: Case, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
         """Return the verdict by the errors of correct kernels; see `Referee.judge`."""
         arrays = self.drawn(case, description)
         *sizes, fmt = description["output"]
@@ -244,7 +245,7 @@ class FunctionReferee(Referee):
         return replace(verdict, first=first)
 
     def _references(
-        self, case: Case, arrays: Arrays, shape: tuple[int, ...], fmt: str
+        self, case: JudgedCase, arrays: Arrays, shape: tuple[int, ...], fmt: str
     ) -> tuple[NDArray[np.float64], list[NDArray[Any]]]:
         """Return the function's float64 result, and the outputs of correct kernels."""
         wide = {name: widen(x).astype(np.float64) for name, x in arrays.items()}
@@ -258,7 +259,9 @@ class FunctionReferee(Referee):
             outputs.append(self._called(case, moved, shape))
         return exact, [formats.cast(x.astype(np.float32) if fmt != "float64" else x, fmt) for x in outputs]
 
-    def _called(self, case: Case, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def _called(
+        self, case: JudgedCase, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+    ) -> NDArray[np.float64]:
         call = self.call("", case, None).problem
         names = inspect.signature(self.function).parameters
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
@@ -297,30 +300,36 @@ def _element(
     return WrongElement(at, own, right, looks or "no known fault: another function, or sums of another kind")
 
 
-def referee_of(reference: str | None, request: Request, shapes: Sequence[Mapping[str, int]]) -> Referee | None:
-    """Return the referee of a call; None where none is named and the call is no attention.
+@dataclass(frozen=True)
+class RefereeChoice:
+    """The request of a call, and what its caller names as the reference: see `npusim.studies.evaluate.evaluate`."""
 
-    ``reference``: ``FILE.py:function`` on arrays, or a kernel by any name that runs accept.
-    """
-    if reference is not None and ".py:" in reference and "::" not in reference:
-        module, name = outside.load(reference, "a reference")
-        function = getattr(module, name, None)
-        if inspect.isfunction(function):
-            problem = _problem(_attention_name(request), request)
-            return FunctionReferee(request, problem, shapes, function=function, origin=reference)
-    if reference is None:
-        if request.problem is not None and request.problem.attention is None:
-            return None
-        reference = _attention_name(request)
-    return KernelReferee(request, _problem(reference, request), shapes, reference=reference)
+    request: Request
+    reference: str | None
+    shapes: Sequence[Mapping[str, int]]
 
+    def referee(self) -> Referee | None:
+        """Return the referee; None where none is named and the call is no attention."""
+        reference = self.reference
+        if reference is not None and ".py:" in reference and "::" not in reference:
+            module, name = outside.load(reference, "a reference")
+            function = getattr(module, name, None)
+            if inspect.isfunction(function):
+                problem = self._problem(self._attention)
+                return FunctionReferee(self.request, problem, self.shapes, function=function, origin=reference)
+        if reference is None:
+            if self.request.problem is not None and self.request.problem.attention is None:
+                return None
+            reference = self._attention
+        return KernelReferee(self.request, self._problem(reference), self.shapes, reference=reference)
 
-def _attention_name(request: Request) -> str:
-    return ATTENTION[str(request.dtype or getattr(request.problem, "dtype", "")).startswith("float8")]
+    @property
+    def _attention(self) -> str:
+        stored = str(self.request.dtype or getattr(self.request.problem, "dtype", ""))
+        return ATTENTION[stored.startswith("float8")]
 
-
-def _problem(schedule: str, request: Request) -> AnyProblem:
-    if request.problem is not None:
-        return cast("AnyProblem", request.problem)
-    plain = replace(request, schedule=schedule, tiling=None, args=None, grid=None, constexpr=None)
-    return plan_of(plain, is_bare=True).problem
+    def _problem(self, schedule: str) -> AnyProblem:
+        if self.request.problem is not None:
+            return self.request.problem
+        plain = replace(self.request, schedule=schedule, tiling=None, args=None, grid=None, constexpr=None)
+        return plan_of(plain, is_bare=True).problem
