@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.recording import record
     from npusim.report.comparison import compare
     from npusim.run import RunResult, run, run_calls
+    from npusim.studies.evaluate import evaluate
     from npusim.studies.explore import explore
     from npusim.studies.invariance import invariant
     from npusim.studies.stress import stress
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "compare",
     "errors",
+    "evaluate",
     "explore",
     "formats",
     "invariant",
@@ -48,6 +50,7 @@ _HOMES = MappingProxyType(
         "RunResult": "npusim.run",
         "compare": "npusim.report.comparison",
         "errors": "npusim.errors",
+        "evaluate": "npusim.studies.evaluate",
         "explore": "npusim.studies.explore",
         "formats": "npusim.formats",
         "invariant": "npusim.studies.invariance",

@@ -16,6 +16,7 @@ from npusim import __version__
 from npusim.cli import (
     check_commands,
     compare_command,
+    evaluate_command,
     explore_command,
     format_command,
     guide,
@@ -26,6 +27,7 @@ from npusim.cli import (
     program_command,
     record_command,
     run_command,
+    serve_command,
     stress_command,
     tune_command,
     warm_command,
@@ -51,11 +53,13 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "report": "runs as one HTML page",
             "diff": "a kernel's output against predicted bits",
             "invariant": "choices that change a call's bits, and the price of a guarantee",
+            "evaluate": "kernels judged: right or wrong, bits, time, trust",
             "check": "cycles and tiles against accepted ones (CI); a program's flags",
         },
         "Search and tune": {
             "explore": "the fastest tile, precision or schedule, with a proof",
             "tune": "a kernel's configurations, ranked by predicted time",
+            "serve": "the same for programs that write kernels (MCP)",
         },
         "Your own kernel": {
             "new": "a schedule to start from",
@@ -193,6 +197,7 @@ def root(
 for module in (
     run_command,
     compare_command,
+    evaluate_command,
     explore_command,
     check_commands,
     measure_commands,
@@ -204,6 +209,7 @@ for module in (
     stress_command,
     warm_command,
     tune_command,
+    serve_command,
 ):
     app.add_typer(module.app)
 for verbs in (hw_command.hw, hw_command.workload, guide.new, measure_commands.export, probe_command.probe):

@@ -154,7 +154,9 @@ def test_every_verb_prints_json_and_its_document_is_on_the_page() -> None:
         ):
             if not words.endswith("schema"):
                 assert any("--json" in param.opts for param in one.params), words
-                assert words in named or words in {"record", "probe identify", "probe fit", "probe time"}, words
+                assert words in named or words in {"record", "serve", "probe identify", "probe fit", "probe time"}, (
+                    words
+                )
 
 
 @pytest.mark.bench

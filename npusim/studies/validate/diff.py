@@ -206,14 +206,23 @@ class HeldOutput:
         found = Difference(self.base, self.plan.reading, self.tile, matched, total, at, given, predicted, blank)
         if found.blank:
             return found
-        place, own = Place(row, head, batch), self.plan.schedule
-        is_plain = not (own.reference or own.sees or own.is_hooked)
-        if is_plain and (problem := self.subject.attention) is not None:
-            both = self.given.values[batch, head, row : start + len(rows)], rows[row - start :]
-            if other := nearest_problem(*both, problem, self.source, place, partial(self._predicted, place)):
-                return replace(found, problem=other)
+        place = Place(row, head, batch)
+        if other := self.neighbour(place, written):
+            return replace(found, problem=other)
         explained, nearest = self._explain(place, total)
         return replace(found, explained=tuple(explained), nearest=nearest, tried=self.tried)
+
+    def neighbour(self, place: Place, written: Mapping[BlockRows, NDArray[Any]]) -> Neighbour | None:
+        """Return another problem that the output computes from a place on; ``written``: the predicted rows."""
+        own, problem = self.plan.schedule, self.subject.attention
+        if problem is None or own.reference or own.sees or own.is_hooked:
+            return None
+        batch, head, row = place.batch, place.head, place.row
+        start, rows = next(
+            (r, b) for (n, h, r), b in written.items() if (n, h) == (batch, head) and r <= row < r + len(b)
+        )
+        both = self.given.values[batch, head, row : start + len(rows)], rows[row - start :]
+        return nearest_problem(*both, problem, self.source, place, partial(self._predicted, place))
 
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -100,16 +101,53 @@ def judge(
     compared, and errors raised, are as for `npusim.studies.validate.diff.diff`; `SpecError` too where no output is
     left.
     """
-    first = comparison(outputs[0], request)
-    all_held = [first, *map(first.of, outputs[1:])]
-    bits = evaluation.bits_of(first.plan, first.base.program, rows=first.request.rows, heads=first.request.heads)
-    exact = {at: first.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
-    kernels: list[Rows] = [bits.rows]
-    tilt: Rows | None = None
-    if not all(matched == total for matched, total in (held.equal(held.given.cut(bits.rows)) for held in all_held)):
-        kernels += _legal(first, {at: len(rows) for at, rows in bits.rows.items()}, on_tried)
-        tilt = _tilt(first, exact)
-    return [_judged(held, kernels, exact, tilt) for held in all_held]
+    judge_of = Judge(comparison(outputs[0], request), on_tried)
+    return [judge_of.decide(held) for held in (judge_of.first, *map(judge_of.first.of, outputs[1:]))]
+
+
+@dataclass
+class Judge:
+    """Decides about outputs of one request; what they share, the correct kernels and float64, is computed once."""
+
+    first: HeldOutput
+    on_tried: Callable[[int, int], None] | None = None
+
+    @cached_property
+    def predicted(self) -> Rows:
+        """The predicted rows."""
+        bits = evaluation.bits_of(
+            self.first.plan, self.first.base.program, rows=self.first.request.rows, heads=self.first.request.heads
+        )
+        return bits.rows
+
+    @cached_property
+    def exact(self) -> Mapping[BlockRows, NDArray[np.float64]]:
+        """The same rows in float64."""
+        return {at: self.first.plan.exact[*at, len(rows)] for at, rows in self.predicted.items()}
+
+    @cached_property
+    def kernels(self) -> list[Rows]:
+        """The rows of correct kernels, the predicted ones first."""
+        sizes = {at: len(rows) for at, rows in self.predicted.items()}
+        return [self.predicted, *_legal(self.first, sizes, self.on_tried)]
+
+    @cached_property
+    def tilt(self) -> Rows | None:
+        """The derivatives of the exact rows by the scale of scores."""
+        return _tilt(self.first, self.exact)
+
+    def decide(self, held: HeldOutput) -> Judgement:
+        """Return whether an output of the request is right."""
+        predicted, exact = self.predicted, self.exact
+        matched, total = held.equal(held.given.cut(predicted))
+        if matched == total:
+            return Judgement(matched, total, reading=held.plan.reading)
+        cut = held.given.cut
+        tilt = None if self.tilt is None else cut(self.tilt)
+        kernels = [cut(kernel) for kernel in self.kernels]
+        whose = f"correct kernels of {held.base.schedule} with precision {held.base.precision}"
+        judgement = within_errors(held.given.beside(kernels[0]), kernels, cut(exact), tilt, whose)
+        return replace(judgement, matched=matched, blank=held.given.blank(kernels[0]), reading=held.plan.reading)
 
 
 def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> Rows | None:
@@ -122,34 +160,30 @@ def _tilt(held: HeldOutput, exact: Mapping[BlockRows, NDArray[np.float64]]) -> R
     return {at: (both[0][at] - both[1][at]) / (2 * TILT) for at in exact}
 
 
-def _judged(
-    held: HeldOutput, kernels: Sequence[Rows], exact: Mapping[BlockRows, NDArray[np.float64]], tilt: Rows | None
+def within_errors(
+    given: Rows, kernels: Sequence[Rows], exact: Mapping[BlockRows, NDArray[np.float64]], tilt: Rows | None, whose: str
 ) -> Judgement:
-    """Return whether an output is right, by its rows; ``kernels``: the predicted rows, then those of others."""
-    cut, kernels = held.given.cut, [held.given.cut(kernel) for kernel in kernels]
-    exact, given = cut(exact), held.given.beside(kernels[0])
-    matched, total = held.equal(kernels[0])
-    if matched == total:
-        return Judgement(matched, total, reading=held.plan.reading)
+    """Return whether rows are right by the rows of ``kernels``, all correct, and by float64; see `judge`.
+
+    ``tilt``: the derivatives of ``exact`` by the logarithm of the scale of scores, None without one; ``whose``: the
+    kernels in words.  Raises `SpecError` where these have no finite value.
+    """
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
-    judged = sum(int(cells.sum()) for cells in finite.values())
+    total, judged = (sum(int(f(cells)) for cells in finite.values()) for f in (np.size, np.sum))
     if not judged:
-        whose = f"correct kernels of {held.base.schedule} with precision {held.base.precision}"
         raise SpecError(f"--judge: no reference for the output: {whose} give NaN or Inf on these inputs")
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
     of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
     quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")
     allowed = np.minimum(FACTOR * quantile, MOST * np.array(of_zeros)).tolist()
-    bias = BiasCheck(exact, tilt and cut(tilt), finite, kernels).measures(given)
+    bias = BiasCheck(exact, tilt, finite, kernels).measures(given)
     return Judgement(
-        matched,
+        0,
         total,
         len(kernels),
         (*(Measure(*m) for m in zip(MEASURES, _errors(given, exact, finite), allowed, strict=True)), *bias),
         sum(int((finite[at] & ~_is_finite(given[at])).sum()) for at in exact),
         total - judged,
-        held.given.blank(kernels[0]),
-        held.plan.reading,
     )
 
 

@@ -1,0 +1,70 @@
+"""``npusim evaluate``: whether kernels are right, their bits, their times, and whether to trust these."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from npusim.cli import options as o
+from npusim.cli.console import say, show_either
+from npusim.cli.help import Verbs
+from npusim.errors import CheckFailedError
+from npusim.simulation.request import CallOptions, Request, short_name
+
+app = Verbs()
+
+
+@app.verb(
+    "evaluate",
+    ("npusim evaluate flash --hw h200 --seq 512", "a packaged kernel: right, and its time with a band"),
+    ("npusim evaluate mine.py:mine --with other.py:other --hw h200,a100 --seq 1k --json", "two candidates"),
+    ("npusim evaluate mine.py:mine --reference ref.py:attention --hw h200 --seq 512", "against a numpy function"),
+)
+@o.takes(CallOptions)
+def evaluate(
+    request: Request,
+    *,
+    others: Annotated[
+        list[str] | None, o.option("--with KERNEL", "Another candidate of the batch; may be repeated.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        o.option(
+            "--reference KERNEL|FILE.py:FUNCTION",
+            "Kernel, or function on float64 arrays, with the right result.",
+            shown="packaged attention",
+        ),
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        o.option("--sizes NAME=N,...", "Sizes of a further call to judge: --sizes seq_q=100,seq_kv=300."),
+    ] = None,
+    draw: Annotated[int, o.option("--draw SEED", "Seed of the drawn inputs.")] = 0,
+    seconds: Annotated[float, o.option("--seconds S", "Limit of each answer of a candidate.")] = 120.0,
+    gib: Annotated[float, o.option("--memory GIB", "Limit of a candidate's memory.")] = 8.0,
+    store: Annotated[
+        Path | None, o.option("--store FILE", "Finished candidates (JSON lines), read on the next call.")
+    ] = None,
+    jobs: Annotated[int | None, o.option("--jobs -j N", "Candidates at once.", shown="all CPUs", min=1)] = None,
+    json: o.Json = False,
+) -> None:
+    """Judge kernels in one call: right or wrong, the same bits or not, how fast, and whether to trust the time.
+
+    Each candidate runs in a process with limits of time, memory, files and network. It is judged on calls that it does
+    not know: other values, other sizes, extremes. Exit code 1 if one is wrong.
+    """
+    from dataclasses import replace
+
+    from npusim.report.evaluated import evaluated_document, evaluated_table
+    from npusim.studies.evaluate.evaluation import Batch
+    from npusim.studies.evaluate.limits import Limits
+
+    devices = request.hw.split(",") if isinstance(request.hw, str) else [request.hw or "ascend_910b2"]
+    requests = [replace(request, schedule=name, hw=None, seed=draw) for name in (request.schedule, *(others or ()))]
+    shapes = tuple(
+        {n: o.count("--sizes")(x) for n, x in o.key_values(text.split(","), "--sizes").items()} for text in sizes or ()
+    )
+    batch = Batch(requests, reference, devices, shapes, Limits(seconds, int(gib * 2**30)), store)
+    done = batch.run(jobs or os.cpu_count() or 1, lambda e: say(f"{short_name(e.kernel)}: {e.verdict}"))
+    show_either(json, lambda: evaluated_document(done), lambda: evaluated_table(done))
+    if wrong := [short_name(e.kernel) for e in done if e.verdict == "wrong"]:
+        raise CheckFailedError(f"wrong: {', '.join(wrong)}")

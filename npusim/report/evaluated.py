@@ -1,0 +1,59 @@
+"""Kernels that were judged, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, document
+from npusim.simulation.request import short_name
+
+if TYPE_CHECKING:
+    from npusim.studies.evaluate import Evaluation
+
+_STYLES = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
+
+
+def _text(us: Any) -> str:
+    """Return a time in words: 12.3 (11.1 to 13.5)."""
+    if us.mid is None:
+        return "none"
+    return f"{us.mid:,.2f}" + ("" if us.low is None else f" ({us.low:,.2f} to {us.high:,.2f})")
+
+
+def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
+    """Yield the candidates, a row each, and the facts of those that are not right."""
+    devices = list(dict.fromkeys(device for e in evaluations for device in e.us))
+    yield Heading(f"{len(evaluations)} kernels judged", ", ".join(devices))
+    rows = [
+        {
+            "kernel": short_name(e.kernel),
+            "verdict": e.verdict,
+            "bits": e.bits,
+            **{f"us {d}": _text(e.us[d]) for d in devices},
+            **{f"rank {d}": e.rank.get(d) for d in devices},
+            "trust": "yes" if e.trust is True else e.trust,
+        }
+        for e in evaluations
+    ]
+    columns = [Column("kernel", "kernel"), Column("verdict", "verdict"), Column("bits", "bits")]
+    for device in devices:
+        columns += [Column(f"us {device}", f"us {device}", align=">"), Column("rank", f"rank {device}", align=">")]
+    yield Columns(*columns, Column("trust", "trust")).grid(rows)
+    for e in evaluations:
+        if e.verdict != "right":
+            facts = [("verdict", (Cell(e.verdict, _STYLES[e.verdict]), Cell(e.reason)))]
+            if e.looks_like:
+                facts.append(("looks like", (Cell(e.looks_like),)))
+            if e.worst is not None and e.worst.first is not None:
+                first = e.worst.first
+                facts.append(("first", (Cell(f"{first.at}: {first.value}, exact {first.exact}"),)))
+            yield Heading(short_name(e.kernel), "")
+            yield Facts(tuple(facts))
+
+
+def evaluated_document(evaluations: Sequence[Evaluation]) -> dict[str, object]:
+    """Return the evaluations as JSON data, in the order of the candidates."""
+    return document("evaluation", kernels=[asdict(e) for e in evaluations])

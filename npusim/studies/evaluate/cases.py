@@ -1,0 +1,82 @@
+"""Inputs on which candidates are judged: the given call, other values, other shapes, and extremes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from npusim.config.problem import KernelProblem, Problem
+
+#: Sizes of the calls that do not divide by a tile: queries and keys; and keys of the other small calls.
+ODD, SMALL = (67, 131), 64
+#: Points of a stress search (`npusim.studies.stress.aspects`) that a right kernel withstands, by kind of inputs.
+OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "scores far apart": {"logit_std": 4.0},
+        "a late key with the largest score": {"late": 16.0},
+        "scores moved": {"logit_mean": 32.0},
+        "large values": {"values": 32.0},
+        "queries of zeros": {"zero": 1.0},
+    }
+)
+OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 32.0}, "zeros": {"zero": 1.0}}
+)
+
+
+@dataclass(frozen=True)
+class JudgedCase:
+    """One call: its name, changes of the problem's sizes, the seed of its inputs, and a point of stress.
+
+    ``rows``: which rows of the output are judged; ``is_given``: whether the caller asked for this call.
+    """
+
+    name: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    point: Mapping[str, float] = field(default_factory=dict)
+    rows: str = "all"
+    is_given: bool = False
+
+
+def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
+    """Yield the calls on which an attention is judged; ``shapes``: further ones, as changed sizes."""
+    yield JudgedCase("the given call", {}, seed, rows="sample", is_given=True)
+    yield JudgedCase("other values", {}, seed + 1, rows="sample", is_given=True)
+    for shape in shapes:
+        yield JudgedCase(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, rows="sample", is_given=True)
+    if problem.lengths or problem.query_lengths or problem.documents or problem.bias is not None:
+        return  # sizes of such calls depend on one another
+    few = min(problem.kv_heads, 2)
+    heads = {"batch": 1, "kv_heads": few, "heads": few * min(problem.heads // problem.kv_heads, 4)}
+    is_decoding = problem.seq_q == 1
+    queries, keys = (1 if is_decoding else ODD[0]), ODD[1]
+    yield JudgedCase("sizes that do not divide", {**heads, **_tokens(queries, keys)}, seed + 3)
+    yield JudgedCase("one row", {**heads, **_tokens(1, 2 * SMALL + 72)}, seed + 4)
+    yield JudgedCase(
+        "one head", {"batch": 1, "kv_heads": 1, "heads": 1, **_tokens(1 if is_decoding else SMALL, SMALL)}, seed + 5
+    )
+    for number, (name, point) in enumerate(OF_ATTENTION.items()):
+        sizes = {**heads, **_tokens(1 if is_decoding else SMALL, 2 * SMALL)}
+        yield JudgedCase(name, sizes, seed + 6 + number, point)
+
+
+def tensor_cases(problem: KernelProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
+    """Yield the calls on which a kernel of plain tensors is judged."""
+    yield JudgedCase("the given call", {}, seed, is_given=True)
+    yield JudgedCase("other values", {}, seed + 1, is_given=True)
+    for shape in shapes:
+        yield JudgedCase(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, is_given=True)
+    whole = {n: x for n, x in problem.sizes.items() if isinstance(x, int) and x > 1}
+    for number, (name, size) in enumerate(whole.items()):
+        yield JudgedCase(f"{name} that does not divide", {name: max(1, size * 3 // 4 - 5)}, seed + 3 + number)
+    for number, (name, point) in enumerate(OF_TENSORS.items()):
+        yield JudgedCase(name, {}, seed + 20 + number, point)
+
+
+def _tokens(queries: int, keys: int) -> dict[str, int]:
+    return {"seq_q": queries, "seq_kv": keys, "causal_offset": keys - queries}

@@ -1,0 +1,451 @@
+"""One call that judges kernels: right or wrong, the same bits or not, how fast, and whether to trust the time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+
+import numpy as np
+
+from npusim.cache import package_stamp
+from npusim.errors import NpusimError, OutputError, SpecError, one_line
+from npusim.kernels.triton import is_launch
+from npusim.simulation.ranking import Prediction, ranked
+from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
+from npusim.simulation.tensor_files import read_tensors
+from npusim.studies.evaluate.child import Question, computed, described, timed
+from npusim.studies.evaluate.limits import Limits
+from npusim.studies.evaluate.looks import WrongElement
+from npusim.studies.evaluate.process import CandidateProcess
+from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
+from npusim.studies.tune.prediction import lettered
+
+if TYPE_CHECKING:
+    from npusim.studies.evaluate.cases import JudgedCase
+
+Verdict = Literal["right", "wrong", "unproved"]
+#: File and line in the text of a refusal.
+_LINE = re.compile(r"([^\s:]+\.py):(\d+)")
+
+
+@dataclass(frozen=True)
+class Microseconds:
+    """The predicted time on a device: ``low`` to ``high`` holds nine in ten such times; None where none were measured.
+
+    ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: of the time, with its share.
+    ``key``: of the class of equal bits.
+    """
+
+    low: float | None
+    mid: float | None
+    high: float | None
+    limit: str = ""
+    limit_share: float = 0.0
+    registers: int | None = None
+    spilled: int = 0
+    errors: str = ""
+    key: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class NotRead:
+    """A construct that npusim does not read, or a call that the kernel refuses: the message, the file and the line."""
+
+    case: str
+    text: str
+    file: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One candidate: ``verdict`` with its ``reason``, the ``worst`` call and the first wrong element, bits and times.
+
+    ``bits``: ``equal`` (those of the reference), ``class X`` (right, in another order of sums, class X of the batch),
+    or ``different`` (wrong, or the class is not known).  ``us``: times by device.  ``rank``: by device, 1 the fastest
+    of those that are not wrong.  ``trust``: True, or ``measure`` with ``doubts``.  ``judged``: number of judged calls.
+    """
+
+    kernel: str
+    verdict: Verdict
+    reason: str
+    looks_like: str
+    worst: CaseVerdict | None
+    judged: int
+    bits: str
+    us: Mapping[str, Microseconds]
+    rank: Mapping[str, int]
+    trust: bool | Literal["measure"]
+    doubts: tuple[str, ...]
+    not_read: tuple[NotRead, ...]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What one candidate's process and the referee say of it, before candidates are compared."""
+
+    kernel: str
+    cases: tuple[CaseVerdict, ...] = ()
+    not_read: tuple[NotRead, ...] = ()
+    fault: str = ""
+    given_refused: str = ""
+    repeated: bool = False
+    assumed: tuple[str, ...] = ()
+    us: Mapping[str, Microseconds] | None = None
+
+
+@takes_options(CallOptions)
+def evaluate(
+    kernels: str | Sequence[str],
+    *,
+    reference: str | None = None,
+    shapes: Sequence[Mapping[str, int]] = (),
+    seed: int = 0,
+    jobs: int = 1,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    store: str | Path | None = None,
+    on_done: Callable[[Evaluation], object] | None = None,
+    **options: Unpack[CallOptions],
+) -> tuple[Evaluation, ...]:
+    """Judge kernels: right or wrong, the same bits as a reference or not, times with bands, whether to trust them.
+
+    Parameters
+    ----------
+    kernels
+        A kernel or several, in the names that `npusim.run` accepts: packaged ones, ``FILE.py:NAME`` in paper form, a
+        Triton launch, a recorded call.  Each is read and executed in a process of its own within ``limits``.
+    reference
+        ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
+        each, and of sizes; or a kernel, whose float64 result counts.  None: packaged attention; a kernel of plain
+        tensors is then ``unproved``.  The reference is the caller's own code, and runs without limits.
+    shapes
+        Further calls, as changed sizes of the problem; each candidate is also judged on calls of npusim's choice.
+    seed, jobs, store
+        Of the drawn inputs; processes; a file (JSON lines) in which finished candidates are stored and are read again.
+    on_done
+        Called with each candidate when it ends, ranked among those that have ended.
+    options
+        The call, as for `npusim.run`; ``hw``: devices of the times, ``"h200,a100"`` or a list; bits are those on the
+        first.
+
+    Returns
+    -------
+    tuple of Evaluation
+        In the order of ``kernels``.  A kernel that cannot be read, crashes or exceeds a limit is a verdict, no error.
+
+    Raises
+    ------
+    NpusimError
+        A wrong option, device or reference: the caller's own.
+    """
+    names = [kernels] if isinstance(kernels, str) else [str(schedule_name(kernel)) for kernel in kernels]
+    named = options.pop("hw", None) or DEFAULT_HW
+    devices = named.split(",") if isinstance(named, str) else list(cast("Sequence[str]", named))
+    if not names or not devices:
+        raise SpecError("evaluate: name a kernel and a device")
+    requests = [replace(Request(name, **options), seed=seed) for name in names]
+    return Batch(requests, reference, devices, tuple(shapes), limits, store).run(jobs, on_done)
+
+
+class Batch:
+    """Candidates of one call: they share inputs, float64 results and correct kernels."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        reference: str | None,
+        devices: Sequence[str],
+        shapes: Sequence[Mapping[str, int]],
+        limits: Limits,
+        store: str | Path | None = None,
+    ) -> None:
+        self.requests = [replace(r, schedule=_absolute(r.schedule)) for r in requests]
+        self.names = [r.schedule for r in requests]
+        self.devices, self.limits = devices, limits
+        self.store = None if store is None else Path(store)
+        own = replace(self.requests[0], hw=devices[0])
+        for device in devices:
+            replace(own, hw=device).machine()
+        self.referee: Referee | None = RefereeChoice(own, reference, shapes).referee()
+        self._said = repr((reference, _content(reference or ""), list(devices), shapes, limits))
+        self._lock = Lock()
+
+    def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
+        """Return the evaluations in order; candidates run in ``jobs`` processes, one after another is judged."""
+        known = self._stored()
+        found: dict[int, Findings] = {}
+        with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
+            keys = [self._key(i) for i in range(len(self.requests))]
+            tasks = {workers.submit(self._examined, i, known.get(keys[i])): i for i in range(len(keys))}
+            for task in as_completed(tasks):
+                number = tasks[task]
+                found[number] = task.result()
+                if keys[number] not in known:
+                    self._append(keys[number], found[number])
+                if on_done:
+                    on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
+        return tuple(compared(found, self.devices))
+
+    def _examined(self, number: int, known: Findings | None) -> Findings:
+        return known or replace(self.examined(number), kernel=self.names[number])
+
+    def examined(self, number: int) -> Findings:
+        """Return what the process of a candidate, by its number, and the referee say."""
+        request = self.requests[number]
+        may_start = is_launch(request.schedule)
+        with CandidateProcess(self.limits, may_start=may_start) as process:
+            findings = Findings(request.schedule)
+            if self.referee is not None:
+                findings = self._judged(process, number)
+            if findings.fault.startswith("the candidate's process") or findings.fault.startswith("no answer"):
+                return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
+            times = {
+                d: time_of(process.ask(Question(timed, replace(request, hw=d, seed=None, numerics=False))))
+                for d in self.devices
+            }
+            return replace(findings, us=times)
+
+    def _judged(self, process: CandidateProcess, candidate: int) -> Findings:
+        """Return the verdicts on all calls."""
+        request, referee = self.requests[candidate], self.referee
+        assert referee is not None
+        verdicts, refused, outputs, assumed = list[CaseVerdict](), list[NotRead](), list[Any](), dict[str, None]()
+        given_refused = fault = ""
+        for number, case in enumerate(referee.cases()):
+            answer = self._computed(process, candidate, case, f"out{number}.npz")
+            if "error" in answer:
+                if answer["kind"] != "refused":
+                    fault = f"a race: {answer['error']}" if answer["kind"] == "race" else str(answer["error"])
+                    verdicts.append(CaseVerdict(case.name, False, fault, None, 0, 0))
+                    break
+                refused.append(_not_read(case.name, str(answer["error"])))
+                given_refused = given_refused or (str(answer["error"]) if case.is_given else "")
+                if number == 0:
+                    break
+                continue
+            assumed |= dict.fromkeys(n for n, e in answer["arithmetic"].items() if e == "assumed")
+            file = process.folder / f"out{number}.npz"
+            try:
+                with self._lock:
+                    verdicts.append(referee.judge(case, answer["description"], file))
+                if case.is_given and not case.sizes:
+                    outputs.append(read_tensors(file)["o"].tobytes())
+            except NpusimError as error:
+                refused.append(_not_read(case.name, one_line(error)))
+                given_refused = given_refused or (one_line(error) if case.is_given else "")
+            file.unlink(missing_ok=True)
+        repeated = len(outputs) > 1 and outputs[0] == outputs[1]
+        return Findings(
+            request.schedule, tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
+        )
+
+    def _computed(self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str) -> dict[str, Any]:
+        """Return a candidate's answer for a case, with the description of its inputs."""
+        assert self.referee is not None
+        call = self._call(candidate, case, None)
+        description = process.ask(Question(described, call))
+        if "error" in description:
+            return description
+        try:
+            with self._lock:
+                arrays = self.referee.drawn(case, description)
+        except NpusimError as error:
+            return {"error": one_line(error), "kind": "refused"}
+        answer = process.ask(Question(computed, self._call(candidate, case, arrays), {"file": file}))
+        return {**answer, "description": description}
+
+    def _call(self, candidate: int, case: JudgedCase, arrays: Any) -> Request:
+        """Return the candidate's request for a case: the referee's call, with the candidate's own fields."""
+        request = self.requests[candidate]
+        assert self.referee is not None
+        call = self.referee.call(request.schedule, case, arrays)
+        own = ("tiling", "precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
+        return replace(call, **{name: getattr(request, name) for name in own})
+
+    # -------------------------------------------------------------- storage
+
+    def _key(self, candidate: int) -> str:
+        request = self.requests[candidate]
+        about = {n: v for n, v in vars(request).items() if n != "progress"}
+        text = repr((about, _content(request.schedule), self._said, package_stamp()))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def _stored(self) -> dict[str, Findings]:
+        if self.store is None or not self.store.is_file():
+            return {}
+        known = {}
+        for line in self.store.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                known[record["key"]] = _findings(record["findings"])
+            except (ValueError, KeyError, TypeError):
+                continue  # a line that a killed process wrote in part
+        return known
+
+    def _append(self, key: str, findings: Findings) -> None:
+        if self.store is None:
+            return
+        try:
+            with self._lock, self.store.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "findings": asdict(findings)}) + "\n")
+        except OSError as error:
+            raise OutputError(f"{self.store}: {error.strerror}") from None
+
+
+def _findings(record: Mapping[str, Any]) -> Findings:
+    cases = tuple(
+        CaseVerdict(**{**c, "first": c["first"] and WrongElement(**{**c["first"], "at": tuple(c["first"]["at"])})})
+        for c in record["cases"]
+    )
+    not_read = tuple(NotRead(**n) for n in record["not_read"])
+    us = {d: Microseconds(**t) for d, t in (record["us"] or {}).items()}
+    return Findings(**{**record, "cases": cases, "not_read": not_read, "us": us, "assumed": tuple(record["assumed"])})
+
+
+def _absolute(schedule: str) -> str:
+    """Return a kernel's name with the absolute path of its file: its process has another folder."""
+    for separator in ("::", ":"):
+        path, found, rest = schedule.partition(separator)
+        if found and path.endswith((".py", ".npz")):
+            return f"{Path(path).resolve()}{found}{rest}"
+    return str(Path(schedule).resolve()) if schedule.endswith((".py", ".npz")) else schedule
+
+
+def _content(schedule: str) -> str:
+    """Return a digest of the file that a name names; empty where it names none."""
+    path = Path(schedule.partition("::")[0] if "::" in schedule else schedule.rpartition(":")[0] or schedule)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def time_of(answer: Mapping[str, Any]) -> Microseconds:
+    """Return a time from the answer of `npusim.studies.evaluate.child.timed`."""
+    if "error" in answer:
+        return _no_time(str(answer["error"]))
+    us, band = float(answer["us"]), answer["band"]
+    ends = (None, None) if band is None else (us * max(0.0, 1 - band), us * (1 + band))
+    limit = answer["limit"]
+    how = limit["name"], float(limit["share"]), answer["registers"], answer["spilled"]
+    return Microseconds(ends[0], us, ends[1], *how, answer["errors"], answer["key"])
+
+
+def _no_time(reason: str) -> Microseconds:
+    return Microseconds(None, None, None, reason=reason)
+
+
+def _not_read(case: str, text: str) -> NotRead:
+    at = _LINE.search(text)
+    return NotRead(case, text, *((at[1], int(at[2])) if at else ()))
+
+
+# ---------------------------------------------------------------- candidates side by side
+
+
+def compared(found: Mapping[int, Findings], devices: Sequence[str]) -> Iterator[Evaluation]:
+    """Yield the evaluations of candidates in order: verdicts, classes of bits, ranks and trust."""
+    listed = [found[i] for i in sorted(found)]
+    verdicts = [verdict_of(f) for f in listed]
+    ranks, predictions = dict[str, dict[int, int]](), list[Prediction]()
+    for device in devices:
+        predictions = [_prediction(f, device) for f in listed]
+        right = [i for i in ranked(predictions) if verdicts[i] != "wrong"]
+        ranks[device] = {i: place + 1 for place, i in enumerate(right)}
+    first = [_prediction(f, devices[0]) for f in listed]
+    letters = lettered(first, ranked(first))
+    for i, f in enumerate(listed):
+        rank = {device: ranks[device][i] for device in devices if i in ranks[device]}
+        doubts = tuple(_doubts(i, listed, ranks, devices))
+        wrong = [c for c in f.cases if not c.is_right]
+        worst = max(wrong or f.cases, key=lambda c: np.inf if c.excess is None else c.excess, default=None)
+        yield Evaluation(
+            f.kernel,
+            verdicts[i],
+            _reason(f, verdicts[i], worst),
+            _looks(f, wrong, worst) if verdicts[i] == "wrong" else "",
+            worst,
+            len(f.cases),
+            _bits(f, verdicts[i], letters.get(i, "?")),
+            f.us or {},
+            rank,
+            "measure" if doubts else True,
+            doubts,
+            f.not_read,
+        )
+
+
+def verdict_of(findings: Findings) -> Verdict:
+    """Return the verdict: wrong on any call, right on all that are judged, else unproved."""
+    if any(not c.is_right for c in findings.cases):
+        return "wrong"
+    is_proved = bool(findings.cases) and not findings.given_refused
+    others = [c for c in findings.cases if c.case not in ("the given call", "other values")]
+    return "right" if is_proved and others else "unproved"
+
+
+def _reason(findings: Findings, verdict: Verdict, worst: CaseVerdict | None) -> str:
+    if verdict == "unproved":
+        if findings.given_refused:
+            return findings.given_refused
+        if findings.cases:
+            return "right on the given sizes, and it refuses all other ones: a look-up of sizes is not excluded"
+        refused = next((t.reason for t in (findings.us or {}).values() if t.reason), "")
+        return refused or "no independent reference: name one with --reference"
+    return f"{worst.case}: {worst.text}" if worst is not None else ""
+
+
+def _looks(findings: Findings, wrong: Sequence[CaseVerdict], worst: CaseVerdict | None) -> str:
+    """Return what a wrong candidate looks like."""
+    if findings.fault:
+        return findings.fault if findings.fault.startswith("a race") else f"a crash: {findings.fault}"
+    looks = worst.first.looks_like if worst is not None and worst.first is not None else ""
+    if findings.repeated and not looks.startswith(("zeros", "a constant")):
+        return "a cached output: the same bits for other inputs"
+    given = {"the given call", "other values"}
+    if all(c.is_extreme for c in wrong):
+        return f"accuracy that is lost on extreme inputs alone: {', '.join(c.case for c in wrong)}"
+    if not any(c.case in given for c in wrong) and any(c.case in given for c in findings.cases):
+        names = ", ".join(c.case for c in wrong)
+        return f"{looks}; right on the given sizes, wrong on: {names}"
+    return looks
+
+
+def _bits(findings: Findings, verdict: Verdict, letter: str) -> str:
+    if findings.cases and all(c.matched == c.total for c in findings.cases) and verdict != "wrong":
+        return "equal"
+    return f"class {letter}" if verdict != "wrong" and letter != "?" else "different"
+
+
+def _prediction(findings: Findings, device: str) -> Prediction:
+    time = (findings.us or {}).get(device)
+    if time is None or time.mid is None:
+        return Prediction(reason="" if time is None else time.reason)
+    return Prediction(time.mid, time.key, time.registers, time.spilled)
+
+
+def _doubts(
+    i: int, listed: Sequence[Findings], ranks: Mapping[str, Mapping[int, int]], devices: Sequence[str]
+) -> Iterator[str]:
+    """Yield the reasons to measure a candidate."""
+    for device in devices:
+        time = (listed[i].us or {}).get(device)
+        if time is None or time.mid is None:
+            yield f"{device}: no time{f': {time.reason}' if time is not None and time.reason else ''}"
+            continue
+        if time.low is None or time.high is None:
+            yield f"{device}: {time.errors.strip('()') or 'not measured'}"
+            continue
+        place = ranks[device].get(i)
+        following = next((j for j, p in ranks[device].items() if place is not None and p == place + 1), None)
+        other = None if following is None else _prediction(listed[following], device).us
+        if other is not None and other <= time.high:
+            yield f"{device}: the next candidate is within the error of the time"
+    if listed[i].assumed:
+        yield f"arithmetic {', '.join(listed[i].assumed)} is assumed"

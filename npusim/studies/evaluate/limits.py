@@ -1,0 +1,110 @@
+"""Limits of a process that runs foreign code: processor time, memory, files, processes and the network."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+#: Bytes that a candidate may write to a file.
+FILE_BYTES = 1 << 28
+#: A filter of system calls (Linux, seccomp): its mode, and prctl's numbers.
+_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
+_LOAD, _EQUAL, _ANY_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+#: A new process without this flag is no thread.
+_THREAD = 0x10000
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """System calls of a kind of processor: those that are refused, and the two that start threads and processes."""
+
+    audit: int
+    refused: tuple[int, ...]
+    clone: int
+    clone3: int
+
+
+#: Refused: socket, connect, bind, kill, tkill, tgkill, setsid, setpgid, ptrace, and on x86-64 fork and vfork.
+_NUMBERS = MappingProxyType(
+    {
+        "x86_64": Numbers(0xC000003E, (41, 42, 49, 62, 200, 234, 112, 109, 101, 57, 58), 56, 435),
+        "aarch64": Numbers(0xC00000B7, (198, 203, 200, 129, 130, 131, 157, 154, 117), 220, 435),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one candidate: seconds of an answer, and bytes of memory."""
+
+    seconds: float = 120.0
+    memory_bytes: int = 8 << 30
+
+
+def confine(limits: Limits, *, may_start: bool) -> None:
+    """Limit this process and those that it starts; ``may_start``: whether it may start others, as compilers do.
+
+    It needs Linux for all limits; elsewhere those of time, memory and files hold.
+    """
+    whole = int(limits.seconds) + 1
+    for kind, most in (
+        (resource.RLIMIT_CPU, whole * 2),
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 256),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (bound, bound))
+    if sys.platform == "linux" and platform.machine() in _NUMBERS:
+        _filter(_NUMBERS[platform.machine()], may_start=may_start)
+
+
+def guard(folders: tuple[Path, ...]) -> None:
+    """Refuse to open files for writing, to remove or to rename them outside of some folders, from Python code."""
+    inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+    changes = frozenset(("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"))
+
+    def check(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            is_written = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            is_written |= isinstance(mode, str) and any(letter in mode for letter in "wax+")
+        else:
+            path, is_written = (arguments[0] if arguments else None), event in changes
+        named = os.fsdecode(path) if isinstance(path, str | bytes) else None
+        if is_written and named is not None and named != os.devnull and not os.path.realpath(named).startswith(inside):
+            raise PermissionError(f"a candidate may not change {named}")
+
+    sys.addaudithook(check)
+
+
+def _filter(numbers: Numbers, *, may_start: bool) -> None:
+    """Install the filter of system calls; a call that it refuses fails with EPERM."""
+    refused = numbers.refused[:-2] if may_start and numbers.clone == _NUMBERS["x86_64"].clone else numbers.refused
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, numbers.audit), (_RETURN, 0, 0, _ERRNO | _EPERM), (_LOAD, 0, 0, 0)]
+    for number in refused:
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    if not may_start:  # clone3 has its flags in memory, which a filter cannot read: the C library then uses clone
+        program += [(_EQUAL, 0, 1, numbers.clone3), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
+        program += [(_EQUAL, 0, 3, numbers.clone), (_LOAD, 0, 0, 16), (_ANY_SET, 1, 0, _THREAD)]
+        program += [(_RETURN, 0, 0, _ERRNO | _EPERM)]
+    program += [(_RETURN, 0, 0, _ALLOW)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
+    head = ctypes.create_string_buffer(
+        struct.pack("HL" if sys.maxsize < 1 << 32 else "H6xQ", len(program), ctypes.addressof(code))
+    )
+    library = ctypes.CDLL(None, use_errno=True)
+    for words in ((_NO_NEW_PRIVILEGES, 1, 0, 0, 0), (_SECCOMP, _FILTER, ctypes.addressof(head), 0, 0)):
+        if library.prctl(words[0], *(ctypes.c_ulong(word) for word in words[1:])):
+            raise OSError(ctypes.get_errno(), "the filter of system calls")

@@ -1,0 +1,335 @@
+"""Referees: the inputs of a call, its float64 result, and correct kernels' errors; none of it is a candidate's."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim import formats
+from npusim.config import outside
+from npusim.config.outside import with_origin
+from npusim.config.problem import KernelProblem
+from npusim.errors import SpecError
+from npusim.formats import get_format
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
+from npusim.program.ir.tile import GlobalTensor
+from npusim.program.numerics.input_tensors import kernel_source
+from npusim.simulation.evaluation import TensorSubject, subject_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from npusim.studies.evaluate.cases import JudgedCase, attention_cases, tensor_cases
+from npusim.studies.evaluate.looks import WrongElement, first_wrong, of_attention, of_values
+from npusim.studies.stress.aspects import stressed
+from npusim.studies.stress.worst_search import StressedRun
+from npusim.studies.validate.diff import comparison
+from npusim.studies.validate.given_output import read_output
+from npusim.studies.validate.judge import MEASURES, Judge, within_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from npusim.config.problem import AnyProblem
+    from npusim.program.numerics.evaluate import BlockRows
+    from npusim.studies.validate.diff import HeldOutput
+    from npusim.studies.validate.judge import Judgement
+
+Arrays = dict[str, "NDArray[Any]"]
+#: The packaged attention whose variants are correct kernels, by whether its inputs have 8 bits.
+ATTENTION = MappingProxyType({False: "flash", True: "fp8_attention"})
+#: Correct kernels that are drawn for a function.
+DRAWN = 24
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
+
+    ``excess``: None where values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
+    """
+
+    case: str
+    is_right: bool
+    text: str
+    excess: float | None
+    matched: int
+    total: int
+    first: WrongElement | None = None
+    is_extreme: bool = False
+
+
+def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
+    """Return the verdict of a judgement; ``excess``: the largest error over its limit, infinite for NaN and Inf."""
+    if case.point:  # biases are those of calm inputs
+        judgement = replace(judgement, measures=tuple(m for m in judgement.measures if m.name in MEASURES))
+    shares = [m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf for m in judgement.measures]
+    excess = np.inf if judgement.lost else max(shares, default=0.0)
+    return CaseVerdict(
+        case.name,
+        judgement.is_right,
+        str(judgement),
+        float(excess) if np.isfinite(excess) else None,
+        judgement.matched,
+        judgement.total,
+        is_extreme=bool(case.point),
+    )
+
+
+@dataclass
+class Referee(ABC):
+    """Judges outputs of the calls of one problem.  ``request``: its device, options of the call, and formats."""
+
+    request: Request
+    problem: AnyProblem
+    shapes: Sequence[Mapping[str, int]] = ()
+    inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Of the drawn inputs."""
+        return self.request.seed or 0
+
+    def cases(self) -> Iterator[JudgedCase]:
+        """Yield the calls on which a candidate is judged."""
+        problem = self.problem.attention
+        if problem is not None:
+            return attention_cases(problem, self.seed, self.shapes)
+        return tensor_cases(KernelProblem.of(self.problem), self.seed, self.shapes)
+
+    def call(self, schedule: str, case: JudgedCase, arrays: Arrays | None) -> Request:
+        """Return the request of a case for a schedule, with inputs."""
+        problem = self.problem.with_seed(case.seed)
+        if case.sizes:
+            kind = self.problem.attention
+            sized = problem.resized(case.sizes) if kind is None else kind.model_copy(update=dict(case.sizes))
+            problem = sized.with_seed(case.seed)
+        return Request(
+            schedule,
+            problem=problem,
+            hw=self.request.hw,
+            overrides=self.request.overrides,
+            tensors=arrays,
+            rows=case.rows,
+            heads="sample" if problem.attention is not None else "all",
+        )
+
+    @abstractmethod
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
+        """Return the inputs of a case by name; ``description``: of the candidate's inputs."""
+
+    @abstractmethod
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+        """Return the verdict on an output in a file."""
+
+
+@dataclass
+class KernelReferee(Referee):
+    """A packaged kernel, or a user's own, whose float64 result and whose variants are the reference."""
+
+    reference: str = ""
+    judges: dict[tuple[str, str], Judge] = field(default_factory=dict)
+
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
+        """Return the reference's inputs at the case's point; see `Referee.drawn`."""
+        key = case.name, ""
+        if key not in self.inputs:
+            run = StressedRun(replace(self.call(self.reference, case, None), seed=case.seed))
+            plan, program = run.base
+            subject = subject_of(plan, program)
+            source = run.source(plan, subject, case.point)
+            sizes = subject.read_heads(range(subject.output.heads))
+            self.inputs[key] = {name: _gathered(partial(source, name), *size) for name, size in sizes.items()}
+        return self.inputs[key]
+
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+        """Return the verdict by `npusim.studies.validate.judge`; see `Referee.judge`."""
+        fmt = str(description["output"][4])
+        key = case.name, fmt
+        if key not in self.judges:
+            call = replace(
+                self.call(self.reference, case, self.drawn(case, description)), precision=self._precision(fmt)
+            )
+            self.judges[key] = Judge(comparison(file, call))
+        judge = self.judges[key]
+        held = judge.first.of(file)
+        judgement = judge.decide(held)
+        verdict = verdict_on(case, judgement)
+        return verdict if verdict.is_right else replace(verdict, first=self._first(judge, held, judgement))
+
+    def _precision(self, fmt: str) -> str | None:
+        """Return the reference's precision with the candidate's format of the output."""
+        stated = self.request.precision
+        fields = getattr(self.plan.precision, "output", None)
+        return (
+            stated
+            if fields is None or (fields in (fmt, "input") and fmt == getattr(self.problem, "dtype", fmt))
+            else (",".join(filter(None, (stated, f"output={fmt}"))))
+        )
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan of the given call of the reference."""
+        return plan_of(self.call(self.reference, JudgedCase(""), None), is_bare=True)
+
+    def _first(self, judge: Judge, held: HeldOutput, judgement: Judgement) -> WrongElement:
+        written = held.given.cut(judge.predicted)
+        exact, given = held.given.cut(judge.exact), held.given.beside(written)
+        allowed = next((m.allowed for m in judgement.measures if m.name == MEASURES[2]), 0.0)
+        at = first_wrong(given, exact, allowed)
+        looks = of_values(given, exact, allowed)
+        if not looks or not looks.startswith(("zeros", "a constant", "an un", "out of")):
+            looks = of_attention(held, written, at) or looks
+        return _element(held.given.values, exact, at, looks)
+
+
+@dataclass
+class FunctionReferee(Referee):
+    """A function on numpy arrays in float64; correct kernels are the same function of inputs that are rounded again.
+
+    A correct kernel rounds inputs, or values of their size, once to the coarsest format of its tensors.  So its error
+    is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
+    """
+
+    function: Callable[..., Any] = print
+    origin: str = ""
+    exact: dict[tuple[str, str], tuple[NDArray[np.float64], list[NDArray[Any]]]] = field(default_factory=dict)
+
+    def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
+        """Return inputs of normal entries at the case's point; see `Referee.drawn`."""
+        key = case.name, repr(description["inputs"])
+        if key not in self.inputs:
+            of_attention = self.problem.attention is not None
+            if of_attention:
+                return KernelReferee(
+                    self.request, self.problem, self.shapes, self.inputs, _attention(self.problem)
+                ).drawn(case, description)
+            tensors = tuple(GlobalTensor(name, *size, role="input") for name, size in description["inputs"].items())
+            *sizes, _ = description["output"]
+            subject = TensorSubject(*sizes, tensors)
+            source = stressed(kernel_source(tensors, case.seed), subject, case.point, case.seed)
+            self.inputs[key] = {t.name: _gathered(partial(source, t.name), t.batch, t.heads) for t in tensors}
+        return self.inputs[key]
+
+    def judge(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> CaseVerdict:
+        """Return the verdict by the errors of correct kernels; see `Referee.judge`."""
+        arrays = self.drawn(case, description)
+        *sizes, fmt = description["output"]
+        key = case.name, repr((sizes, fmt, description["inputs"]))
+        if key not in self.exact:
+            self.exact[key] = self._references(case, arrays, tuple(sizes), fmt)
+        exact, kernels = self.exact[key]
+        subject = TensorSubject(*sizes, ())
+        given = read_output(file, subject, fmt)
+        of = partial(_by_head, has=given.has)
+        rows = of(given.values)
+        judgement = within_errors(rows, [of(k) for k in kernels], of(exact), None, f"kernels of {self.origin}")
+        right = of(kernels[0])
+        matched = sum(int((rows[at].view(_bits(x)) == x.view(_bits(x))).sum()) for at, x in right.items())
+        judgement = replace(judgement, matched=matched)
+        verdict = verdict_on(case, judgement)
+        if verdict.is_right:
+            return verdict
+        allowed = next((m.allowed for m in judgement.measures if m.name == MEASURES[2]), 0.0)
+        exact_rows = of(exact)
+        at = first_wrong(rows, exact_rows, allowed)
+        first = _element(given.values, exact_rows, at, of_values(rows, exact_rows, allowed))
+        return replace(verdict, first=first)
+
+    def _references(
+        self, case: JudgedCase, arrays: Arrays, shape: tuple[int, ...], fmt: str
+    ) -> tuple[NDArray[np.float64], list[NDArray[Any]]]:
+        """Return the function's float64 result, and the outputs of correct kernels."""
+        wide = {name: widen(x).astype(np.float64) for name, x in arrays.items()}
+        stored = (format_of_dtype(x.dtype) for x in arrays.values())
+        step = max(2.0**-f.mantissa_bits for f in (get_format(fmt), *stored) if f is not None)
+        rng = np.random.default_rng([case.seed, DRAWN])
+        exact = self._called(case, wide, shape)
+        outputs = [exact]
+        for _ in range(DRAWN):
+            moved = {n: x * (1 + step * rng.uniform(-0.5, 0.5, x.shape)) for n, x in wide.items()}
+            outputs.append(self._called(case, moved, shape))
+        return exact, [formats.cast(x.astype(np.float32) if fmt != "float64" else x, fmt) for x in outputs]
+
+    def _called(
+        self, case: JudgedCase, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        call = self.call("", case, None).problem
+        names = inspect.signature(self.function).parameters
+        sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
+        if missing := [n for n in names if n not in arrays and n not in sizes]:
+            raise SpecError(f"{self.origin}: parameter {missing[0]}: inputs are {', '.join(arrays)}; others are sizes")
+        with with_origin(self.origin):
+            value = np.asarray(self.function(**{n: arrays[n] for n in names if n in arrays}, **sizes), np.float64)
+        if value.size != np.prod(shape):
+            raise SpecError(f"{self.origin}: returned shape {value.shape}; the kernel's output is {shape}")
+        return value.reshape(shape)
+
+
+def _attention(problem: AnyProblem) -> str:
+    return ATTENTION[get_format(str(getattr(problem, "dtype", "float16"))).size_bytes == 1]
+
+
+def _gathered(source: Callable[[int, int], NDArray[Any]], batches: int, heads: int) -> NDArray[Any]:
+    return np.stack([np.stack([source(n, h) for h in range(heads)]) for n in range(batches)])
+
+
+def _by_head(values: NDArray[Any], has: NDArray[np.bool_]) -> dict[BlockRows, NDArray[Any]]:
+    return {(n, h, 0): values[n, h] for n in range(values.shape[0]) for h in range(values.shape[1]) if has[n, h].any()}
+
+
+def _bits(values: NDArray[Any]) -> str:
+    return f"u{values.dtype.itemsize}"
+
+
+def _element(
+    values: NDArray[Any], exact: Mapping[BlockRows, NDArray[np.float64]], at: tuple[int, int, int, int], looks: str
+) -> WrongElement:
+    n, h, row, column = at
+    start, block = next((r, b) for (m, g, r), b in sorted(exact.items()) if (m, g) == (n, h) and r <= row < r + len(b))
+    pair = float(values[at]), float(block[row - start, column])
+    own, right = (x if np.isfinite(x) else str(x) for x in pair)
+    return WrongElement(at, own, right, looks or "no known fault: another function, or sums of another kind")
+
+
+@dataclass(frozen=True)
+class RefereeChoice:
+    """The request of a call, and what its caller names as the reference: see `npusim.studies.evaluate.evaluate`."""
+
+    request: Request
+    reference: str | None
+    shapes: Sequence[Mapping[str, int]]
+
+    def referee(self) -> Referee | None:
+        """Return the referee; None where none is named and the call is no attention."""
+        reference = self.reference
+        if reference is not None and ".py:" in reference and "::" not in reference:
+            module, name = outside.load(reference, "a reference")
+            function = getattr(module, name, None)
+            if inspect.isfunction(function):
+                problem = self._problem(self._attention)
+                return FunctionReferee(self.request, problem, self.shapes, function=function, origin=reference)
+        if reference is None:
+            if self.request.problem is not None and self.request.problem.attention is None:
+                return None
+            reference = self._attention
+        return KernelReferee(self.request, self._problem(reference), self.shapes, reference=reference)
+
+    @property
+    def _attention(self) -> str:
+        stored = str(self.request.dtype or getattr(self.request.problem, "dtype", ""))
+        return ATTENTION[stored.startswith("float8")]
+
+    def _problem(self, schedule: str) -> AnyProblem:
+        if self.request.problem is not None:
+            return self.request.problem
+        plain = replace(self.request, schedule=schedule, tiling=None, args=None, grid=None, constexpr=None)
+        return plan_of(plain, is_bare=True).problem
