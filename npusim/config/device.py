@@ -491,10 +491,13 @@ class DeviceSpec(HardwareModel):
             return 1.0
         peak, limit = self.peak_flops_per_s("float16"), self.power.at_once
         assert peak is not None
-        clock = self.power.clock(flops / seconds / peak, seconds)
         kind, engine = next(iter(self.matrix_engines.items()))
         busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
-        return min(clock, limit.clock(busy / self.clock_hz.value / seconds, seconds)) if limit and busy else clock
+        share = busy / self.clock_hz.value / seconds
+        # Products of narrower formats do more operations in the same cycles, at the power of the cycles.
+        load = min(flops / seconds / peak, share) if busy else flops / seconds / peak
+        clock = self.power.clock(load, seconds)
+        return min(clock, limit.clock(share, seconds)) if limit and busy else clock
 
 
 def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:
