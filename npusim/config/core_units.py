@@ -472,9 +472,9 @@ class SyncProductSpec(SpecModel):
     m_elements: PositiveWhole
     n_elements: PositiveWhole
     pipe_cycles: Positive = Field(description="time of the pipe of its sub-core")
-    format_cycles: dict[str, dict[str, Positive]] = Field(
+    format_cycles: dict[str, Positive] = Field(
         default_factory=dict,
-        description="the same by format of the operands, then of the accumulators, where it differs",
+        description="the same by formats of operands and accumulators (mxfp8_into_float32), where it differs",
     )
     instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
     lane_copies_count: PositiveWhole | None = Field(
@@ -494,9 +494,9 @@ class SyncProductSpec(SpecModel):
 
     def rate(self, operand: str, accumulator: str) -> tuple[str, float]:
         """Return the cycles of the pipe for an instruction of two formats, after the key that states them."""
-        if (cycles := self.format_cycles.get(operand, {}).get(accumulator)) is None:
+        if (cycles := self.format_cycles.get(name := f"{operand}_into_{accumulator}")) is None:
             return "pipe_cycles", float(self.pipe_cycles.value)
-        return f"format_cycles.{operand}.{accumulator}", float(cycles.value)
+        return f"format_cycles.{name}", float(cycles.value)
 
 
 class GroupProductSpec(SpecModel):
@@ -537,10 +537,11 @@ class GroupMatrixEngine(MatrixEngine):
 
     @model_validator(mode="after")
     def _rates_are_of_its_formats(self) -> Self:
-        for operand in self.mma.format_cycles:
-            if operand not in self.fractals:
-                known = ", ".join(self.fractals)
-                raise fault_at(f"mma.format_cycles.{operand}", f"the matrix unit does not multiply it; it has: {known}")
+        for name in self.mma.format_cycles:
+            operand, _, accumulator = name.partition("_into_")
+            if operand not in self.fractals or not accumulator:
+                known = ", ".join(f"{fmt}_into_..." for fmt in self.fractals)
+                raise fault_at(f"mma.format_cycles.{name}", f"no formats of the matrix unit; it has: {known}")
         return self
 
     def fractal_cycles(self, input_format: str) -> float:
