@@ -12,7 +12,7 @@ from npusim.config.load import list_devices, load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
 
-#: Vendors' peaks of float16 into float32 in TFLOP/s; of the RTX 5090 at the clock that was read, 20 % above the vendor's.
+#: Vendors' peaks of float16 into float32 in TFLOP/s; the RTX 5090's is at its measured clock, 20 % above the vendor's.
 PEAKS = {
     "rtx_pro_6000": 503.8,
     "rtx_5090": 250.7,
@@ -64,7 +64,7 @@ def test_a_geforce_halves_products_into_float32_and_not_those_with_scales() -> N
 
 
 def test_a_product_takes_the_time_of_its_instruction() -> None:
-    """On the RTX 5090 MXFP8 takes half the time of FP8, and NVFP4 half of MXFP8's; on the full chip the first are equal."""
+    """On the RTX 5090 MXFP8 takes half the time of FP8, on the RTX PRO 6000 as long; NVFP4 takes half of MXFP8's."""
     times = {
         hw: [
             latency("gemm", hw, problem=GemmProblem(m=8192, n=8192, k=8192, dtype=fmt))  # type: ignore[arg-type]

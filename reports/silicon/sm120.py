@@ -1,6 +1,6 @@
-"""Hold predictions for chips of compute capability 12 against published times: `sm120.csv`, a table by group.
+"""Compare predictions for chips of compute capability 12 with published times: `sm120.csv`, a table by group.
 
-    python reports/sm120/held.py [MEASUREMENTS.csv] [--rows]
+    python reports/silicon/sm120.py [MEASUREMENTS.csv] [--rows]
 
 ``MEASUREMENTS`` defaults to the given half.  ``decided``: cases by which a constant of a device file was fitted; the
 others were left out of every fit.  With ``--rows`` each case is printed.
@@ -105,6 +105,7 @@ def tau(pairs: list[tuple[float, float]]) -> float:
 
 
 def main() -> None:
+    """Print the table of errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
     parser.add_argument("--rows", action="store_true")
