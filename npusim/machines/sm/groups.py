@@ -398,8 +398,8 @@ def estimated_registers(tile: BlockTile, decided: GpuDecisions) -> int:
     scores, output = tile.elements(decided)
     down = max(1, tile.warps // (decided.across * decided.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
-    # A warp copies 512 bytes at once.
     visited = (tile.head_dim + (0 if tile.is_viewed else tile.value_dim)) * tile.keys
+    # A warp copies 512 bytes at once (hopper.md section 2).
     copies = tile.bytes_of(visited) / (512 * tile.warps)
     is_staged = tile.stages == 1
     # Coefficients of hopper.md section 2, "Registers".
