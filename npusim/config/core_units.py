@@ -106,6 +106,11 @@ class FractalSpec(SpecModel):
     n_elements: PositiveWhole
     k_elements: PositiveWhole
 
+    @property
+    def products(self) -> int:
+        """Multiply-adds of a step."""
+        return self.m_elements.value * self.n_elements.value * self.k_elements.value
+
 
 class MatrixEngine(_QueueSpec):
     """The matrix unit: CUBE.
@@ -126,6 +131,10 @@ class MatrixEngine(_QueueSpec):
     def fractal(self, input_format: str) -> FractalSpec:
         """Return the step size for a format; raise `SpecError` with the supported formats if there is none."""
         return entry(self.fractals, input_format, f"the matrix unit does not multiply {input_format}; it has: ")
+
+    def fractal_cycles(self, _input_format: str) -> float:
+        """Return the cycles of a step for a format, where the format is multiplied."""
+        return float(self.cycles_per_fractal.value)
 
     def arithmetic_of(self, input_format: str) -> str:
         """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated."""
@@ -463,6 +472,10 @@ class SyncProductSpec(SpecModel):
     m_elements: PositiveWhole
     n_elements: PositiveWhole
     pipe_cycles: Positive = Field(description="time of the pipe of its sub-core")
+    format_cycles: dict[str, Positive] = Field(
+        default_factory=dict,
+        description="the same by formats of operands and accumulators (mxfp8_into_float32), where it differs",
+    )
     instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
     lane_copies_count: PositiveWhole | None = Field(
         default=None,
@@ -478,6 +491,12 @@ class SyncProductSpec(SpecModel):
             shape, known = f"m{self.m_elements.value}n{self.n_elements.value}", "m16n8, and m16n16 as four m8n8k4"
             raise fault_at("m_elements", f"unknown instruction shape {shape}; mma.sync has {known} (PTX ISA)")
         return self
+
+    def rate(self, operand: str, accumulator: str) -> tuple[str, float]:
+        """Return the cycles of the pipe for an instruction of two formats, after the key that states them."""
+        if (cycles := self.format_cycles.get(name := f"{operand}_into_{accumulator}")) is None:
+            return "pipe_cycles", float(self.pipe_cycles.value)
+        return f"format_cycles.{name}", float(cycles.value)
 
 
 class GroupProductSpec(SpecModel):
@@ -515,6 +534,20 @@ class GroupMatrixEngine(MatrixEngine):
     model: Literal["group_matrix"]  # type: ignore[assignment]
     mma: SyncProductSpec
     wgmma: GroupProductSpec | None = None
+
+    @model_validator(mode="after")
+    def _rates_are_of_its_formats(self) -> Self:
+        for name in self.mma.format_cycles:
+            operand, _, accumulator = name.partition("_into_")
+            if operand not in self.fractals or not accumulator:
+                known = ", ".join(f"{fmt}_into_..." for fmt in self.fractals)
+                raise fault_at(f"mma.format_cycles.{name}", f"no formats of the matrix unit; it has: {known}")
+        return self
+
+    def fractal_cycles(self, input_format: str) -> float:
+        """Return the cycles of a step for a format, at the rate of the instruction into the usual accumulators."""
+        _, cycles = self.mma.rate(input_format, self.accumulator_format)
+        return super().fractal_cycles(input_format) * cycles / float(self.mma.pipe_cycles.value)
 
 
 class WarpMatrixEngine(GroupMatrixEngine):

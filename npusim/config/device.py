@@ -158,9 +158,16 @@ class CoreSpec(SpecModel):
 
 
 class PowerSpec(SpecModel):
-    """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent."""
+    """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent.
 
-    limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
+    The limit is ``limit_factor``, or ``limit_w / load_w`` for a board whose limit in watts may be set.
+    """
+
+    limit_factor: Positive | None = Field(
+        default=None, description="share of the tensor cores' peak that the full clock sustains"
+    )
+    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w")
+    load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
     exponent_factor: Positive
     pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
     at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
@@ -168,7 +175,22 @@ class PowerSpec(SpecModel):
     def clock(self, load: float, seconds: float) -> float:
         """Return the clock over the full one at a load (share of the peak) that lasts for so long."""
         average = load * seconds / (seconds + self.pause_s.value)
-        return min(1.0, float((self.limit_factor.value / average) ** self.exponent_factor.value))
+        return min(1.0, float((self.limit / average) ** self.exponent_factor.value))
+
+    @model_validator(mode="after")
+    def _limit_is_stated_once(self) -> Self:
+        has_watts = self.limit_w is not None, self.load_w is not None
+        if has_watts[0] != has_watts[1] or has_watts[0] == (self.limit_factor is not None):
+            raise fault_at("limit_factor", "a limit is limit_factor, or limit_w with load_w, and not both")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """Share of the tensor cores' peak that the full clock sustains."""
+        if self.limit_w is not None and self.load_w is not None:
+            return float(self.limit_w.value / self.load_w.value)
+        assert self.limit_factor is not None
+        return float(self.limit_factor.value)
 
 
 class LaunchSpec(SpecModel):
@@ -476,9 +498,8 @@ class DeviceSpec(HardwareModel):
         A multiply-add is two operations.  None for a device whose file describes no matrix unit.
         """
         for kind, unit in self.matrix_engines.items():
-            steps = [unit.fractals[input_format]] if input_format in unit.fractals else unit.fractals.values()
-            products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
-            rate = 2 * products / unit.cycles_per_fractal.value
+            steps = [input_format] if input_format in unit.fractals else unit.fractals
+            rate = max(2 * unit.fractals[name].products / unit.fractal_cycles(name) for name in steps)
             return float(self.core_count(kind) * rate * self.clock_hz.value)
         return None
 
@@ -491,10 +512,13 @@ class DeviceSpec(HardwareModel):
             return 1.0
         peak, limit = self.peak_flops_per_s("float16"), self.power.at_once
         assert peak is not None
-        clock = self.power.clock(flops / seconds / peak, seconds)
         kind, engine = next(iter(self.matrix_engines.items()))
         busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
-        return min(clock, limit.clock(busy / self.clock_hz.value / seconds, seconds)) if limit and busy else clock
+        share = busy / self.clock_hz.value / seconds
+        # Products of narrower formats do more operations in the same cycles, at the power of the cycles.
+        load = min(flops / seconds / peak, share) if busy else flops / seconds / peak
+        clock = self.power.clock(load, seconds)
+        return min(clock, limit.clock(share, seconds)) if limit and busy else clock
 
 
 def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:

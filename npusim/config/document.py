@@ -4,7 +4,7 @@ A file is parsed once; its data stay in the cache folder as long as its text is 
 
 ``extends: <name>``: a file that states only its differences from another.  Mappings are merged key by key; a number or
 choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
-A key of the file may be dotted; ``null`` removes a key of the other file.
+A key of the file may be dotted; ``null`` removes a key of the other file, which may have removed it already.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as an
 assumption, and loses its basis for that chip.  ``facts`` are then not inherited. ``keys``: patterns of the inherited
@@ -49,11 +49,15 @@ class FilePosition(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: plain data, and the place of each dotted key (``""`` is the file itself)."""
+    """A parsed file: plain data, and the place of each dotted key (``""`` is the file itself).
+
+    ``removed``: dotted keys that the file, or one that it extends, has removed from another.
+    """
 
     file: str
     data: dict[str, object]
     places: Mapping[str, FilePosition]
+    removed: frozenset[str] = frozenset()
 
     @functools.cached_property
     def text(self) -> str:
@@ -193,7 +197,7 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
         taken = _matching(_assumed(without_facts, name), keys, matched)
         if unknown := [pattern for pattern in keys if pattern not in matched]:
             raise document.error("extends", f"keys: nothing of {name} is called {unknown[0]}")
-        base = Document(base.file, taken, base.places)
+        base = Document(base.file, taken, base.places, base.removed)
     return _Merge(base, document).merged()
 
 
@@ -230,13 +234,14 @@ class _Merge:
         self.base = base
         self.override = override
         self.places = {**base.places, "": override.places[""]}
+        self.removed = set(base.removed)
 
     def merged(self) -> Document:
         data = self.base.data
         for key, value in self.override.data.items():
             if key != "extends":
                 data = self._with("", data, key.split("."), key, value)
-        return Document(self.override.file, data, self.places)
+        return Document(self.override.file, data, self.places, frozenset(self.removed))
 
     def _with(self, path: str, node: dict[str, object], steps: list[str], key: str, value: object) -> dict[str, object]:
         """Return ``node``, which stands at ``path``, with ``value`` at ``steps`` below it.
@@ -254,7 +259,7 @@ class _Merge:
             for child, child_value in value.items():
                 old = self._with(path, old, [child], f"{key}.{child}", child_value)
             return {**node, name: old}
-        if value is None and name not in node:
+        if value is None and name not in node and path not in self.removed:
             keys = ", ".join(map(str, node)) or "nothing"
             raise self.override.error(key, f"null removes a key of the other file, which has {keys} here")
         for stale in [known for known in self.places if known.startswith(f"{path}.")]:
@@ -263,6 +268,7 @@ class _Merge:
             if spelled == key or spelled.startswith(f"{key}."):
                 self.places[path + spelled.removeprefix(key)] = position
         if value is None:
+            self.removed.add(path)
             return {other: entry for other, entry in node.items() if other != name}
         return {**node, name: value}
 

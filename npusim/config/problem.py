@@ -34,7 +34,7 @@ Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"
 #: Those of 8 bits, whose values may have scales.
 SCALED = ("float8_e4m3fn", "float8_e5m2")
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
-BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4"]
+BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
 #: How a product's A and B lie in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.

@@ -47,6 +47,7 @@ RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "_cycles_per_fractal": (0, 1e6),
         "_bytes": (1, 2**50),
         "_hz": (1e6, 1e12),
+        "_w": (1e-3, 1e6),
         "_s": (0, 3600),
     }
 )

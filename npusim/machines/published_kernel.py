@@ -122,9 +122,10 @@ class GpuKernel(PublishedKernel):
         Tiling fields that the kernel decides on a device in addition to its tile, and fields that it leaves open.
     needs, refuses
         Reason why the kernel does not run on a device, or for a problem in some formats; empty: it runs.
-    split_rule, cut_tile, merge_rows, packs
-        The rule that splits keys, the tile of split keys if it differs, and the rows of a block of the merge (0: the
-        default); whether the query heads of a KV head are rows of one block, for a number of rows.
+    split_rule, cut_tile, has_cut_pages, merge_rows, packs
+        The rule that splits keys, the tile of split keys if it differs, whether calls with pages have that tile even if
+        their keys are not split, and the rows of a block of the merge (0: the default); whether the query heads of a KV
+        head are rows of one block, for a number of rows.
     order
         Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
     turn_dims
@@ -143,6 +144,7 @@ class GpuKernel(PublishedKernel):
     refuses: Callable[[Problem, Any], str] = lambda _problem, _precision: ""
     split_rule: Callable[[SplitCall], Parts] | None = None
     cut_tile: Callable[[Problem], KernelTile] | None = None
+    has_cut_pages: bool = False
     merge_rows: int = 0
     packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
     order: Callable[[Phase], Phase] | None = None
@@ -161,6 +163,8 @@ class GpuKernel(PublishedKernel):
     def tile(self, problem: Problem, device: DeviceSpec) -> KernelTile:
         """Return the kernel's tile for keys that are not split; raise `TilingError` if it has no layout."""
         dim = self.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
+        if problem.page and self.has_cut_pages and self.cut_tile is not None:
+            return self.cut_tile(problem)
         layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
         tile = layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
         if not isinstance(tile, KernelTile):

@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kernels", type=Path, default=KERNELS)
-    parser.add_argument("--architectures", default="sm_90,sm_80,sm_86,sm_89")
+    parser.add_argument("--architectures", default="sm_90,sm_80,sm_86,sm_89,sm_120")
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--part", default="0/1", help="the first of every 2 tiles: 0/2")
     chosen = parser.parse_args()

@@ -50,6 +50,17 @@ def test_null_takes_away_what_the_other_file_has_and_nothing_else(write: Callabl
         read_inherited(write("extends: base\na: {f: null}\n"), _beside)
 
 
+def test_null_may_remove_what_the_other_file_has_removed(write: Callable[..., Path]) -> None:
+    """Not what none of the files ever had, nor below it: that is a slip of the pen."""
+    write("a: {b: 1, c: 2}\ne: 3\n", "base.yaml")
+    write("extends: {file: base, basis: assumed}\na: {c: null}\ne: null\n", "parent.yaml")
+    for extends in ("parent", "{file: parent, basis: assumed}"):
+        path = write(f"extends: {extends}\na: {{c: null}}\ne: null\n")
+        assert read_inherited(path, _beside).data == {"a": {"b": 1}}
+    with pytest.raises(SpecError, match=r"a\.g: null removes .* has b here"):
+        read_inherited(write("extends: parent\na: {g: null}\n"), _beside)
+
+
 def test_what_an_anchor_shares_is_changed_in_one_place_only(write: Callable[..., Path]) -> None:
     write("a: &x {b: 1}\nc: *x\n", "base.yaml")
     document = read_inherited(write("extends: base\nc: {b: 2}\n"), _beside)

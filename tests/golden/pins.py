@@ -54,9 +54,20 @@ DEVICES = (
     "h200",
     "a10",
     "t4",
+    "rtx_pro_6000",
+    "rtx_5090",
+    "gb10",
+    "rtx_4090",
+    "l4",
+    "a6000",
+    "h20",
+    "h800",
+    "gh200",
 )
 #: Devices that differ from the first of their family in speed and number of cores only.
 SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4", "ascend_950_28")
+#: GPUs whose files extend another chip's.
+OF_OTHER_CHIPS = ("rtx_5090", "gb10", "rtx_4090", "l4", "a6000", "h20", "h800", "gh200")
 #: Tiles whose scores fit in UB in ping-pong.
 NARROW: dict[str, dict[str, object]] = {"ascend_950": {"block_q": 64, "block_kv": 256}}
 #: Shapes of devices that share most with another, and what runs differently there.
@@ -66,6 +77,8 @@ FEWER: dict[str, tuple[str, ...]] = {
     "ascend_950_28": ("causal",),
     "a10": ("causal", "bfloat16"),
     "t4": ("causal", "bfloat16"),
+    "rtx_pro_6000": ("causal", "bfloat16"),
+    **dict.fromkeys(OF_OTHER_CHIPS, ("causal",)),
 }
 APART = {
     "ascend_950": (
@@ -82,6 +95,8 @@ APART = {
     "ascend_950_28": ("flash",),
     "a10": ("flash", "pasa", "retention", "gla", "gated_delta", "ssd", "flash_backward"),
     "t4": ("flash", "fp8_attention"),
+    "rtx_pro_6000": ("flash", "pasa", "fp8_attention"),
+    **dict.fromkeys(OF_OTHER_CHIPS, ("flash",)),
 }
 #: Shapes of schedules of plain tensors: tokens, heads and widths are those of Q and V.
 OF_TENSORS = ("ragged", "grouped", "bfloat16")
@@ -127,6 +142,8 @@ EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("fp8_attention", "ascend_910b2", "causal", "fa3", {"block_kv": 64}),
     ("fp8_attention", "ascend_910b2", "ragged", "hpc_ops_s1", {"block_kv": 64}),
     ("fp8_attention", "h200", "causal", "flashinfer", {}),
+    ("flash", "rtx_5090", "causal", "nvfp4", {}),
+    ("flash", "rtx_5090", "causal", "mxfp8", {}),
     # Left to itself split_kv takes one split here, as a second kernel would take longer than it saves.
     ("split_kv", "ascend_910b2", "ragged", "", {"splits": 3}),
     ("split_kv", "ascend_910b2", "causal", "", {"splits": 6}),

@@ -299,6 +299,36 @@ def test_flash_attention_2_takes_its_causal_tile_where_nothing_else_masks(
     assert kernels(GpuKernel)["fa2"].tile(problem, load_device("a10"))[:2] == tile
 
 
+@pytest.mark.parametrize(("head_dim", "keys"), [(64, 256), (128, 128), (256, 64)])
+def test_flash_attention_2_with_pages_runs_the_kernel_of_split_keys(head_dim: int, keys: int) -> None:
+    """mha_varlen_fwd forces it where there is a block table (flash_api.cpp, force_split_kernel), on every chip."""
+    for hw in ("a100", "l40s", "h200"):
+        sizes: dict[str, Any] = ATTENTION | {"heads": 63, "head_dim": head_dim, "seq_q": 1024, "seq_kv": 1024}
+        options: dict[str, Any] = {"hw": hw, "numerics": False, "trace_groups": ()}
+        dense = npusim.run("flash", problem=Problem(**sizes), tiling={"kernel": "fa2"}, **options)
+        paged = npusim.run("flash", problem=Problem(**sizes, page=16), tiling={"kernel": "fa2"}, **options)
+        assert [getattr(paged.tiling, n) for n in ("block_q", "block_kv", "warps")] == [64, keys, 4]
+        assert len(paged.program.phases) == 1  # no keys are split, and there is no merge
+        of_dense = [getattr(dense.tiling, n) for n in ("block_q", "block_kv", "warps")]
+        assert (paged.cycles == dense.cycles) == (of_dense == [64, keys, 4])
+        with pytest.raises(TilingError, match=rf"block_q: 128; kernel=fa2 has tiles of 64 x {keys} with 4 warps"):
+            tiling = {"kernel": "fa2", "block_q": 128}
+            npusim.run("flash", problem=Problem(**sizes, page=16), tiling=tiling, **options)
+
+
+@pytest.mark.parametrize(
+    ("hw", "tile"), [("a10", (64, 64, 4)), ("l40s", (64, 64, 4)), ("a100", (128, 64, 8)), ("h200", (64, 64, 4))]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_2_chooses_the_tile_of_heads_of_256_by_shared_memory(
+    hw: str, tile: tuple[int, int, int], causal: bool
+) -> None:
+    """run_mha_fwd_hdim256: 128 rows where a block has 128 KB and a multiprocessor no room for two blocks of 64 rows."""
+    sizes: dict[str, Any] = ATTENTION | {"heads": 63, "head_dim": 256, "seq_q": 512, "seq_kv": 512, "causal": causal}
+    took = npusim.run("flash", hw=hw, problem=Problem(**sizes), tiling={"kernel": "fa2"}, numerics=False)
+    assert tuple(getattr(took.tiling, n) for n in ("block_q", "block_kv", "warps")) == tile
+
+
 def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(
         "from npusim.kernel import AscendDecisions, AscendKernel\n"

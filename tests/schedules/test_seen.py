@@ -329,7 +329,7 @@ def drawn_call(seed: int) -> dict[str, Any]:
 
 
 #: Each device, and how its blocks get their rows; with ``stages`` a GPU's loop masks every tile, as compilers' do.
-STAGED, OF_STAGES = {"stages": 2}, {"t4": {"stages": 1}, "v100": {}, "rtx_5090": {}}
+STAGED, OF_STAGES = {"stages": 2}, {"t4": {"stages": 1}, "v100": {}}
 PLACED: list[tuple[str, str, dict[str, Any]]] = [
     *(
         ("flash", hw, OF_STAGES.get(hw, STAGED) if load_device(hw).family == "nvidia" else {})

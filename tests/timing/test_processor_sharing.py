@@ -145,6 +145,17 @@ def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
     assert len({r.cycles for r in runs}) == 1
 
 
+def test_products_of_8_bits_draw_the_power_of_their_cycles() -> None:
+    """Twice the operations in as many cycles: the clock falls as for float16, not as for twice the load."""
+    clocks = {}
+    for fmt in ("float16", "float8_e4m3fn"):
+        problem = GemmProblem(m=8192, n=8192, k=8192, dtype=fmt)  # type: ignore[arg-type]
+        took = npusim.run("gemm", hw="h200", problem=problem, numerics=False, trace_groups=())
+        clocks[fmt] = took.timing.clock_hz / 1e9
+    assert clocks["float8_e4m3fn"] == pytest.approx(clocks["float16"], rel=0.03)
+    assert clocks["float8_e4m3fn"] > 1.5  # 1.183 GHz where its load was taken for 1.7 of the peak
+
+
 def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
     device = load_device("h200").clocked(1)
     assert device.sustained(0, 1.0, {}) == 1.0

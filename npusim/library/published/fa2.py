@@ -25,11 +25,15 @@ TILES: Layouts = MappingProxyType(
 )
 #: Bytes of an element for which they are tried.
 SIZES = 1, 2, 4
+#: No other tile.
+NONE: Layouts = MappingProxyType({})
 #: Tiles on sm_86 and sm_89: plain, and causal (as above).
 SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys((96, 128), layout(64, 64, warps=4)))
-#: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
-TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), layout(64, 64, warps=4)
-#: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
+#: As above, for heads of 256: the bytes of shared memory of a block of 128 rows, and those of a multiprocessor with two
+#: blocks of 64 rows, which are chosen where they fit, and where the block of 128 rows does not.
+ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), layout(64, 64, warps=4)
+#: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_fwd_launch_template.h,
+#: run_mha_fwd_splitkv_dispatch).  Calls with a block table have it too (flash_api.cpp, force_split_kernel).
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
@@ -58,12 +62,14 @@ INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = Ma
 
 
 def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
-    if device.architecture in ("sm_86", "sm_89"):
+    issue, small = warps_of(device), NONE
+    if device.architecture in ("sm_86", "sm_89"):  # is_sm8x: compute capability 8 alone, not 12
         # A window makes a causal mask a local one, and one query sees all keys (flash_api.cpp, is_causal).
         is_one = problem.seq_q == 1 and not problem.alibi
-        return SMALL[problem.causal and problem.seen.is_plain and not is_one]
-    is_large = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
-    return {max(TILES): TWO_BLOCKS_TILE} if is_large else {}
+        small = SMALL[problem.causal and problem.seen.is_plain and not is_one]
+    fits_two = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
+    fits_one = issue is None or issue.block_memory_bytes.value >= ONE_BLOCK
+    return small if fits_one and not fits_two else {**small, max(TILES): HALF_TILE}
 
 
 def _needs(device: DeviceSpec) -> str:
@@ -134,6 +140,7 @@ FA2 = GpuKernel(
     needs=_needs,
     split_rule=split_rules.fa2,
     cut_tile=_cut_tile,
+    has_cut_pages=True,
     merge_rows=MERGE_ROWS,
     packs=_packs,
     charges=code_charges,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.core_units import GroupMatrixEngine, LanePipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
-from npusim.formats import get_format
+from npusim.formats import get_format, stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.formats.scans import BLOCK
 from npusim.machines.sm.core import (
@@ -71,8 +71,8 @@ CROSS_BARRIERS = 3
 CROSS_STEPS, CROSS_ROW_STEPS = 2.0, 0.5
 #: Bytes that a warp loads at once.
 WARP_BYTES = WARP_LANES * ACCESS_BYTES
-#: Butterfly steps between the four lanes that share a row of an accumulator.
-ROUNDS = 2
+#: Butterfly steps between the lanes that share a row of an accumulator, and those lanes.
+ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
@@ -223,14 +223,14 @@ class GroupModel:
         if form is None:
             return self._without_tensor(step, step.depth, work, tally)
         depth = ceil_div(max(work.depth, step.depth), form.k_elements.value)
-        if work.decided.generation == "wgmma" and self.tensor.wgmma is not None:
+        by, constant = work.decided.generation, "elements_per_cycle"
+        if by == "wgmma" and self.tensor.wgmma is not None:
             busy, memory, lone, end = self._of_groups(step, a, work)
             issued = 0.0
         else:
-            busy, memory, lone, end, issued = self._of_warps(step, a, depth, work)
+            constant, cycles = self.tensor.mma.rate(a.fmt, step.dst.fmt)
+            busy, memory, lone, end, issued = self._of_warps(step, a, depth, cycles, work)
         tally.cycles += end
-        by = work.decided.generation
-        constant = "elements_per_cycle" if by == "wgmma" else "pipe_cycles"
         tally.terms[f"{self.key}.{TENSOR}.{by}.{constant}"] = lone + end
         tally.pipes |= {TENSOR: busy, LSU: memory}
         return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
@@ -256,7 +256,7 @@ class GroupModel:
         """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
         spec, decided = self.tensor.wgmma, work.decided
         assert spec is not None
-        row_bytes = get_format(a.fmt).size_bytes * max(work.depth, step.depth)
+        row_bytes = stored_format(a.fmt).row_bytes(max(work.depth, step.depth))
         size = *whole_sizes(step.dst, work), row_bytes, memory_of(a) == "SMEM"
         count, busy, memory = self._instructions(size, work)
         each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), decided.warps // self.subcores
@@ -274,21 +274,24 @@ class GroupModel:
         return count * busy * share, count * memory * share, lone, end
 
     def _of_warps(
-        self, step: Step, a: Operand, depth: int, work: GroupWork
+        self, step: Step, a: Operand, depth: int, cycles: float, work: GroupWork
     ) -> tuple[float, float, float, float, float]:
-        """Return the same of products of single warps, which load their operands first, and their instructions."""
-        spec, size, decided, across = self.tensor.mma, get_format(a.fmt).size_bytes, work.decided, work.across
+        """Return the same of products of single warps, which load their operands first, and their instructions.
+
+        ``cycles``: of the pipe, for an instruction.
+        """
+        spec, decided, across = self.tensor.mma, work.decided, work.across
         down, (rows, columns) = max(1, decided.warps // across), whole_sizes(step.dst, work)
         rows, columns = ceil_div(rows, down * FRAGMENT_ROWS), ceil_div(columns, across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
-        pieces = ceil_div(step.depth * size, MATRIX_BYTES)
+        pieces = ceil_div(stored_format(a.fmt).row_bytes(step.depth), MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
-        busy, memory = products * spec.pipe_cycles.value * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
-        lone = max(products * spec.pipe_cycles.value * max(1.0, warps), memory, loads * spec.load_cycles.value)
+        busy, memory = products * cycles * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
+        lone = max(products * cycles * max(1.0, warps), memory, loads * spec.load_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
@@ -448,8 +451,20 @@ class GroupModel:
         count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value
 
     def _cast(self, target: str, source: str, values: float, count: Count) -> None:
-        """Count conversions: two elements an instruction towards a narrower format."""
-        sizes = [get_format(f or "float32").size_bytes for f in (target, source)]
+        """Count conversions: two elements an instruction towards a narrower format.
+
+        In blocks, the largest of each and its scale come first, and every element is multiplied by the scale.
+        """
+        formats = [stored_format(f or "float32") for f in (target, source)]
+        sizes, block = [f.size_bytes for f in formats], formats[0].scale_block
+        if block:
+            blocks = values * ROW_LANES / block  # in each of the lanes that share a row
+            self._issue("max", values + ROUNDS * blocks, "float32", count)
+            self._issue("mul", values + blocks, "float32", count)
+            self._issue("cast", blocks, "", count)
+            count.issued += ROUNDS * blocks
+            count.shared += ROUNDS * blocks * self.shared.shuffle_cycles.value
+            count.latency += ROUNDS * self.shared.shuffle_latency_cycles.value
         if sizes[0] == 1:  # pairs, at half the speed, then exchanged between lanes for the next product
             self._issue("cast", values / 2, "", count)
             count.compare += values / 2 * 2

@@ -17,7 +17,7 @@ from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.family import registered
 from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.formats import get_format
+from npusim.formats import get_format, stored_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.kernels.form.flow import views
 from npusim.kernels.form.phase import Stacked
@@ -119,14 +119,13 @@ class BlockTile:
             names["out"].fmt if "out" in names else names[last.dst].fmt,
             fields.warps,
             fields.stages or 0,
-            max((get_format(names[n].fmt).size_bytes for n in made_of if len(names[n].axes) > 1), default=0),
+            max((stored_format(names[n].fmt).size_bytes for n in made_of if len(names[n].axes) > 1), default=0),
             last.srcs[1] in views(phase, phase.loop_axis),
         )
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of an element of Q, K and V."""
-        return get_format(self.dtype).size_bytes
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of some elements of Q, K and V, with those of their scales."""
+        return stored_format(self.dtype).bytes_of(elements)
 
     @property
     def depth(self) -> int:
@@ -267,7 +266,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         else:  # a warp of each sub-core: those of other rows go on by themselves
             groups = max(1, min(down, fields.warps // GROUP_WARPS))
             decided = GpuDecisions(groups, fields.warps // groups, across=fields.warps // down, generation="mma")
-        shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
+        shared = (m + n) * stored_format(left.fmt).bytes_of(k) * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     registers = Registers.estimated(count, issue.thread_registers_count.value, shared)
     if fields.registers is not None:
@@ -356,7 +355,7 @@ def _is_serial(tile: BlockTile, decided: GpuDecisions) -> bool:
     if tile.is_awaited:
         return False
     total = scores + output
-    if tile.size_bytes == 1:
+    if stored_format(tile.dtype).bits <= 8:  # of FP8, as there
         return total > most if tile.stages == 1 else tile.keys > wide or tile.warps == eight
     return total > most or (total == most and scores >= large and tile.stages > 1)
 
@@ -399,10 +398,9 @@ def estimated_registers(tile: BlockTile, decided: GpuDecisions) -> int:
     scores, output = tile.elements(decided)
     down = max(1, tile.warps // (decided.across * decided.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
-    # A warp copies 512 bytes at once.
-    copies = (
-        (tile.head_dim + (0 if tile.is_viewed else tile.value_dim)) * tile.keys * tile.size_bytes / (512 * tile.warps)
-    )
+    visited = (tile.head_dim + (0 if tile.is_viewed else tile.value_dim)) * tile.keys
+    # A warp copies 512 bytes at once (hopper.md section 2).
+    copies = tile.bytes_of(visited) / (512 * tile.warps)
     is_staged = tile.stages == 1
     # Coefficients of hopper.md section 2, "Registers".
     if decided.generation == "mma":
@@ -416,16 +414,16 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     """Return the shared memory of a block, exact for Triton's flash (hopper.md section 2)."""
     values = 0 if tile.is_viewed else tile.value_dim
     sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * values
-    q, k, v = (n * tile.size_bytes for n in sizes)
+    q, k, v = map(tile.bytes_of, sizes)
     out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
     is_wgmma = decided.generation == "wgmma"
     if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
         q += k + v if is_wgmma else 0
-        k, v = (n // tile.size_bytes * tile.stored_bytes for n in (k, v))
+        k, v = (n * tile.stored_bytes for n in sizes[1:])
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
-    p = 0 if is_wgmma or decided.across == 1 else tile.rows * tile.keys * tile.size_bytes
+    p = 0 if is_wgmma or decided.across == 1 else tile.bytes_of(tile.rows * tile.keys)
     if tile.stages == 1:
         return max(q + max(k, v) + p, out)
     return max(q + (k + v) * (tile.stages - (0 if is_wgmma else 1)) + p, out)
@@ -434,7 +432,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
 def sliced_shared(tile: BlockTile, elements: int) -> int:
     """Return the shared memory of a block: two slices of Q and K of so many elements, then P with two of V."""
     slices = 2 * elements
-    return tile.size_bytes * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
+    return tile.bytes_of(max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys))
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:
@@ -453,12 +451,13 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
         return plain
     count = {n: prod(phase.sizes[a] for a in names[n].axes) for n in (*products[0].srcs, products[0].dst)}
     *staged, results = count.values()
-    size, warps = get_format(names[products[0].srcs[0]].fmt).size_bytes, issue.subcores_count.value
-    most = max(sum(staged) * size // REGISTER_BYTES, results) / (WARP_LANES * warps)
+    size = stored_format(names[products[0].srcs[0]].fmt).bytes_of(sum(staged))
+    warps = issue.subcores_count.value
+    most = max(size // REGISTER_BYTES, results) / (WARP_LANES * warps)
     registers = min(issue.thread_registers_count.value, round(ONE_SHOT_REGISTERS + ONE_SHOT_FACTOR * most))
     held = {"tile": max(0, registers - issue.overhead_registers_count.value)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
+    room = occupancy(issue, memory, warps, held, {"tiles": size})
     return replace(plain, residents=room.blocks, occupancy=room)
 
 
@@ -543,18 +542,19 @@ def library_fields(
     ``sizes``: m, n and k of each of ``heads`` products of operands in the format ``fmt``.
     """
     rows, cols, depth = sizes
-    size, issue = get_format(fmt).size_bytes, warp_issue(device)
+    issue = warp_issue(device)
     is_staged = issue.copies.value == "staged"
     of_library = library_products.STAGED if is_staged else library_products.COPIED
     k, stages = (given or own for given, own in zip((tiling.block_k, tiling.stages), of_library, strict=True))
-    edges = issue.block_memory_bytes.value // (stages * k * size)
+    piece = stored_format(fmt).bytes_of(k)
+    edges = issue.block_memory_bytes.value // (stages * piece)
     # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
     area = issue.registers_count.value // 4 if is_staged else None
     given, cores = (tiling.block_m, tiling.block_n, tiling.splits), device.group_count.value
     m, n, splits = library_products.library_tile(rows, cols, depth, cores, given, heads, edges, area)
     is_one_wave = heads * ceil_div(rows, m) * ceil_div(cols, n) * splits <= cores
     if is_one_wave and not is_staged and tiling.stages is None:
-        stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
+        stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * piece)))
     swizzle, _ = library_products.tile_order(rows, cols, (m, n), tiling.swizzle)
     values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
     return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
@@ -575,10 +575,13 @@ def library_tiling(
     rows of C, or of C^T.
     """
     m, n, k, splits, stages = (getattr(fields, f) for f in ("block_m", "block_n", "block_k", "splits", "stages"))
-    size, issue = get_format(a.fmt).size_bytes, warp_issue(device)
+    issue = warp_issue(device)
     is_staged, blocks = issue.copies.value == "staged", c.batch * c.heads * splits
     is_one_wave = blocks * ceil_div(c.rows, m) * ceil_div(c.cols, n) <= device.group_count.value
-    shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
+    shared, memory = (
+        stages * (m + n) * stored_format(a.fmt).bytes_of(k),
+        device.core(SM).buffer("SMEM").capacity_bytes.value,
+    )
     most = min(issue.block_memory_bytes.value, memory)
     if shared > most:
         raise BufferOverflowError(
@@ -591,7 +594,7 @@ def library_tiling(
     rows = ceil_div(rows, groups)  # however few a ragged tile has
     goes_on = issue.library is not None and not is_one_wave
     charges = [library_products.TILE if goes_on else START]
-    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % library_products.ALIGNED_BYTES for t in (a, b, c))
+    is_aligned = not any(stored_format(t.fmt).row_bytes(t.cols) % library_products.ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
         charges += library_products.UNALIGNED
     warps, there = groups * GROUP_WARPS, issue.registers_count.value

@@ -1,0 +1,140 @@
+"""Compare predictions for chips of compute capability 12 with published times: `sm120.csv`, a table by group.
+
+    python reports/silicon/sm120.py [MEASUREMENTS.csv] [--rows]
+
+``MEASUREMENTS`` defaults to the given half.  ``decided``: cases by which a constant of a device file was fitted; the
+others were left out of every fit.  With ``--rows`` each case is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import npusim
+from npusim.config.problem import GemmProblem, Problem
+from npusim.errors import NpusimError
+
+MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
+#: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
+TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
+#: Attention's tiles of rows and keys by version (its source).
+ATTENTION = {"v2": (64, 64), "v4": (64, 32), "v5": (64, 64)}
+#: Names of kernels whose source is not at hand, so that no prediction is theirs.
+UNKNOWN = ("inductor", "triton", "sdpa_cudnn", "vector add", "Triton GEMM", "Triton FlashAttention", "RMSNorm", "v1 (")
+
+
+def sizes(text: str) -> dict[str, Any] | None:
+    """Return the sizes of attention that a shape states; None for a shape of something else."""
+    number = {n: int(v) for n, v in re.findall(r"\b([BQKSD])(\d+)", text)}
+    heads = re.search(r"\bH(\d+)(?:/(\d+))?", text)
+    if not heads or "D" not in number:
+        return None
+    queries = number.get("Q", number.get("S", 1))
+    return {
+        "batch": number.get("B", 1),
+        "heads": int(heads[1]),
+        "kv_heads": int(heads[2] or heads[1]),
+        "seq_q": queries,
+        "seq_kv": number.get("K", queries),
+        "head_dim": number["D"],
+        "causal": "causal" in text,
+    }
+
+
+def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
+    """Return the group of a case, its schedule and the options of its run; None without a kernel to stand for it."""
+    kernel, device, shape = row["kernel"], row["device"], row["shape"]
+    if not row["us"] or kernel.startswith(UNKNOWN):
+        return None
+    watts = {"overrides": {"power.limit_w": "400"}} if row["clock"] == "400 W" and device == "rtx_5090" else {}
+    options: dict[str, Any] = {"hw": device, "numerics": False, "trace_groups": (), **watts}
+    limit = ", 400 W" if watts else ""
+    if product := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
+        m, n, k = map(int, product.groups())
+        options["problem"] = GemmProblem(m=m, n=n, k=k, dtype=row["dtype"])
+        if kernel in ("v0", "v1_tma", "v2_ws"):
+            tile = TILES["005ce42" if "005ce42" in row["source"] else device]
+            options["tiling"] = dict(zip(("block_m", "block_n", "block_k", "stages"), tile, strict=True))
+            return f"{device}, products of known tile{limit}", "gemm", options
+        return f"{device}, products of libraries{limit}", "gemm", options
+    if (call := sizes(shape)) is None:
+        return None
+    is_paged = "vllm" in kernel
+    options["problem"] = Problem(**call, dtype=row["dtype"], page=16 if is_paged else 0)
+    options["tiling"] = {"kernel": "fa2"}
+    if kernel in ATTENTION:
+        rows, keys = ATTENTION[kernel]
+        options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": "library"}
+    if call["seq_q"] == 1:
+        return (
+            f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
+            "flash",
+            options | {"l2": "steady"},
+        )
+    by = (
+        "FlashAttention-2 with pages"
+        if is_paged
+        else f"{kernel}, heads of {call['head_dim']}"
+        if not limit
+        else "attention"
+    )
+    span = ", 2,048 tokens and more" if call["seq_q"] >= 2048 and call["heads"] > call["kv_heads"] else ""
+    return f"{device}, {by}{span}{limit}", "flash", options
+
+
+def is_decided(group: str, row: dict[str, str]) -> bool:
+    """Return whether a constant was fitted on a case: the clock under products, and the watts of products."""
+    of_clock = group.startswith("rtx_pro_6000, FlashAttention-2 with pages, 2,048")
+    return of_clock or ("400 W" in group and "products" in group)
+
+
+def tau(pairs: list[tuple[float, float]]) -> float:
+    """Return Kendall's rank correlation of predicted and measured times."""
+    signs = [
+        (1 if (a - c) * (b - d) > 0 else -1)
+        for i, (a, b) in enumerate(pairs)
+        for c, d in pairs[:i]
+        if b != d and a != c
+    ]
+    return sum(signs) / len(signs) if signs else 1.0
+
+
+def main() -> None:
+    """Print the table of errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
+    parser.add_argument("--rows", action="store_true")
+    chosen = parser.parse_args()
+    groups: dict[str, list[tuple[float, float, bool]]] = {}
+    for row in csv.DictReader(chosen.file.open()):
+        if (case := asked(row)) is None:
+            continue
+        group, schedule, options = case
+        try:
+            predicted = npusim.run(schedule, **options).latency_us
+        except NpusimError as error:
+            print("refused:", group, row["shape"], error)
+            continue
+        measured = float(row["us"])
+        groups.setdefault(group, []).append((predicted, measured, is_decided(group, row)))
+        if chosen.rows:
+            print(
+                f"{group}; {row['kernel']}; {row['shape']}; {measured:.1f}; {predicted / measured - 1:+.3f}", flush=True
+            )
+    print("| group | n | fitted on | median, % | p90, % | bias, % | tau |\n|---|---|---|---|---|---|---|")
+    for group, cases in sorted(groups.items()):
+        errors = [p / m - 1 for p, m, _ in cases]
+        sorted_sizes = sorted(abs(e) for e in errors)
+        p90 = sorted_sizes[min(len(errors) - 1, int(0.9 * len(errors)))]
+        numbers = f"{100 * median(sorted_sizes):.1f} | {100 * p90:.1f} | {100 * sum(errors) / len(errors):+.1f}"
+        fitted = sum(is_fitted for _, _, is_fitted in cases)
+        print(f"| {group} | {len(errors)} | {fitted} | {numbers} | {tau([(p, m) for p, m, _ in cases]):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Chips of compute capability 12, and the chips that extend another's file: rates, limits and order of their times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import npusim
+from npusim.config.core_units import GroupMatrixEngine
+from npusim.config.load import list_devices, load_device
+from npusim.config.problem import GemmProblem, Problem
+from npusim.errors import SpecError, TilingError
+
+#: Vendors' peaks of float16 into float32 in TFLOP/s; the RTX 5090's is at its measured clock, 20 % above the vendor's.
+PEAKS = {
+    "rtx_pro_6000": 503.8,
+    "rtx_5090": 250.7,
+    "gb10": 118.8,
+    "rtx_4090": 165.2,
+    "l4": 121,
+    "a6000": 154.8,
+    "h20": 148,
+    "h800": 1071,
+    "gh200": 1071,
+}
+#: 1,024 tokens, heads of 128.
+ATTENTION = Problem(batch=4, heads=32, kv_heads=8, seq_q=1024, seq_kv=1024, head_dim=128, causal=True, dtype="bfloat16")
+
+
+def latency(schedule: str, hw: str, **options: Any) -> float:
+    return npusim.run(schedule, hw=hw, numerics=False, trace_groups=(), **options).latency_us
+
+
+@pytest.mark.parametrize(("hw", "tflops"), PEAKS.items())
+def test_peaks_are_published(hw: str, tflops: float) -> None:
+    device = load_device(hw)
+    peak = device.peak_flops_per_s("float16")
+    assert peak == pytest.approx(tflops * 1e12, rel=0.01)
+    if (engine := device.matrix_engine("sm")) and isinstance(engine, GroupMatrixEngine) and engine.wgmma is None:
+        assert engine.mma.pipe_cycles.value == 4 * engine.cycles_per_fractal.value  # one of four sub-cores
+
+
+@pytest.mark.parametrize("hw", PEAKS)
+def test_numbers_of_another_chip_are_assumptions(hw: str) -> None:
+    facts = dict(load_device(hw).facts())
+    assert hw in list_devices()
+    for key, fact in facts.items():
+        if (fact.source or "").startswith("as on the "):
+            assert fact.basis == "assumed", key
+        assert fact.basis != "fitted" or fact.fitted_on, key
+
+
+def test_a_geforce_halves_products_into_float32_and_not_those_with_scales() -> None:
+    """flashinfer pull 4149, RTX 5090: 253, 506 and 993 TFLOP/s of HMMA, QMMA and QMMA.SF; ninfer pull 160: 2,004."""
+    full, half = (load_device(hw) for hw in ("rtx_pro_6000", "rtx_5090"))
+    rates = {fmt: half.peak_flops_per_s(fmt) for fmt in ("bfloat16", "float8_e4m3fn", "mxfp8", "nvfp4")}
+    assert list(rates.values()) == pytest.approx([253e12, 506e12, 993e12, 2012e12], rel=0.02)
+    assert full.peak_flops_per_s("mxfp8") == full.peak_flops_per_s("float8_e4m3fn")
+    engine = half.matrix_engine("sm")
+    assert isinstance(engine, GroupMatrixEngine)
+    assert engine.mma.rate("float16", "float16") == ("format_cycles.float16_into_float16", 16)
+    assert engine.mma.rate("float16", "float32") == ("pipe_cycles", 32)
+
+
+def test_a_product_takes_the_time_of_its_instruction() -> None:
+    """On the RTX 5090 MXFP8 takes half the time of FP8, on the RTX PRO 6000 as long; NVFP4 takes half of MXFP8's."""
+    times = {
+        hw: [
+            latency("gemm", hw, problem=GemmProblem(m=8192, n=8192, k=8192, dtype=fmt))  # type: ignore[arg-type]
+            for fmt in ("bfloat16", "float8_e4m3fn", "mxfp8", "nvfp4")
+        ]
+        for hw in ("rtx_5090", "rtx_pro_6000")
+    }
+    wide, eight, scaled, four = times["rtx_5090"]
+    assert [wide / eight, eight / scaled, scaled / four] == pytest.approx([2, 2, 2], rel=0.06)
+    wide, eight, scaled, four = times["rtx_pro_6000"]
+    assert [wide / eight, eight / scaled, scaled / four] == pytest.approx([2, 1, 2], rel=0.06)
+
+
+def test_attention_with_formats_in_blocks_is_timed() -> None:
+    times = [latency("flash", "rtx_5090", problem=ATTENTION, precision=p) for p in ("fa2_fp32", "mxfp8", "nvfp4")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_rate_of_a_format_that_is_not_multiplied_is_refused(tmp_path: Any) -> None:
+    key = "cores.sm.engines.TENSOR.mma.format_cycles"
+    text = f"schema: npusim.device/1\nextends: a10\nname: mine\n{key}:\n"
+    for name in ("mxfp8_into_float32", "float16"):
+        (tmp_path / "mine.yaml").write_text(text + f'  {name}: {{value: 16, basis: assumed, source: "a test"}}\n')
+        with pytest.raises(SpecError, match=rf"format_cycles\.{name}.*no formats of the matrix unit.*float16_into_"):
+            load_device(tmp_path / "mine.yaml")
+
+
+def test_a_board_with_a_lower_limit_is_a_parameter() -> None:
+    problem = GemmProblem(m=4096, n=4096, k=4096, dtype="bfloat16")
+    stock, limited = (
+        latency("gemm", "rtx_5090", problem=problem, overrides={"power.limit_w": watts}) for watts in ("575", "400")
+    )
+    assert limited / stock == pytest.approx((575 / 400) ** 0.3, rel=0.02)  # both at their limit
+    with pytest.raises(SpecError, match="a limit is limit_factor, or limit_w with load_w, and not both"):
+        latency("gemm", "l40s", problem=problem, overrides={"power.limit_w": "400"})
+
+
+@pytest.mark.parametrize(("head_dim", "tile"), [(64, (128, 128)), (128, (128, 64)), (256, (64, 64))])
+def test_flash_attention_2_takes_the_tiles_of_sm_80_where_they_fit(head_dim: int, tile: tuple[int, int]) -> None:
+    """Its dispatch asks for compute capability 8 where it has others (is_sm8x), and for shared memory at 256."""
+    problem = Problem(batch=4, heads=16, seq_q=512, seq_kv=512, head_dim=head_dim, causal=True)
+    for hw in ("rtx_pro_6000", "rtx_5090", "gb10"):
+        took = npusim.run("flash", hw=hw, problem=problem, tiling={"kernel": "fa2"}, numerics=False)
+        assert (took.tiling.block_q, took.tiling.block_kv) == tile
+
+
+def test_a_tile_beyond_99_kb_is_refused_with_the_tile_that_fits() -> None:
+    tiling = {"block_q": 128, "block_kv": 128, "warps": 8, "stages": 3}
+    with pytest.raises(TilingError, match=r"101,376 there.*block_kv="):
+        npusim.run("flash", hw="rtx_5090", problem=ATTENTION, tiling=tiling, numerics=False)
+
+
+def test_tiles_of_triton_have_the_registers_that_it_compiles_for_sm_120() -> None:
+    tiling = {"block_q": 64, "block_kv": 64, "warps": 4, "stages": 2}
+    took = npusim.run("flash", hw="rtx_5090", problem=ATTENTION, tiling=tiling, numerics=False)
+    assert any("registers of the compiler's table" in note for note in took.notes)
