@@ -20,6 +20,7 @@ from npusim.kernels.triton.arithmetic import BINARY, UNARY
 from npusim.kernels.triton.integers import within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
+from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
@@ -50,7 +51,7 @@ class UnlikeLoopsError(ProgramError):
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
     operations, scratch = with_scratch_kept(function)
-    function = function._replace(operations=rolled(operations))
+    function = function._replace(operations=with_masked_terms(rolled(operations)))
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
@@ -74,7 +75,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     if scratch:
         why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
         reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
-    if function.operations is not operations:
+    if any(o.operands[:1] == ["row@"] for o in function.operations):
         reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
     return reader
 

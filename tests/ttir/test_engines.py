@@ -1,0 +1,110 @@
+"""Kernels as compilers of graphs and serving engines write them: results beside float64, on an NPU and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import npusim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+DEVICES = ("ascend_910b2", "h200")
+#: Relative RMSE of results by format: rounding, of sums in another order.
+CLOSE = {"float32": 1e-6, "float16": 6e-4}
+
+
+class Launch(NamedTuple):
+    """A launch: kernel, grid, arguments by parameter, the tensor that it stores, and that tensor in float64."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    words: dict[str, Any]
+    result: str
+    wanted: Any
+
+
+def normal(seed: int, *shape: int, fmt: str = "float32") -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
+
+
+def check(launch: Launch, hw: str) -> Any:
+    """Run a launch on a device; every element is stored, near its value in float64."""
+    from ttir import engine_kernels as kernels
+    from ttir.stored import stored
+
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, launch.kernel)[launch.grid](**launch.words)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made, wanted = stored(done, launch.words)[launch.result], np.asarray(launch.wanted, np.float64)
+    is_number = np.isfinite(wanted)
+    assert np.array_equal(np.isfinite(made), is_number)
+    assert np.array_equal(made[~is_number], wanted[~is_number], equal_nan=True)
+    error = np.sqrt(((made[is_number] - wanted[is_number]) ** 2).mean() / (wanted[is_number] ** 2).mean())
+    assert error < CLOSE[str(launch.words[launch.result].dtype)]
+    assert done.latency_us > 0
+    return done
+
+
+def looped() -> Iterator[tuple[str, Launch]]:
+    x, w = normal(0, 5, 300), normal(1, 300)
+    wide = x.astype(np.float64)
+    sums = {
+        "squares": (wide**2).sum(1),
+        "shifted": (wide + 1).sum(1),
+        "products": ((wide + 1) * (wide + 2)).sum(1),
+        "max": wide.max(1),
+    }
+    normed = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * w
+    for block, grid in ((1, 5), (4, 2)):
+        sizes = {"X": x, "rows": 5, "n": 300, "XBLOCK": block, "RBLOCK": 64}
+        for how, wanted in sums.items():
+            words = {**sizes, "Y": np.zeros(5, np.float32), "HOW": how}
+            yield f"{how} of {block}", Launch("looped_sum", (grid,), words, "Y", wanted)
+        words = {**sizes, "W": w, "Y": np.zeros_like(x)}
+        yield f"norm of {block}", Launch("looped_norm", (grid,), words, "Y", normed)
+
+
+def spans() -> Iterator[tuple[str, Launch]]:
+    x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
+    rows[2], rows[5] = np.inf, -np.inf
+    wide, r, c = (v.astype(np.float64) for v in (x, rows[:, None], columns[None]))
+    with np.errstate(all="ignore"):
+        wanted = {
+            "row condition": np.where(r == -np.inf, -1.0, wide - r),
+            "infinite": np.where(r == np.inf, 2.0, np.where(r == -np.inf, wide, wide + r)),
+            "column condition": np.where(c > 0, wide, wide * c),
+            "row or column": np.where((c > 0) | (r > 0), wide, c),
+            "row and column": np.where(wide > 0, r, c),
+            "numbers": np.where(r > 0, 1.0, 3.0) * wide,
+            "maximum": np.maximum(np.minimum(wide, r), c),
+            "outer": r * c,
+            "outer fma": r * c + wide,
+            "row fma": wide * r + c,
+            "added": (r + c) - wide,
+            "xor": np.where((wide > 0) ^ (r > 0), wide, c),
+        }
+    for how, each in wanted.items():
+        words = {"X": x, "R": rows, "C": columns, "Y": np.zeros_like(x), "M": 10, "N": 50, "BM": 4, "BN": 64}
+        yield how, Launch("spans", (3,), {**words, "HOW": how}, "Y", each)
+
+
+def named(launches: Iterator[tuple[str, Launch]]) -> Any:
+    return pytest.mark.parametrize("launch", [pytest.param(x, id=name) for name, x in launches])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(looped())
+def test_a_mask_of_an_accumulator_masks_what_is_added(launch: Launch, hw: str) -> None:
+    check(launch, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(spans())
+def test_rows_columns_and_numbers_span_a_tile(launch: Launch, hw: str) -> None:
+    check(launch, hw)
