@@ -137,11 +137,11 @@ def by_expert(X, W, E, Y, n, B: tl.constexpr, HOW: tl.constexpr):
     """Rows by loaded numbers: some are zero, or ignored."""
     row, c = tl.program_id(0), tl.arange(0, B)
     e = tl.load(E + row)
-    if HOW == "zeros":
+    if HOW == "zeros":  # noqa: SIM102 - of constexprs and of loaded numbers
         if e == -1:
             tl.store(Y + row * n + c, tl.zeros([B], tl.float32), mask=c < n)
             return
-    if HOW == "ignored":
+    if HOW == "ignored":  # noqa: SIM102
         if e == -1:
             return
     w = tl.load(W + e * n + c, mask=c < n, other=0.0)

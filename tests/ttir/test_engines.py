@@ -70,6 +70,25 @@ def looped() -> Iterator[tuple[str, Launch]]:
         yield f"norm of {block}", Launch("looped_norm", (grid,), words, "Y", normed)
 
 
+def flat() -> Iterator[tuple[str, Launch]]:
+    x, part, moved, turned = normal(0, 12, 64), normal(1, 12, 128), normal(2, 3, 4, 64), normal(3, 64, 12)
+    columns, rows = normal(4, 64), normal(5, 12)
+    wide = x.astype(np.float64)
+    for block in (32, 256, 512, 1024):
+        sizes = {"count": 768, "B": block, "INNER": 64, "OUTER": 3}
+        for how, given, vector, wanted in (
+            ("bias", x, columns, wide + columns),
+            ("bias", x.ravel(), columns, (wide + columns).ravel()),
+            ("scale", x, rows, wide * rows[:, None]),
+            ("part", part, rows, part[:, :64].astype(np.float64) * part[:, 64:]),
+            ("permuted", moved, rows, moved.transpose(1, 0, 2)),
+            ("transposed", turned, rows, turned.T),
+        ):
+            words = {"X": given, "W": vector, "Y": np.zeros(wanted.shape, np.float32), **sizes, "HOW": how}
+            name = f"{how} of {given.ndim} axes by {block}"
+            yield name, Launch("flat", (-(-768 // block),), words, "Y", wanted)
+
+
 def spans() -> Iterator[tuple[str, Launch]]:
     x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
     rows[2], rows[5] = np.inf, -np.inf
@@ -102,6 +121,19 @@ def named(launches: Iterator[tuple[str, Launch]]) -> Any:
 @named(looped())
 def test_a_mask_of_an_accumulator_masks_what_is_added(launch: Launch, hw: str) -> None:
     check(launch, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(flat())
+def test_quotients_and_remainders_of_flat_indices_are_rows_and_columns(launch: Launch, hw: str) -> None:
+    check(launch, hw)
+
+
+def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None:
+    launches = dict(flat())
+    (said,) = [n for n in check(launches["permuted of 3 axes by 256"], "h200").notes if "flat indices" in n]
+    assert "a block of 256 flat indices is read as 4 blocks" in said
+    assert not [n for n in check(launches["bias of 2 axes by 256"], "h200").notes if "flat indices" in n]
 
 
 @pytest.mark.parametrize("hw", DEVICES)

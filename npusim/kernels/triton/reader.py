@@ -17,7 +17,8 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, UNARY
-from npusim.kernels.triton.integers import within
+from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
+from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
@@ -49,7 +50,33 @@ class UnlikeLoopsError(ProgramError):
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
+    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart.
+
+    A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
+    """
+    fault: ProgramError | None = None
+    for block in flat_blocks(function, arguments):
+        try:
+            reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
+        except ProgramError as error:
+            fault = fault or error
+            continue
+        if block.parts > 1:
+            why = f"a block of {block.size} flat indices is read as {block.parts} blocks: their time, not the block's"
+            reader.notes.append(f"{function.name}: {why}")
+        return reader
+    if fault is not None:
+        raise fault
+    return _read(function, arguments, grid, choices)
+
+
+def _read(
+    function: Function,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+    block: FlatBlock | None = None,
+) -> Reader:
     operations, scratch = with_scratch_kept(function)
     function = function._replace(operations=with_masked_terms(rolled(operations)))
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
@@ -61,11 +88,11 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     )
     for given, how in ways:
         with suppress(UnlikeLoopsError):
-            reader = Reader(given, arguments, grid, replace(choices, **how))
+            reader = Reader(given, arguments, grid, replace(choices, **how), block=block)
             for _ in range(MOST_READINGS):
                 if not reader.is_misread:
                     break
-                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block)
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
@@ -90,10 +117,12 @@ class Reader(Memory):
         grid: tuple[int, ...],
         choices: Choices,
         accesses: Mapping[str, list[Access]] | None = None,
+        block: FlatBlock | None = None,
     ) -> None:
         super().__init__(function, arguments, grid, choices)
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
+        self._flat = block
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
@@ -213,6 +242,15 @@ class Reader(Memory):
         else:
             why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
             raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+
+    def _npusim_flat_range(self, op: Op) -> None:
+        """Read flat indices as rows and columns, each part of a program's block as a program's own."""
+        assert self._flat is not None
+        _, rows, columns, parts = self._flat
+        count, steps = len(self.ids), (columns, 1) if columns else (1,)
+        self._keep(np.repeat(np.arange(count), parts))
+        base = np.tile(np.arange(parts), count)[:, None] * (rows * max(columns, 1)) + op.number("start")
+        self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:

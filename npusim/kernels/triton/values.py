@@ -252,6 +252,11 @@ RELATIONS: Mapping[str, Any] = MappingProxyType(
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
+    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: whole rows of them
+        (rows, row), (columns, column) = ((i, d.steps[i]) for i in along)
+        left = -d.base + (relation == "sle")
+        if column == 1 and row == d.shape[columns] and not np.any(left % row):
+            return rows, np.clip(left // row, 0, d.shape[rows])
     if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "sle"):
         return None
     return along[0], np.clip(-d.base + (relation == "sle"), 0, d.shape[along[0]])
