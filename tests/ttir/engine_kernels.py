@@ -121,7 +121,7 @@ def searched(X, Starts, Y, count, n, B: tl.constexpr, HOW: tl.constexpr):
             else:
                 high = mid
     else:
-        for _ in range(0, 8):
+        for _ in range(8):
             mid = (low + high) // 2
             is_left = (tl.load(Starts + mid, mask=mid < count, other=1 << 20) <= row) & (low < high)
             low, high = tl.where(is_left, mid + 1, low), tl.where(is_left | (low >= high), high, mid)

@@ -89,6 +89,15 @@ def flat() -> Iterator[tuple[str, Launch]]:
             yield name, Launch("flat", (-(-768 // block),), words, "Y", wanted)
 
 
+def searched() -> Iterator[tuple[str, Launch]]:
+    starts, x = np.array([0, 4, 5, 9, 12], np.int32), normal(0, 12, 40)
+    rows = np.arange(12)
+    wanted = 2.0 * x[rows - starts[np.searchsorted(starts, rows, side="right") - 1]]
+    for how in ("while", "for"):
+        words = {"X": x, "Starts": starts, "Y": np.zeros_like(x), "count": 5, "n": 40, "B": 64, "HOW": how}
+        yield how, Launch("searched", (12,), words, "Y", wanted)
+
+
 def spans() -> Iterator[tuple[str, Launch]]:
     x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
     rows[2], rows[5] = np.inf, -np.inf
@@ -134,6 +143,13 @@ def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None
     (said,) = [n for n in check(launches["permuted of 3 axes by 256"], "h200").notes if "flat indices" in n]
     assert "a block of 256 flat indices is read as 4 blocks" in said
     assert not [n for n in check(launches["bias of 2 axes by 256"], "h200").notes if "flat indices" in n]
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(searched())
+def test_a_search_among_loaded_integers_is_evaluated_by_program(launch: Launch, hw: str) -> None:
+    """A parameter that the kernel binds to another variable has that one's name in TTIR, and its own here."""
+    assert check(launch, hw).numerics.error.rmse < 1e-7
 
 
 @pytest.mark.parametrize("hw", DEVICES)

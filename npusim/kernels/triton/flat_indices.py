@@ -39,7 +39,7 @@ class FlatBlock(NamedTuple):
 
 
 def flat_blocks(function: Function, arguments: Mapping[str, Any]) -> tuple[FlatBlock, ...]:
-    """Return the ways in which blocks of flat indices are read, the likeliest first; none where TTIR is read as it is."""
+    """Return the ways to read blocks of flat indices, the likeliest first; none where TTIR is read as it is."""
     operations = function.operations
     ranges = [o for o in operations if o.name == "tt.make_range"]
     if len(ranges) != 1 or any(o.body or o.name in _OF_BLOCKS or o.name.startswith("cf.") for o in operations):

@@ -1,8 +1,8 @@
 """Sums and maxima of a loop whose mask chooses the accumulator, as ones that mask each term: the same TTIR otherwise.
 
-``acc = where(mask, acc + x, acc)`` has the bits of ``acc = acc + where(mask, x, 0)`` where the sum begins with +0, since
-no sum of numbers that begins with +0 is -0; a maximum has those of -inf.  Of a product both factors are masked, so that
-compiled code contracts the product and the addition in both forms.
+``acc = where(mask, acc + x, acc)`` has the bits of ``acc = acc + where(mask, x, 0)`` where the sum begins with +0: no
+sum that begins with +0 is -0.  A maximum has those of -inf.  Of a product both factors are masked, so that compiled
+code contracts the product and the addition in both forms.
 """
 
 from __future__ import annotations

@@ -33,12 +33,15 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
-        "scf.while": "a loop whose end depends on data: bound the loop by sizes",
     }
 )
-_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
+#: Loops, whose operands name values of their regions too.
+_LOOPS = ("scf.for", "scf.while")
+_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
+#: Iterations of a loop that computes integers alone: a search among the sequences of a batch has a few.
+MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
@@ -205,7 +208,7 @@ class Reader(Memory):
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
                 raise op.fail(why)
-        operands = [] if op.name == "scf.for" else [self.values[n] for n in op.operands]
+        operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
         if family == "arith" and name in BINARY:
             self._binary(op, BINARY[name])
@@ -295,7 +298,57 @@ class Reader(Memory):
         later = operations[operations.index(op) + 1 :]
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
+    def _scf_while(self, op: Op) -> None:
+        """Evaluate a loop over integers for all programs at once, until none goes on."""
+        if not _is_of_integers(op):
+            raise op.fail("a loop whose end depends on computed values: bound the loop by sizes")
+        names, starts = op.operands[0::2], op.operands[1::2]
+        (arguments, *_), state, on = op.otherwise, [self.values[n] for n in starts], np.ones((1, 1), bool)
+        for _ in range(MOST_SEARCHED):
+            self.values |= zip(names, state, strict=True)
+            decision, *passed = self._where_on(op.body, on)
+            every, none = answers(self._condition(op, decision))
+            if np.any(~every & ~none & on):
+                raise op.fail("a loop whose end the elements of a block decide")
+            self.values |= zip(op.results, self._updated(op, on, passed, op.results), strict=True)
+            if not np.any(on := on & every & self.is_read(every.shape[1])):
+                return
+            self.values |= zip(arguments.results, passed, strict=True)
+            state = self._updated(op, on, self._where_on(op.otherwise[1:], on), names)
+        raise op.fail(f"a loop over integers that goes on after {MOST_SEARCHED:,} iterations")
+
+    def _count_on(self, op: Op, first: Integers, each: Integers, counts: Integers) -> None:
+        """Evaluate a loop over integers, iteration by iteration, for all programs at once."""
+        number, _, _, _, *carried = op.operands
+        names, state = carried[::2], [self.values[n] for n in carried[1::2]]
+        for time in range(int(counts.max())):
+            on = time < counts
+            self.values |= zip(names, state, strict=True)
+            self.values[number] = replace(cast("Affine", self.values[op.operands[1]]), base=first + time * each)
+            state = self._updated(op, on, self._where_on(op.body, on), names)
+        self.values |= zip(op.results, state, strict=True)
+
+    def _where_on(self, body: Sequence[Op], on: Any) -> list[Known]:
+        """Read the operations of a loop for the programs that go on; return the values at its end."""
+        before, self._only = self._only, on if self._only is None else self._only & on
+        for o in body:
+            self._do(o)
+        self._only = before
+        return [self.values[n] for n in body[-1].operands]
+
+    def _updated(self, op: Op, on: Any, new: Sequence[Known], names: Sequence[str]) -> list[Known]:
+        """Return integers by program: new ones where the program goes on, those of some names elsewhere."""
+        made = list[Known]()
+        for value, name in zip(map(self._as_integers, new), names, strict=True):
+            before = self._as_integers(self.values.get(name, value))
+            if not isinstance(value, Affine) or not isinstance(before, Affine) or value.of != before.of:
+                raise op.fail("a loop over integers that carries another value")
+            made.append(replace(value, base=np.where(on, value.base, before.base)))
+        return made
+
     def _scf_for(self, op: Op) -> None:
+        if _is_of_integers(op) and self._counted(op):
+            return
         if self._walk is not None:
             raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
         number, low, high, step, *carried = op.operands
@@ -342,6 +395,19 @@ class Reader(Memory):
             self.values[result] = value
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _counted(self, op: Op) -> bool:
+        """Evaluate a loop over integers where it is one of few iterations; return whether it is."""
+        bounds = [self.values[n] for n in op.operands[1:4]]
+        if not all(isinstance(x, Affine) for x in bounds):
+            return False
+        first, end, each = (cast("Affine", x).base for x in bounds)
+        if np.any(each <= 0) or " unsigned " in op.text:
+            return False
+        counts = np.maximum(0, -(-(end - first) // each))
+        if counts.max() <= MOST_SEARCHED:
+            self._count_on(op, first, each, counts)
+        return bool(counts.max() <= MOST_SEARCHED)
 
     @staticmethod
     def _refuse_many(op: Op, each: int, times: int) -> None:
@@ -455,6 +521,13 @@ def _within(op: Op) -> Iterator[Op]:
     for inner in (*op.body, *op.otherwise):
         yield inner
         yield from _within(inner)
+
+
+def _is_of_integers(op: Op) -> bool:
+    """Return whether a loop computes single integers alone, and carries some."""
+    kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
+    stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
+    return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
