@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.errors import ProgramError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +99,19 @@ def searched() -> Iterator[tuple[str, Launch]]:
         yield how, Launch("searched", (12,), words, "Y", wanted)
 
 
+def scans_and_constants() -> Iterator[tuple[str, Launch]]:
+    x = normal(0, 6, 40)
+    wide = x.astype(np.float64)
+    sizes = {"X": x, "Y": np.zeros_like(x), "n": 40, "B": 64}
+    sums = np.cumsum(wide, 1)
+    yield "sums of a row", Launch("scanned", (6,), {**sizes, "HOW": "forward"}, "Y", sums)
+    yield "sums of a tile", Launch("scanned_tile", (2,), {**sizes, "M": 6, "BM": 4}, "Y", sums)
+    for how, wanted in {"rsqrt": wide / 8, "exp": wide * np.exp(-8), "log": wide + np.log(64)}.items():
+        yield f"{how} of a number", Launch("constants", (6,), {**sizes, "D": 64, "HOW": how}, "Y", wanted)
+    root = 1 / np.sqrt(48)
+    yield "root in a tile", Launch("constant_tile", (2,), {**sizes, "M": 6, "BM": 4, "D": 48}, "Y", wide * root + root)
+
+
 def spans() -> Iterator[tuple[str, Launch]]:
     x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
     rows[2], rows[5] = np.inf, -np.inf
@@ -150,6 +164,19 @@ def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None
 def test_a_search_among_loaded_integers_is_evaluated_by_program(launch: Launch, hw: str) -> None:
     """A parameter that the kernel binds to another variable has that one's name in TTIR, and its own here."""
     assert check(launch, hw).numerics.error.rmse < 1e-7
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(scans_and_constants())
+def test_cumulative_sums_and_functions_of_numbers_are_read(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_cumulative_sums_from_the_end_are_refused_at_their_line(hw: str) -> None:
+    launch = dict(scans_and_constants())["sums of a row"]
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: cumulative sums from the last element"):
+        check(launch._replace(words={**launch.words, "HOW": "reverse"}), hw)
 
 
 @pytest.mark.parametrize("hw", DEVICES)

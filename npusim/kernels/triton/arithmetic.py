@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
+from npusim.formats.scans import WARP
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
 from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
@@ -406,6 +407,9 @@ class Arithmetic(Draft):
         if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
             self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
             return
+        if isinstance(x, Number) and x.is_known:  # one element that the device computes
+            fmt = shape_of(op.type)[1]
+            x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
@@ -472,6 +476,24 @@ class Arithmetic(Draft):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
+
+    def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
+        """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
+        inner = [o.name for o in op.body]
+        if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
+            raise op.fail("a scan other than cumulative sums of floats (tl.cumsum)")
+        if "reverse = true" in op.text:
+            raise op.fail("cumulative sums from the last element to the first (reverse=True): sums go forward")
+        if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
+            raise op.fail("cumulative sums over rows, or of one element: they go along the last axis")
+        self._refuse_anew(op, x.axes[-1])
+        self.reduced.append((x.axes[-1], op.line))
+        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
+        if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
+            how = f"the compiled code's is {order}; here each lane of {WARP} has one element"
+            self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
+        self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
 
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""

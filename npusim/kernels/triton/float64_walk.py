@@ -308,6 +308,11 @@ class ExactProgram:
             raise op.fail("a reduction other than a sum or a maximum of floats")
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
+    def _tt_scan(self, op: Op, x: Array) -> Array:
+        if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
+            raise op.fail("a scan other than cumulative sums")
+        return np.cumsum(x, axis=op.number("axis"))
+
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         return multiplied(a, b) + c
 

@@ -271,7 +271,7 @@ class LaunchGrid:
             axes = match[1].split()
             if any(self.reader.root(a) not in self.names for a in axes):
                 raise self._fault(self.stored.line, "one value in all lanes of a block along which nothing is stored")
-            return repr(self.called(tuple(axes)))
+            return repr(self.called(tuple(axes)) or "row")
 
         return AXES_IN_TEXT.sub(named, text)
 
