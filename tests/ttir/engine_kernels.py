@@ -229,6 +229,10 @@ def padded_keys(Q, K, V, O, Lens, S, scale, D: tl.constexpr, BM: tl.constexpr, B
         elif HOW == "window or sink":
             near = (rm[:, None] >= n[None, :]) & (rm[:, None] - n[None, :] < 24)
             s = tl.where(near | ((n[None, :] < 4) & (rm[:, None] >= n[None, :])), s, -float("inf"))
+        elif HOW == "not":
+            s = tl.where(~((rm[:, None] < n[None, :]) | (rm[:, None] - n[None, :] >= 40)), s, -float("inf"))
+        elif HOW == "xor":
+            s = tl.where((rm[:, None] < n[None, :]) ^ (n[None, :] < 16), s, -float("inf"))
         elif HOW == "guarded":
             s = tl.where(rm[:, None] >= n[None, :], s, -float("inf"))
         new = tl.maximum(m, tl.max(s, 1))

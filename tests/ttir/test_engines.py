@@ -112,6 +112,27 @@ def scans_and_constants() -> Iterator[tuple[str, Launch]]:
     yield "root in a tile", Launch("constant_tile", (2,), {**sizes, "M": 6, "BM": 4, "D": 48}, "Y", wide * root + root)
 
 
+def masked_keys() -> Iterator[tuple[str, Launch]]:
+    size, scale = 64, 0.17
+    q, k, v = (normal(seed, 2, size, 32, fmt="float16") for seed in range(3))
+    row, key = np.arange(size)[:, None], np.arange(size)[None]
+    seen = {
+        "finite": row >= key,
+        "or": (row >= key) | (key < 16),
+        "window or sink": (row >= key) & ((row - key < 24) | (key < 4)),
+        "not": (row >= key) & (row - key < 40),
+        "xor": (row < key) ^ (key < 16),
+        "guarded": row >= key,
+    }
+    for how, kept in seen.items():
+        scores = np.where(kept, q.astype(np.float64) @ k.astype(np.float64).transpose(0, 2, 1) * scale, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = weights @ v.astype(np.float64) / weights.sum(-1, keepdims=True)
+        words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Lens": np.array([size], np.int32), "S": size}
+        words |= {"scale": scale, "D": 32, "BM": 32, "BN": 32, "HOW": how}
+        yield how, Launch("padded_keys", (2, 2), words, "O", wanted)
+
+
 def spans() -> Iterator[tuple[str, Launch]]:
     x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
     rows[2], rows[5] = np.inf, -np.inf
@@ -177,6 +198,12 @@ def test_cumulative_sums_from_the_end_are_refused_at_their_line(hw: str) -> None
     launch = dict(scans_and_constants())["sums of a row"]
     with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: cumulative sums from the last element"):
         check(launch._replace(words={**launch.words, "HOW": "reverse"}), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(masked_keys())
+def test_comparisons_of_a_mask_are_joined_by_and_or_not_and_xor(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-3
 
 
 @pytest.mark.parametrize("hw", DEVICES)

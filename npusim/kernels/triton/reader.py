@@ -514,7 +514,7 @@ class Reader(Memory):
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
         if one != other or more:
             raise UnlikeLoopsError
-        first.lines = first.lines if first.masks else second.lines
+        first.lines = first.lines if first.mask else second.lines
 
 
 def _within(op: Op) -> Iterator[Op]:
