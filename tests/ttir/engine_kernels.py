@@ -203,7 +203,7 @@ def constants(X, Y, n, B: tl.constexpr, D: tl.constexpr, HOW: tl.constexpr):
 @triton.jit
 def constant_tile(X, Y, M, n, BM: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
     rm, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, B)
-    inside = (rm[:, None] < M) & (c[None, :] < n)
+    inside = (rm[:, None] < M) * (c[None, :] < n)
     x = tl.load(X + rm[:, None] * n + c[None, :], mask=inside, other=0.0)
     scale = tl.rsqrt(D * 1.0)
     tl.store(Y + rm[:, None] * n + c[None, :], x * scale + scale, mask=inside)

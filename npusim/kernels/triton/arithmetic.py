@@ -171,6 +171,7 @@ class Arithmetic(Draft):
 
     def _integer(self, op: Op, a: Known, b: Known) -> None:
         name = op.name.partition(".")[2]
+        name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name  # of bits they are the same
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             self._set(op, self._of_masks(op, name, a, b))
             return
