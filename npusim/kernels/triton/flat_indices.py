@@ -17,6 +17,8 @@ from npusim.kernels.triton.ttir_text import Function, Op, shape_of
 
 #: An operation that is not TTIR's: flat indices as rows and columns, of a part of each program's block.
 FLAT = "npusim.flat_range"
+#: Indices of the smallest part of a block: with smaller ones the kernel is refused, not read as so many more blocks.
+LEAST = 16
 _DIVISIONS = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
 #: Operations that go on from flat indices to flat indices of the same scale.
 _SAME = ("arith.addi", "arith.extsi", "arith.extui", "arith.index_cast")
@@ -52,7 +54,7 @@ def flat_blocks(function: Function, arguments: Mapping[str, Any]) -> tuple[FlatB
         rows = gcd(size // first, *(e // first for e in extents if e > first))
         ways.append(FlatBlock(size, rows, first, size // (rows * first)))
     part = gcd(size, *extents)
-    return (*ways, FlatBlock(size, part, 0, size // part))
+    return (*ways, FlatBlock(size, part, 0, size // part)) if part >= LEAST else tuple(ways)
 
 
 def on_rows_and_columns(function: Function, block: FlatBlock) -> Function:
