@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Rule = tuple[str, int, int, int]
 
 
-class Rules(NamedTuple):
+class JoinedRules(NamedTuple):
     """Comparisons that all hold, and groups of which one at least holds."""
 
     of: tuple[Rule, ...]
-    either: tuple[tuple[Rules, ...], ...] = ()
+    either: tuple[tuple[JoinedRules, ...], ...] = ()
 
     @property
     def every(self) -> tuple[Rule, ...]:
@@ -38,7 +38,7 @@ class Rules(NamedTuple):
 class RuleMask(ByIndices):
     """The mask of comparisons; ``rules``: of each kind of program, by ``offset`` of its block."""
 
-    rules: tuple[Rules, ...]
+    rules: tuple[JoinedRules, ...]
     is_loaded: bool = True
     shows_key_0 = False  #: whether every query sees key 0: not looked at
 
@@ -57,7 +57,7 @@ class RuleMask(ByIndices):
         return len(self.rules[0].every), 0
 
 
-def holds(rules: Rules, rows: Any, keys: Any) -> Any:
+def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
     """Return where the comparisons of rows and keys with 0 hold, of each group one at least."""
     held = [RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules.of]
     held += [np.logical_or.reduce([holds(each, rows, keys) for each in group]) for group in rules.either]
@@ -71,7 +71,7 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     than -inf.
     """
     assert grid.walk is not None
-    line, at, listed = grid.stored.line, 0, list[list[Rules]]()
+    line, at, listed = grid.stored.line, 0, list[list[JoinedRules]]()
     for walk in grid.reader.walks:
         here = slice(at, at := at + walk.most)
         if walk.mask is not None:
@@ -98,7 +98,7 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     return made, [numbers[rules] for rules in rules_of]
 
 
-def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[Rules]:
+def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRules]:
     """Return a loop's mask in each program, by rows and keys of the tensors."""
     assert grid.walk is not None
     visited, starts, made = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
@@ -111,17 +111,17 @@ def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[Rules]:
         made.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
     groups = [[_rules_of(grid, each, here) for each in group] for group in mask.either]
     return [
-        Rules(tuple(rule[i] for rule in made), tuple(tuple(each[i] for each in group) for group in groups))
+        JoinedRules(tuple(rule[i] for rule in made), tuple(tuple(each[i] for each in group) for group in groups))
         for i in range(len(grid.reader.ids))
     ]
 
 
-def _form(rules: Rules) -> Any:
+def _form(rules: JoinedRules) -> Any:
     """Return comparisons without their bases, and how they are joined."""
     return tuple((r, a, b) for r, _, a, b in rules.of), tuple(tuple(map(_form, group)) for group in rules.either)
 
 
-def _check_rows(grid: LaunchGrid, rules_of: Sequence[Rules]) -> None:
+def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
     """Raise `ProgramError` for a row that sees no key of its program's tiles: a number does not make weights 0."""
     assert grid.walk is not None
     for i, rules in enumerate(rules_of):
