@@ -552,10 +552,8 @@ def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "")
     tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
     if not tiles_ or len({x.fmt for x in tiles_}) > 1:
         fail(f"fma of {a}, {b} and {c}: its operands must be values of one format, or numbers")
-    tile = max(tiles_, key=lambda x: len(x.axes))
-    if wrong := [x for x in tiles_ if x.axes != tile.axes[: len(x.axes)]]:
-        fail(f"fma of {wrong[0]} and {tile}: their axes differ")
-    return _rows(Opcode.FMA, tile.axes, tile.fmt, (a, b, c), Attributes(variant=form))
+    axes = _joined(f"fma of {a}, {b} and {c}", tiles_)
+    return _rows(Opcode.FMA, axes, tiles_[0].fmt, (a, b, c), Attributes(variant=form))
 
 
 def inverse(a: Value, order: str = "") -> Value:

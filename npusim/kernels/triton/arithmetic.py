@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
+from npusim.formats.scans import WARP
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
 from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
@@ -164,32 +166,29 @@ class Arithmetic(Draft):
         every, none = answers(x)
         if np.any(~every & ~none):
             return x
-        shape = x.of[0][1].shape
+        shape = x.shape
         return Affine(every.astype(np.int64), (0,) * len(shape), shape, bits=1)
 
     def _integer(self, op: Op, a: Known, b: Known) -> None:
         name = op.name.partition(".")[2]
+        name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name  # of bits they are the same
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             self._set(op, self._of_masks(op, name, a, b))
             return
-        if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
-            self._set(op, Condition(a.of + b.of))
+        conditions = [x for x in (a, b) if isinstance(x, Condition)]
+        are_two = (
+            len(conditions) == 2 and name in ("andi", "ori") and (name == "andi" or any(map(_is_constant, conditions)))
+        )
+        if name in _JOINED and (are_two or not all(map(_is_decided, conditions))):
+            self._set(op, _joined_conditions(name, self._condition(op, a), self._condition(op, b)))
             return
-        for one, other in ((a, b), (b, a)) if name == "ori" else ():
-            if isinstance(one, Condition) and isinstance(other, Condition):
-                every, none = answers(one)
-                if np.all(every) or np.all(none):
-                    self._set(op, one if np.all(every) else other)
-                    return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine) and isinstance(b, Affine):
             self._refuse_undefined(op, a, b)
             made, wraps = integers(op, a, b)
             self._set(op, made if wraps is None else self._said_to_wrap(op, made, wraps))
-        elif name == "andi" and shape_of(op.type)[1] == "i1":
-            self._set(op, Condition(self._condition(op, a).of + self._condition(op, b).of))
         else:
-            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & alone")
+            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
         """Return two masks joined, of which one at least is of compared values."""
@@ -201,7 +200,7 @@ class Arithmetic(Draft):
         if isinstance(b, ValueComparison) and is_plain and (b.within is None or name == "andi"):
             text = f"({a.of.text} {_JOINED[name]} {b.of.text})"
             within = [w for w in (a.within, b.within) if w is not None]
-            both = Condition(tuple(rule for w in within for rule in w.of)) if within else None
+            both = reduce(operator.and_, within) if within else None
             return ValueComparison(Floats(text, self._joined(a.of, b.of), MASK), both)
         other = None if isinstance(b, ValueComparison) else self._condition(op, b)
         every, none = answers(other) if other is not None else (np.zeros(1, bool),) * 2
@@ -210,7 +209,7 @@ class Arithmetic(Draft):
                 return self._inverted(op, a)
             return other if name != "xori" and np.all(every) == (name == "ori") else a
         if other is not None and name == "andi":
-            return replace(a, within=Condition(other.of + (a.within.of if a.within else ())))
+            return replace(a, within=other & a.within if a.within else other)
         raise op.fail(f"{op.name} of a mask of values and one of indices: these are joined by & alone")
 
     def _inverted(self, op: Op, x: ValueComparison) -> ValueComparison:
@@ -406,6 +405,9 @@ class Arithmetic(Draft):
         if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
             self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
             return
+        if isinstance(x, Number) and x.is_known:  # one element that the device computes
+            fmt = shape_of(op.type)[1]
+            x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
@@ -473,6 +475,24 @@ class Arithmetic(Draft):
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
 
+    def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
+        """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
+        inner = [o.name for o in op.body]
+        if others or inner[:1] != ["arith.addf"] or len(inner) != 2 or not isinstance(x, Floats):
+            raise op.fail("a scan other than cumulative sums of floats (tl.cumsum)")
+        if "reverse = true" in op.text:
+            raise op.fail("cumulative sums from the last element to the first (reverse=True): sums go forward")
+        if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
+            raise op.fail("cumulative sums over rows, or of one element: they go along the last axis")
+        self._refuse_anew(op, x.axes[-1])
+        self.reduced.append((x.axes[-1], op.line))
+        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
+        if order and not (lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1])):
+            how = f"the compiled code's is {order}; here each lane of {WARP} has one element"
+            self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
+        self._bind(op, Floats(f"{self.text(x)}.cumsum()", x.axes, x.fmt))
+
     def _order(self, op: Op) -> str:
         """Return the order of a sum, the usual one where the compiled code's is not known."""
         order = self.choices.orders.get(op.place, UNKNOWN if self.choices.orders else self.choices.order)
@@ -494,7 +514,7 @@ class Arithmetic(Draft):
             self._set(op, Floats(f"{self.text(a)}.to({self.choices.fmt(fmt)!r})", a.axes, fmt, a.pad, narrow=a))
             return
         if isinstance(c, Masking):
-            self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.of[0][1].shape))
+            self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.shape))
             self._added(op, self.values[op.results[0]], c)
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
@@ -547,7 +567,9 @@ class Arithmetic(Draft):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             return replace(a, base=np.where(every, a.base, b.base), left=left)
         bounds = [bound_of(d, r) for r, d in mask.of]
-        if all(bounds) and not any(b.steps):  # beyond, elements that are computed and then not stored
+        if (
+            all(bounds) and not mask.either and not any(b.steps)
+        ):  # beyond, elements that are computed and then not stored
             limits = list(a.limits())
             for axis, most in filter(None, bounds):
                 limits[axis] = lesser(limits[axis], most)
@@ -558,8 +580,8 @@ class Arithmetic(Draft):
         return replace(made, of=a.of)
 
     def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
-        relation, d = mask.of[0]
-        is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
+        relation, d = mask.every[0]
+        is_first = len(mask.every) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
             self.notes.append(f"{op.line}: the choice for the first tile is assumed to equal that of start values")
             self._bind(op, b)
@@ -580,7 +602,7 @@ class Arithmetic(Draft):
             if bound is None or not self._is_loaded_so(op, a.axes[bound[0]], bound[1])
         ]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
-        self._mask(op, a, b, rest) if rest else self._bind(op, a)
+        self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
         """Return whether the walked tiles along an axis have no more elements than a mask leaves.
@@ -602,32 +624,52 @@ class Arithmetic(Draft):
                 return False
         return True
 
-    def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
-        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules):
+    def _mask(self, op: Op, a: Floats, b: Number, mask: Condition) -> None:
+        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in mask.every):
             raise op.fail("a mask that is no comparison of rows and columns of a tile")
         if self._walk is None:
-            self._fixed_mask(op, a, b, rules)
+            self._fixed_mask(op, a, b, mask)
             return
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
             raise op.fail("unmasked scores are read after the mask: read the result of tl.where")
-        a, walk, known = self._named(op, a), self._walk, self._walk.masks
+        a, walk, known = self._named(op, a), self._walk, self._walk.mask
         masking = f"{a.text} = where(mask, {a.text}, {b.text})"
-        if not known or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
-            walk.masks += rules
-        elif not _are_same(known, rules):
+        if known is None or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
+            walk.mask = mask if known is None else known & mask
+        elif not _are_same(known, mask):
             raise op.fail("two masks in a loop, of different values: one mask of rows and columns is there for all")
         walk.masked += [a.text] if a.text not in walk.masked else []
         self._emit(masking, op.line)
         self._set(op, replace(a, factors=None))
 
-    def _fixed_mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
+    def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        if any(np.ptp(d.base) for _, d in rules):
+        if any(np.ptp(d.base) for _, d in mask.every):
             raise op.fail("a mask outside of a loop that differs between programs")
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, Condition(tuple(rules)))[0, 0]
+        self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, mask)[0, 0]
         self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
+
+
+def _is_decided(x: Condition) -> bool:
+    """Return whether all elements of each block answer alike."""
+    every, none = answers(x)
+    return bool(np.all(every | none))
+
+
+def _is_constant(x: Condition) -> bool:
+    """Return whether a condition always or never holds."""
+    return any(bool(np.all(each)) for each in answers(x))
+
+
+def _joined_conditions(name: str, a: Condition, b: Condition) -> Condition:
+    """Return two conditions joined by ``andi``, ``ori`` or ``xori``."""
+    for one, other in ((a, b), (b, a)):
+        if name != "andi" and _is_constant(one):
+            every = bool(np.all(answers(one)[0]))
+            return (one if every else other) if name == "ori" else ~other if every else other
+    return a & b if name == "andi" else a | b if name == "ori" else (a & ~b) | (~a & b)
 
 
 def _written(how: str, a: str, b: str) -> str:
@@ -649,11 +691,16 @@ def _computed(how: str, a: float, b: float) -> float:
     return float(NUMBERS[how](a, b, "float64"))
 
 
-def _are_same(rules: list[tuple[str, Affine]], others: list[tuple[str, Affine]]) -> bool:
-    """Return whether comparisons are the same, one by one."""
-    return len(rules) == len(others) and all(
-        (r, x.steps, x.base.shape) == (s, y.steps, y.base.shape) and np.array_equal(x.base, y.base)
-        for (r, x), (s, y) in zip(rules, others, strict=True)
+def _are_same(one: Condition, other: Condition) -> bool:
+    """Return whether conditions are the same, one comparison by one."""
+
+    def form(x: Condition) -> Any:
+        """Return how comparisons are joined."""
+        return tuple(r for r, _ in x.of), tuple(tuple(map(form, group)) for group in x.either)
+
+    return form(one) == form(other) and all(
+        (x.steps, x.base.shape) == (y.steps, y.base.shape) and np.array_equal(x.base, y.base)
+        for (_, x), (_, y) in zip(one.every, other.every, strict=True)
     )
 
 
@@ -663,7 +710,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 def _is_diagonal(mask: Condition) -> bool:
     """Return whether a mask of a square block holds on the diagonal alone."""
-    ((relation, d), *more) = mask.of
+    (relation, d), *more = mask.every
     is_square = len(d.shape) == 2 and d.shape[0] == d.shape[1] and d.steps in ((1, -1), (-1, 1))
     return relation == "eq" and not more and is_square and not np.any(d.base)
 

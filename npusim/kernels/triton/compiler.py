@@ -214,7 +214,7 @@ def refused_option(options: Mapping[str, Any]) -> str:
     return ""
 
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = Path(__file__).with_name("compiler_process.py")
 
 
 def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:

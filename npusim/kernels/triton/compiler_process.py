@@ -1,7 +1,7 @@
 """Compiles a kernel's TTIR in a process of its own: the compiler may end the process that it runs in.
 
-Run as a program: ``child.py KERNEL.ttir ARCHITECTURE FOLDER`` with options in JSON on standard input; writes the code
-to the folder, or the compiler's message to its file ``error``.  It imports nothing of npusim, to start soon.
+Run as a program: ``compiler_process.py KERNEL.ttir ARCHITECTURE FOLDER`` with options in JSON on standard input; writes
+the code to the folder, or the compiler's message to its file ``error``.  It imports nothing of npusim, to start soon.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class ExactProgram:
         while at < len(operations):
             op = operations[at]
             at += 1
-            if op.name == "scf.yield":
+            if op.name in ("scf.yield", "scf.condition"):
                 return [self.env[n] for n in op.operands]
             if op.name == "tt.return":
                 return None
@@ -204,14 +204,14 @@ class ExactProgram:
                 with refusing(op.line, op.name):
                     made = self._made(op)
                 if op.results:
-                    several = made if op.name in ("scf.for", "scf.if") else [made]
+                    several = made if op.name.startswith("scf.") else [made]
                     self.env.update(zip(op.results, several, strict=True))
         return []
 
     def _made(self, op: Op) -> Any:
         family, _, name = op.name.partition(".")
-        if op.name == "scf.for":
-            return self._scf_for(op)
+        if op.name in ("scf.for", "scf.while"):
+            return self._scf_for(op) if op.name == "scf.for" else self._scf_while(op)
         x = [self.env[n] for n in op.operands]
         if (method := getattr(self, f"_{family}_{name}", None)) is not None:
             return method(op, *x)
@@ -308,6 +308,11 @@ class ExactProgram:
             raise op.fail("a reduction other than a sum or a maximum of floats")
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
+    def _tt_scan(self, op: Op, x: Array) -> Array:
+        if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
+            raise op.fail("a scan other than cumulative sums")
+        return np.cumsum(x, axis=op.number("axis"))
+
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         return multiplied(a, b) + c
 
@@ -358,6 +363,16 @@ class ExactProgram:
             self.env.update(zip((number, *carried[::2]), (np.asarray(i, kind), *state), strict=True))
             state = self._run(op.body) or []
         return state
+
+    def _scf_while(self, op: Op) -> list[Any]:
+        state, arguments = [self.env[n] for n in op.operands[1::2]], op.otherwise[0]
+        while True:
+            self.env.update(zip(op.operands[0::2], state, strict=True))
+            does, *state = self._run(op.body) or []
+            if not does:
+                return state
+            self.env.update(zip(arguments.results, state, strict=True))
+            state = self._run(op.otherwise) or []
 
     def _scf_if(self, op: Op, condition: Array) -> list[Any]:
         return self._run(op.body if condition else op.otherwise) or []

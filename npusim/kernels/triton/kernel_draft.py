@@ -110,7 +110,7 @@ class Walk:
     """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
 
     ``at``: statements of the kernel before it; ``loads``, ``states``: tensors that it visits, and states that begin
-    with it; ``masked``: values that the comparisons mask. ``is_sum``: it only adds products that a matrix unit starts
+    with it; ``masked``: values that ``mask`` masks. ``is_sum``: it only adds products that a matrix unit starts
     from 0 for each block: one product of all tiles represents it.
     """
 
@@ -119,7 +119,7 @@ class Walk:
     loads: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     lines: list[tuple[str, Line]] = field(default_factory=list)
-    masks: list[tuple[str, Affine]] = field(default_factory=list)
+    mask: Condition | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
 

@@ -503,7 +503,7 @@ def reference_rows(
             f"reference: {launch.reference} takes {unknown[0]}, which is no parameter of {launch.source.name}"
         )
     made = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
-    return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
+    return made.reshape(output.batch, output.heads, output.seq_q, output.output_cols)
 
 
 def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:

@@ -24,7 +24,7 @@ from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTil
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
 from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
-from npusim.kernels.triton.masks import mask_of_plain
+from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import refusing
 from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 SIDES = ("batch", "head", "split", "row", "column")
 #: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
 MOST_FREEDOM = 2
-#: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
-Rule = tuple[str, int, int, int]
 
 
 class Written(NamedTuple):
@@ -271,7 +269,7 @@ class LaunchGrid:
             axes = match[1].split()
             if any(self.reader.root(a) not in self.names for a in axes):
                 raise self._fault(self.stored.line, "one value in all lanes of a block along which nothing is stored")
-            return repr(self.called(tuple(axes)))
+            return repr(self.called(tuple(axes)) or "row")
 
         return AXES_IN_TEXT.sub(named, text)
 
@@ -514,7 +512,7 @@ class LaunchGrid:
         if prelude:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
-        axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
+        axes |= {"mask": "row key"} if any(w.mask for w in r.walks) else {}
         axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
@@ -561,7 +559,7 @@ class LaunchGrid:
             self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
-        is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
+        is_masked, offsets = any(w.mask is not None for w in r.walks), list[int | None]()
         if is_masked and attention is None:
             bound["mask"], offsets = mask_of_plain(self, kind)
         elif attention is not None:
@@ -626,7 +624,10 @@ class LaunchGrid:
         for walk in self.reader.walks:
             here = slice(at, at := at + walk.most)
             rules = set[Rule]()
-            for relation, d in walk.masks:
+            if walk.mask is not None and walk.mask.either:
+                why = "a mask that joins comparisons by | or ~, on an attention's tensors: record the call instead"
+                raise self._fault(self.stored.line, why)
+            for relation, d in walk.mask.of if walk.mask else ():
                 base = d.base - d.steps[0] * self.row - d.steps[1] * self.walk[0][:, here]
                 if len(every := np.unique(base[self.is_visited[:, here]])) > 1:
                     raise self._fault(self.stored.line, "a mask whose diagonal moves between tiles or programs")
@@ -693,7 +694,7 @@ class LaunchGrid:
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, grouped by shape and equal spacing."""
         runs = list[TileRun]()
-        only = [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)]
+        only = [MASKED if w.mask else frozenset() for w in self.reader.walks for _ in range(w.most)]
         for j in np.flatnonzero(self.is_visited[i]) if self.walk and not self.is_summed else ():
             assert self.walk is not None
             col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])

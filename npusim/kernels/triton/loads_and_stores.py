@@ -289,7 +289,10 @@ class Memory(Arithmetic):
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
         if self._only is not None:
             left = [np.where(self._only, x, 0) for x in left]
-        for relation, d in self._condition(op, mask).of if mask is not None else ():
+        condition = Condition(()) if mask is None else self._condition(op, mask)
+        if condition.either and not np.all(answers(Condition((), condition.either))[0]):
+            raise op.fail("the mask of a load or store that joins comparisons by | or ~: bounds of its axes by & alone")
+        for relation, d in condition.of:
             bound = bound_of(d, relation)
             if bound is None and not any(d.steps) and left:  # of a whole tile, or of a program
                 self.cuts |= {None} if self._walk else set()

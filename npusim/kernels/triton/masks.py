@@ -6,23 +6,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.errors import ProgramError, TilingError
 from npusim.kernels.attention.tiling_mask import ByIndices, MaskKind, TilingMask
-from npusim.kernels.triton.values import RELATIONS
+from npusim.kernels.triton.values import RELATIONS, Condition
 
 if TYPE_CHECKING:
-    from npusim.kernels.triton.launch_phases import LaunchGrid, Rule
+    from npusim.kernels.triton.launch_phases import LaunchGrid
+
+
+#: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
+Rule = tuple[str, int, int, int]
+
+
+class JoinedRules(NamedTuple):
+    """Comparisons that all hold, and groups of which one at least holds."""
+
+    of: tuple[Rule, ...]
+    either: tuple[tuple[JoinedRules, ...], ...] = ()
+
+    @property
+    def every(self) -> tuple[Rule, ...]:
+        """All comparisons."""
+        return (*self.of, *(rule for group in self.either for rules in group for rule in rules.every))
 
 
 @dataclass(frozen=True, slots=True)
 class RuleMask(ByIndices):
     """The mask of comparisons; ``rules``: of each kind of program, by ``offset`` of its block."""
 
-    rules: tuple[tuple[Rule, ...], ...]
+    rules: tuple[JoinedRules, ...]
     is_loaded: bool = True
     shows_key_0 = False  #: whether every query sees key 0: not looked at
 
@@ -38,12 +54,14 @@ class RuleMask(ByIndices):
     @property
     def index_work(self) -> tuple[int, int]:
         """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
-        return len(self.rules[0]), 0
+        return len(self.rules[0].every), 0
 
 
-def holds(rules: Sequence[Rule], rows: Any, keys: Any) -> Any:
-    """Return whether every comparison of rows and keys with 0 holds."""
-    return np.logical_and.reduce([RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules])
+def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
+    """Return where the comparisons of rows and keys with 0 hold, of each group one at least."""
+    held = [RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules.of]
+    held += [np.logical_or.reduce([holds(each, rows, keys) for each in group]) for group in rules.either]
+    return np.logical_and.reduce(held)
 
 
 def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int | None]]:
@@ -53,24 +71,17 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     than -inf.
     """
     assert grid.walk is not None
-    line, starts, counts = grid.stored.line, *grid.walk
-    at, listed = 0, list[list[tuple[str, Any, int, int]]]()
+    line, at, listed = grid.stored.line, 0, list[list[JoinedRules]]()
     for walk in grid.reader.walks:
         here = slice(at, at := at + walk.most)
-        visited, rules = grid.is_visited[:, here], list[tuple[str, Any, int, int]]()
-        for relation, d in walk.masks:
-            base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts[:, here], visited.shape)
-            low = np.where(visited, base, np.iinfo(np.int64).max).min(1)
-            if np.any((base != low[:, None]) & visited):
-                raise ProgramError(f"{line}: a mask whose diagonal moves between the tiles of a program")
-            rules.append((relation, np.where(visited.any(1), low, 0), d.steps[0], d.steps[1]))
-        listed += [rules] if rules else []
-    if any([(r, x, y) for r, _, x, y in other] != [(r, x, y) for r, _, x, y in listed[0]] for other in listed):
+        if walk.mask is not None:
+            listed.append(_rules_of(grid, walk.mask, here))
+    if any([_form(x) for x in other] != [_form(x) for x in listed[0]] for other in listed):
         raise ProgramError(f"{line}: two loops with masks that differ")
-    rules_of = [tuple((r, int(b[i]), x, y) for r, b, x, y in listed[0]) for i in range(len(grid.reader.ids))]
+    rules_of = listed[0]
     if grid.reader.hides_by_numbers:
         _check_rows(grid, rules_of)
-    if [(r, x, y) for r, _, x, y in listed[0]] in ([("sge", 1, -1)], [("sgt", 1, -1)]) and kind in (None, "cut"):
+    if _form(rules_of[0]) in (((("sge", 1, -1),), ()), ((("sgt", 1, -1),), ())) and kind in (None, "cut"):
         mask = TilingMask()
         try:
             mask.check(grid.sizes["row"], grid.sizes["key"])
@@ -78,7 +89,8 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
             if kind:
                 raise
         else:
-            return mask, [base - (r == "sgt") for ((r, base, *_),) in rules_of]
+            return mask, [base - (r == "sgt") for ((r, base, *_),), _ in rules_of]
+    starts, counts = grid.walk
     kinds, rows = tuple(dict.fromkeys(rules_of)), grid.out.shape[-2]
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     numbers = {rules: i for i, rules in enumerate(kinds)}
@@ -86,7 +98,30 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     return made, [numbers[rules] for rules in rules_of]
 
 
-def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
+def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRules]:
+    """Return a loop's mask in each program, by rows and keys of the tensors."""
+    assert grid.walk is not None
+    visited, starts, made = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
+    for relation, d in mask.of:
+        base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts, visited.shape)
+        low = np.where(visited, base, np.iinfo(np.int64).max).min(1)
+        if np.any((base != low[:, None]) & visited):
+            raise ProgramError(f"{grid.stored.line}: a mask whose diagonal moves between the tiles of a program")
+        bases = np.where(visited.any(1), low, 0)
+        made.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
+    groups = [[_rules_of(grid, each, here) for each in group] for group in mask.either]
+    return [
+        JoinedRules(tuple(rule[i] for rule in made), tuple(tuple(each[i] for each in group) for group in groups))
+        for i in range(len(grid.reader.ids))
+    ]
+
+
+def _form(rules: JoinedRules) -> Any:
+    """Return comparisons without their bases, and how they are joined."""
+    return tuple((r, a, b) for r, _, a, b in rules.of), tuple(tuple(map(_form, group)) for group in rules.either)
+
+
+def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
     """Raise `ProgramError` for a row that sees no key of its program's tiles: a number does not make weights 0."""
     assert grid.walk is not None
     for i, rules in enumerate(rules_of):
@@ -96,7 +131,10 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
         starts, ends = grid.walk[0][i, visited], (grid.walk[0] + grid.walk[1])[i, visited]
         rows = int(grid.row[i, 0]) + np.arange(int(grid.rows[i, 0]))
         low, high = np.full(rows.shape, starts.min()), np.full(rows.shape, ends.max() - 1)
-        for relation, base, a, b in rules:
+        if rules.either:
+            why = "a mask by a number that joins comparisons by | or ~: write -inf"
+            raise ProgramError(f"{grid.stored.line}: {why}")
+        for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
             edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
             if relation in ("eq", "ne") or abs(b) != 1:

@@ -17,9 +17,11 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, UNARY
-from npusim.kernels.triton.integers import within
+from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
+from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
+from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
@@ -31,12 +33,15 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
-        "scf.while": "a loop whose end depends on data: bound the loop by sizes",
     }
 )
-_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
+#: Loops, whose operands name values of their regions too.
+_LOOPS = ("scf.for", "scf.while")
+_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
+#: Iterations of a loop that computes integers alone: a search among the sequences of a batch has a few.
+MOST_SEARCHED = 4096
 #: Iterations of a loop that is read as one block, with the products behind it.
 MOST_UNROLLED = 4
 #: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
@@ -48,9 +53,35 @@ class UnlikeLoopsError(ProgramError):
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
+    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart.
+
+    A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
+    """
+    fault: ProgramError | None = None
+    for block in flat_blocks(function, arguments):
+        try:
+            reader = _read(on_rows_and_columns(function, block), arguments, grid, choices, block)
+        except ProgramError as error:
+            fault = fault or error
+            continue
+        if block.parts > 1:
+            why = f"a block of {block.size} flat indices is read as {block.parts} blocks: their time, not the block's"
+            reader.notes.append(f"{function.name}: {why}")
+        return reader
+    if fault is not None:
+        raise fault
+    return _read(function, arguments, grid, choices)
+
+
+def _read(
+    function: Function,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+    block: FlatBlock | None = None,
+) -> Reader:
     operations, scratch = with_scratch_kept(function)
-    function = function._replace(operations=rolled(operations))
+    function = function._replace(operations=with_masked_terms(rolled(operations)))
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
@@ -60,11 +91,11 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     )
     for given, how in ways:
         with suppress(UnlikeLoopsError):
-            reader = Reader(given, arguments, grid, replace(choices, **how))
+            reader = Reader(given, arguments, grid, replace(choices, **how), block=block)
             for _ in range(MOST_READINGS):
                 if not reader.is_misread:
                     break
-                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block)
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
@@ -74,7 +105,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     if scratch:
         why = "a tensor that a program stores and loads again at once is scratch: no result, and no time"
         reader.notes.append(f"{next(iter(scratch.values())).line}: {why}")
-    if function.operations is not operations:
+    if any(o.operands[:1] == ["row@"] for o in function.operations):
         reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
     return reader
 
@@ -89,10 +120,12 @@ class Reader(Memory):
         grid: tuple[int, ...],
         choices: Choices,
         accesses: Mapping[str, list[Access]] | None = None,
+        block: FlatBlock | None = None,
     ) -> None:
         super().__init__(function, arguments, grid, choices)
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
+        self._flat = block
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
@@ -175,7 +208,7 @@ class Reader(Memory):
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
                 raise op.fail(why)
-        operands = [] if op.name == "scf.for" else [self.values[n] for n in op.operands]
+        operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
         if family == "arith" and name in BINARY:
             self._binary(op, BINARY[name])
@@ -212,6 +245,15 @@ class Reader(Memory):
         else:
             why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
             raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+
+    def _npusim_flat_range(self, op: Op) -> None:
+        """Read flat indices as rows and columns, each part of a program's block as a program's own."""
+        assert self._flat is not None
+        _, rows, columns, parts = self._flat
+        count, steps = len(self.ids), (columns, 1) if columns else (1,)
+        self._keep(np.repeat(np.arange(count), parts))
+        base = np.tile(np.arange(parts), count)[:, None] * (rows * max(columns, 1)) + op.number("start")
+        self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
@@ -256,7 +298,57 @@ class Reader(Memory):
         later = operations[operations.index(op) + 1 :]
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
+    def _scf_while(self, op: Op) -> None:
+        """Evaluate a loop over integers for all programs at once, until none goes on."""
+        if not _is_of_integers(op):
+            raise op.fail("a loop whose end depends on computed values: bound the loop by sizes")
+        names, starts = op.operands[0::2], op.operands[1::2]
+        (arguments, *_), state, on = op.otherwise, [self.values[n] for n in starts], np.ones((1, 1), bool)
+        for _ in range(MOST_SEARCHED):
+            self.values |= zip(names, state, strict=True)
+            decision, *passed = self._where_on(op.body, on)
+            every, none = answers(self._condition(op, decision))
+            if np.any(~every & ~none & on):
+                raise op.fail("a loop whose end the elements of a block decide")
+            self.values |= zip(op.results, self._updated(op, on, passed, op.results), strict=True)
+            if not np.any(on := on & every & self.is_read(every.shape[1])):
+                return
+            self.values |= zip(arguments.results, passed, strict=True)
+            state = self._updated(op, on, self._where_on(op.otherwise[1:], on), names)
+        raise op.fail(f"a loop over integers that goes on after {MOST_SEARCHED:,} iterations")
+
+    def _count_on(self, op: Op, first: Integers, each: Integers, counts: Integers) -> None:
+        """Evaluate a loop over integers, iteration by iteration, for all programs at once."""
+        number, _, _, _, *carried = op.operands
+        names, state = carried[::2], [self.values[n] for n in carried[1::2]]
+        for time in range(int(counts.max())):
+            on = time < counts
+            self.values |= zip(names, state, strict=True)
+            self.values[number] = replace(cast("Affine", self.values[op.operands[1]]), base=first + time * each)
+            state = self._updated(op, on, self._where_on(op.body, on), names)
+        self.values |= zip(op.results, state, strict=True)
+
+    def _where_on(self, body: Sequence[Op], on: Any) -> list[Known]:
+        """Read the operations of a loop for the programs that go on; return the values at its end."""
+        before, self._only = self._only, on if self._only is None else self._only & on
+        for o in body:
+            self._do(o)
+        self._only = before
+        return [self.values[n] for n in body[-1].operands]
+
+    def _updated(self, op: Op, on: Any, new: Sequence[Known], names: Sequence[str]) -> list[Known]:
+        """Return integers by program: new ones where the program goes on, those of some names elsewhere."""
+        made = list[Known]()
+        for value, name in zip(map(self._as_integers, new), names, strict=True):
+            before = self._as_integers(self.values.get(name, value))
+            if not isinstance(value, Affine) or not isinstance(before, Affine) or value.of != before.of:
+                raise op.fail("a loop over integers that carries another value")
+            made.append(replace(value, base=np.where(on, value.base, before.base)))
+        return made
+
     def _scf_for(self, op: Op) -> None:
+        if _is_of_integers(op) and self._counted(op):
+            return
         if self._walk is not None:
             raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
         number, low, high, step, *carried = op.operands
@@ -303,6 +395,19 @@ class Reader(Memory):
             self.values[result] = value
         if len(self.walks) > 1:
             self._compare(op)
+
+    def _counted(self, op: Op) -> bool:
+        """Evaluate a loop over integers where it is one of few iterations; return whether it is."""
+        bounds = [self.values[n] for n in op.operands[1:4]]
+        if not all(isinstance(x, Affine) for x in bounds):
+            return False
+        first, end, each = (cast("Affine", x).base for x in bounds)
+        if np.any(each <= 0) or " unsigned " in op.text:
+            return False
+        counts = np.maximum(0, -(-(end - first) // each))
+        if counts.max() <= MOST_SEARCHED:
+            self._count_on(op, first, each, counts)
+        return bool(counts.max() <= MOST_SEARCHED)
 
     @staticmethod
     def _refuse_many(op: Op, each: int, times: int) -> None:
@@ -409,13 +514,20 @@ class Reader(Memory):
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
         if one != other or more:
             raise UnlikeLoopsError
-        first.lines = first.lines if first.masks else second.lines
+        first.lines = first.lines if first.mask else second.lines
 
 
 def _within(op: Op) -> Iterator[Op]:
     for inner in (*op.body, *op.otherwise):
         yield inner
         yield from _within(inner)
+
+
+def _is_of_integers(op: Op) -> bool:
+    """Return whether a loop computes single integers alone, and carries some."""
+    kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
+    stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
+    return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:

@@ -22,6 +22,7 @@ FORMATS = MappingProxyType(
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
 #: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
 MOST_NESTED = 64
+_NAMED = re.compile(r'^(#loc\w*) = loc\(("[^"]*"\(#loc\w*\))\)$', re.MULTILINE)
 _FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
 
 
@@ -50,7 +51,8 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 class Op:
     """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
 
-    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.  ``place``: as
+    ``otherwise``: the region of an else, of a ``while`` that of its body.  A label of a basic block is an operation
+    called ``block``, whose results are the block's arguments.  ``place``: as
     `Locations.place` has it; of a reduction with the shape of its operand.
     """
 
@@ -83,7 +85,7 @@ class Function(NamedTuple):
 
 def read(text: str) -> Function:
     """Return the kernel of a module of TTIR; raise `ProgramError` for a text that is none."""
-    text = as_first(text)
+    text = with_own_names(as_first(text))
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
     if head is None:
@@ -102,6 +104,24 @@ def read(text: str) -> Function:
     return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
 
 
+def with_own_names(text: str) -> str:
+    """Return TTIR whose parameters have the names of the kernel's: Triton calls one by the variable it is bound to."""
+    head = next((line for line in text.splitlines() if "tt.func public" in line), "")
+    table = dict(_NAMED.findall(text))
+    renamed = dict[str, str]()
+    for name, first in re.findall(r'%(\w+): [^%]*?loc\("\w+"\((#loc\w*)\)\)', head):
+        own, at, seen = "", first, set[str]()
+        while at in table and at not in seen:
+            seen.add(at)
+            own, at = re.findall(r'"([^"]*)"\((#loc\w*)\)', table[at])[0]
+        renamed |= {name: own} if own.isidentifier() and own != name else {}
+    if not renamed:
+        return text
+    free = {n: f"{n}_value" for n in renamed.values() if n not in renamed}
+    names = {**free, **renamed}
+    return re.sub(r"%(\w+)", lambda m: f"%{names.get(m[1], m[1])}", text)
+
+
 def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
     """Return the operations of a kernel from the lines behind its head; None where its end is missing."""
     names, stack = Names(), list[list[Op]]([[]])
@@ -109,6 +129,8 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
         bare = _LOCATION.sub("", line).strip()
         if bare.startswith("^bb") and len(stack) == 1:
             stack[-1].append(Op("block", [], [], bare.partition(":")[0], "", where(line)))
+        if bare.startswith("^bb") and len(stack) > 1 and stack[-2][-1].name == "scf.while":
+            stack[-1].append(names.resolve(Op("block", re.findall(r"%([\w#-]+)", bare), [], "", "", where(line))))
         if not bare or bare.startswith(("^", "#")):
             continue
         if not bare.startswith("}"):
@@ -124,7 +146,7 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
         if not stack:
             return body
         outer = stack[-1][-1]
-        if "else" in bare:
+        if "else" in bare or bare.startswith("} do {"):
             outer.body, stack = body, [*stack, []]
             continue
         outer.body, outer.otherwise = (outer.body, body) if outer.body else (body, [])
@@ -162,12 +184,14 @@ class Names:
         self._latest: dict[str, str] = {}
         self._count = 0
 
-    def resolve(self, op: Op) -> None:
+    def resolve(self, op: Op) -> Op:
         """Rename an operation's operands and results to unique names, with a loop's region."""
         inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
+        inner = {*range(0, len(op.operands), 2)} if op.name == "scf.while" else inner
         op.operands = [n if i in inner else self._latest.get(n, n) for i, n in enumerate(op.operands)]
         op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
         op.results = [self._define(n) for n in op.results]
+        return op
 
     def _define(self, name: str) -> str:
         self._count += 1

@@ -6,8 +6,10 @@ these is a base; along the axes of a block itself they are linear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -136,13 +138,41 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """Integers compared with 0, all of them: (relation, difference)."""
+    """Integers compared with 0, all of them: (relation, difference); and of each group of ``either`` one at least."""
 
     of: tuple[tuple[str, Affine], ...]
+    either: tuple[tuple[Condition, ...], ...] = ()
 
     def at(self, programs: Integers) -> Condition:
         """Return the condition in some programs, in that order."""
-        return Condition(tuple((r, d.at(programs)) for r, d in self.of))
+        return self.changed(lambda d: d.at(programs))
+
+    def changed(self, how: Callable[[Affine], Affine]) -> Condition:
+        """Return the condition of other differences."""
+        either = tuple(tuple(c.changed(how) for c in group) for group in self.either)
+        return Condition(tuple((r, how(d)) for r, d in self.of), either)
+
+    @property
+    def every(self) -> tuple[tuple[str, Affine], ...]:
+        """All of its comparisons."""
+        return (*self.of, *(rule for group in self.either for c in group for rule in c.every))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's."""
+        return self.every[0][1].shape
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(self.of + other.of, self.either + other.either)
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition((), ((self, other),))
+
+    def __invert__(self) -> Condition:
+        single = [Condition(((OPPOSITE[r], d),)) for r, d in self.of]
+        groups = [reduce(operator.and_, (~c for c in group)) for group in self.either]
+        made = (*single, *groups)
+        return made[0] if len(made) == 1 else Condition((), (made,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +257,7 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     if isinstance(x, Affine):
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
-        return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
+        return x.changed(lambda d: reshaped(d, shape, how))  # type: ignore[arg-type, return-value]
     if isinstance(x, Masking):
         return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
     if isinstance(x, ValueComparison):
@@ -242,6 +272,10 @@ def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
+#: Relations by those that hold where they do not.
+OPPOSITE: Mapping[str, str] = MappingProxyType(
+    {"slt": "sge", "sge": "slt", "sgt": "sle", "sle": "sgt", "eq": "ne", "ne": "eq"}
+)
 #: Relations of comparisons, of a difference and 0.
 RELATIONS: Mapping[str, Any] = MappingProxyType(
     {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
@@ -252,6 +286,11 @@ RELATIONS: Mapping[str, Any] = MappingProxyType(
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
+    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: whole rows of them
+        (rows, row), (columns, column) = ((i, d.steps[i]) for i in along)
+        left = -d.base + (relation == "sle")
+        if column == 1 and row == d.shape[columns] and not np.any(left % row):
+            return rows, np.clip(left // row, 0, d.shape[rows])
     if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "sle"):
         return None
     return along[0], np.clip(-d.base + (relation == "sle"), 0, d.shape[along[0]])
@@ -281,7 +320,9 @@ def _along(axis: int, base: Integers, shape: tuple[int, ...]) -> Affine:
 
 def truth(op: Op, x: Condition) -> Any:
     """Return of every element, (program, iteration, *axes), whether a condition holds."""
-    return np.logical_and.reduce(np.broadcast_arrays(*(RELATIONS[r](elements(op, d), 0) for r, d in x.of)))
+    held = [RELATIONS[r](elements(op, d), 0) for r, d in x.of]
+    groups = [np.broadcast_arrays(*(truth(op, c) for c in group)) for group in x.either]
+    return np.logical_and.reduce(np.broadcast_arrays(*held, *map(np.logical_or.reduce, groups)))
 
 
 def answers(x: Condition) -> tuple[Any, Any]:
@@ -297,6 +338,9 @@ def answers(x: Condition) -> tuple[Any, Any]:
             does = RELATIONS[relation]
             holds, fails = does(low, 0) & does(high, 0), ~does(low, 0) & ~does(high, 0)
         every, none = every & holds, none | fails
+    for group in x.either:
+        of_each = [np.broadcast_arrays(*each) for each in zip(*map(answers, group), strict=True)]
+        every, none = every & np.logical_or.reduce(of_each[0]), none | np.logical_and.reduce(of_each[1])
     return every, none
 
 

@@ -1,0 +1,249 @@
+"""Kernels in the forms that compilers of graphs and serving engines write, for `test_engines`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def looped_sum(X, Y, rows, n, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr, HOW: tl.constexpr):
+    """A reduction whose loop masks the accumulator, not what it adds."""
+    row = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    inside = row < rows
+    base = tl.arange(0, RBLOCK)[None, :]
+    start = -float("inf") if HOW == "max" else 0.0
+    acc = tl.full([XBLOCK, RBLOCK], start, tl.float32)
+    for at in range(0, n, RBLOCK):
+        c = at + base
+        mask = c < n
+        x = tl.load(X + row * n + c, mask=mask & inside, other=0.0).to(tl.float32)
+        if HOW == "squares":
+            more = acc + x * x
+        elif HOW == "shifted":
+            more = acc + (x + 1.0)
+        elif HOW == "products":
+            more = acc + (x + 1.0) * (x + 2.0)
+        else:
+            more = tl.maximum(acc, x)
+        acc = tl.where(mask & inside, more, acc)
+    total = tl.max(acc, 1)[:, None] if HOW == "max" else tl.sum(acc, 1)[:, None]
+    tl.store(Y + row, total, mask=inside)
+
+
+@triton.jit
+def looped_norm(X, W, Y, rows, n, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    """A root mean square norm of rows longer than a block, as a compiler of graphs writes it."""
+    row = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    inside = row < rows
+    base = tl.arange(0, RBLOCK)[None, :]
+    acc = tl.full([XBLOCK, RBLOCK], 0.0, tl.float32)
+    for at in range(0, n, RBLOCK):
+        c = at + base
+        mask = c < n
+        x = tl.load(X + row * n + c, mask=mask & inside, other=0.0).to(tl.float32)
+        more = acc + tl.broadcast_to(x * x, [XBLOCK, RBLOCK])
+        acc = tl.where(mask & inside, more, acc)
+    total = tl.sum(acc, 1)[:, None]
+    for at in range(0, n, RBLOCK):
+        c = at + base
+        mask = c < n
+        x = tl.load(X + row * n + c, mask=mask & inside, other=0.0).to(tl.float32)
+        w = tl.load(W + c, mask=mask, other=0.0).to(tl.float32)
+        y = x * tl.rsqrt(total / n + 1e-5) * w
+        tl.store(Y + row * n + c, y.to(Y.dtype.element_ty), mask=mask & inside)
+
+
+@triton.jit
+def flat(X, W, Y, count, B: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, HOW: tl.constexpr):
+    """Elementwise work on flat indices, whose quotients and remainders address the tensors."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    mask = i < count
+    col, row = i % INNER, i // INNER
+    if HOW == "bias":
+        x = tl.load(X + i, mask) + tl.load(W + col, mask)
+    elif HOW == "scale":
+        x = tl.load(X + i, mask) * tl.load(W + row, mask)
+    elif HOW == "part":
+        x = tl.load(X + (col + 2 * INNER * row), mask) * tl.load(X + (INNER + col + 2 * INNER * row), mask)
+    elif HOW == "permuted":  # (OUTER, heads, INNER) from (heads, OUTER, INNER)
+        head, at = row % OUTER, row // OUTER
+        x = tl.load(X + (col + INNER * at + INNER * (count // (INNER * OUTER)) * head), mask)
+    elif HOW == "transposed":
+        x = tl.load(X + (row + (count // INNER) * col), mask)
+    tl.store(Y + i, x, mask)
+
+
+@triton.jit
+def spans(X, R, C, Y, M, N, BM: tl.constexpr, BN: tl.constexpr, HOW: tl.constexpr):
+    """Rows, columns and numbers against a tile."""
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.arange(0, BN)
+    inside = (rm[:, None] < M) & (rn[None, :] < N)
+    x = tl.load(X + rm[:, None] * N + rn[None, :], mask=inside, other=0.0)
+    r = tl.load(R + rm, mask=rm < M, other=0.0)[:, None]
+    c = tl.load(C + rn, mask=rn < N, other=0.0)[None, :]
+    if HOW == "row condition":
+        y = tl.where(r == -float("inf"), -1.0, x - r)
+    elif HOW == "infinite":
+        y = tl.where(r == float("inf"), 2.0, tl.where(r == -float("inf"), x, x + r))
+    elif HOW == "column condition":
+        y = tl.where(c > 0.0, x, x * c)
+    elif HOW == "row or column":
+        y = tl.where((c > 0.0) | (r > 0.0), x, c)
+    elif HOW == "row and column":
+        y = tl.where(x > 0, r, c)
+    elif HOW == "numbers":
+        y = tl.where(r > 0, 1.0, 3.0) * x
+    elif HOW == "maximum":
+        y = tl.maximum(tl.minimum(x, r), c)
+    elif HOW == "outer":
+        y = r * c
+    elif HOW == "outer fma":
+        y = r * c + x
+    elif HOW == "row fma":
+        y = x * r + c
+    elif HOW == "added":
+        y = (r + c) - x
+    elif HOW == "xor":
+        y = tl.where((x > 0) ^ (r > 0), x, c)
+    tl.store(Y + rm[:, None] * N + rn[None, :], y, mask=inside)
+
+
+@triton.jit
+def searched(X, Starts, Y, count, n, B: tl.constexpr, HOW: tl.constexpr):
+    """The sequence of a program, by a search in the starts of all; rows scaled by its number."""
+    row = tl.program_id(0)
+    low, high = 0, count
+    if HOW == "while":
+        while low < high:
+            mid = (low + high) // 2
+            if tl.load(Starts + mid) <= row:
+                low = mid + 1
+            else:
+                high = mid
+    else:
+        for _ in range(8):
+            mid = (low + high) // 2
+            is_left = (tl.load(Starts + mid, mask=mid < count, other=1 << 20) <= row) & (low < high)
+            low, high = tl.where(is_left, mid + 1, low), tl.where(is_left | (low >= high), high, mid)
+    sequence = low - 1
+    first = tl.load(Starts + sequence)
+    c = tl.arange(0, B)
+    x = tl.load(X + (row - first) * n + c, mask=c < n, other=0.0)
+    tl.store(Y + row * n + c, x * 2.0, mask=c < n)
+
+
+@triton.jit
+def by_expert(X, W, E, Y, n, B: tl.constexpr, HOW: tl.constexpr):
+    """Rows by loaded numbers: some are zero, or ignored."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    e = tl.load(E + row)
+    if HOW == "zeros":  # noqa: SIM102 - of constexprs and of loaded numbers
+        if e == -1:
+            tl.store(Y + row * n + c, tl.zeros([B], tl.float32), mask=c < n)
+            return
+    if HOW == "ignored":  # noqa: SIM102
+        if e == -1:
+            return
+    w = tl.load(W + e * n + c, mask=c < n, other=0.0)
+    tl.store(Y + row * n + c, tl.load(X + row * n + c, mask=c < n, other=0.0) * w, mask=c < n)
+
+
+@triton.jit
+def scanned(X, Y, n, B: tl.constexpr, HOW: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + c, mask=c < n, other=0.0)
+    y = tl.cumsum(x, 0)
+    if HOW == "reverse":
+        y = tl.cumsum(x, 0, reverse=True)
+    tl.store(Y + row * n + c, y, mask=c < n)
+
+
+@triton.jit
+def scanned_tile(X, Y, M, n, BM: tl.constexpr, B: tl.constexpr):
+    rm, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, B)
+    inside = (rm[:, None] < M) & (c[None, :] < n)
+    x = tl.load(X + rm[:, None] * n + c[None, :], mask=inside, other=0.0)
+    tl.store(Y + rm[:, None] * n + c[None, :], tl.cumsum(x, 1), mask=inside)
+
+
+@triton.jit
+def decode(Q, K, V, O, S, scale, D: tl.constexpr, BN: tl.constexpr):
+    """Attention of one query by sums of a block's rows and columns, without products."""
+    head, d = tl.program_id(0), tl.arange(0, D)
+    q = tl.load(Q + head * D + d).to(tl.float32) * scale
+    m, l = -float("inf"), 0.0
+    acc = tl.zeros([D], tl.float32)
+    for j in range(0, S, BN):
+        n = j + tl.arange(0, BN)
+        k = tl.load(K + head * S * D + n[:, None] * D + d[None, :], mask=n[:, None] < S, other=0.0).to(tl.float32)
+        s = tl.where(n < S, tl.sum(q[None, :] * k, 1), -float("inf"))
+        new = tl.maximum(m, tl.max(s, 0))
+        p, alpha = tl.exp(s - new), tl.exp(m - new)
+        v = tl.load(V + head * S * D + n[:, None] * D + d[None, :], mask=n[:, None] < S, other=0.0).to(tl.float32)
+        acc = acc * alpha + tl.sum(p[:, None] * v, 0)
+        l = l * alpha + tl.sum(p, 0)
+        m = new
+    tl.store(O + head * D + d, (acc / l).to(O.dtype.element_ty))
+
+
+@triton.jit
+def constants(X, Y, n, B: tl.constexpr, D: tl.constexpr, HOW: tl.constexpr):
+    """Functions of numbers known at the launch."""
+    row, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + c, mask=c < n, other=0.0)
+    if HOW == "rsqrt":
+        x = x * tl.rsqrt(D * 1.0)
+    elif HOW == "exp":
+        x = x * tl.exp(-0.125 * D)
+    elif HOW == "log":
+        x = x + tl.log(D * 1.0)
+    tl.store(Y + row * n + c, x, mask=c < n)
+
+
+@triton.jit
+def constant_tile(X, Y, M, n, BM: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    rm, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, B)
+    inside = (rm[:, None] < M) * (c[None, :] < n)
+    x = tl.load(X + rm[:, None] * n + c[None, :], mask=inside, other=0.0)
+    scale = tl.rsqrt(D * 1.0)
+    tl.store(Y + rm[:, None] * n + c[None, :], x * scale + scale, mask=inside)
+
+
+@triton.jit
+def padded_keys(Q, K, V, O, Lens, S, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HOW: tl.constexpr):
+    """Attention whose masks hide keys by finite numbers, or by one rule or another."""
+    pm, head = tl.program_id(0), tl.program_id(1)
+    rm, rn, d = pm * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + head * S * D + rm[:, None] * D + d[None, :], mask=rm[:, None] < S, other=0.0)
+    m = tl.full([BM], -float("inf"), tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        n = j + rn
+        k = tl.load(K + head * S * D + n[:, None] * D + d[None, :], mask=n[:, None] < S, other=0.0)
+        s = tl.dot(q, tl.trans(k)) * scale
+        if HOW == "finite":
+            s = tl.where((rm[:, None] >= n[None, :]) & (n[None, :] < S), s, -1.0e8)
+        elif HOW == "or":
+            s = tl.where((rm[:, None] >= n[None, :]) | (n[None, :] < 16), s, -float("inf"))
+        elif HOW == "window or sink":
+            near = (rm[:, None] >= n[None, :]) & (rm[:, None] - n[None, :] < 24)
+            s = tl.where(near | ((n[None, :] < 4) & (rm[:, None] >= n[None, :])), s, -float("inf"))
+        elif HOW == "not":
+            s = tl.where(~((rm[:, None] < n[None, :]) | (rm[:, None] - n[None, :] >= 40)), s, -float("inf"))
+        elif HOW == "xor":
+            s = tl.where((rm[:, None] < n[None, :]) ^ (n[None, :] < 16), s, -float("inf"))
+        elif HOW == "guarded":
+            s = tl.where(rm[:, None] >= n[None, :], s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        if HOW == "guarded":
+            p = tl.where(new[:, None] == -float("inf"), 0.0, tl.exp(s - new[:, None]))
+            alpha = tl.where(new == -float("inf"), 1.0, tl.exp(m - new))
+        else:
+            p, alpha = tl.exp(s - new[:, None]), tl.exp(m - new)
+        v = tl.load(V + head * S * D + n[:, None] * D + d[None, :], mask=n[:, None] < S, other=0.0)
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    y = (acc / l[:, None]).to(tl.float16)
+    tl.store(O + head * S * D + rm[:, None] * D + d[None, :], y, mask=rm[:, None] < S)

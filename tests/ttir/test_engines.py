@@ -1,0 +1,212 @@
+"""Kernels as compilers of graphs and serving engines write them: results beside float64, on an NPU and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+DEVICES = ("ascend_910b2", "h200")
+#: Relative RMSE of results by format: rounding, of sums in another order.
+CLOSE = {"float32": 1e-6, "float16": 6e-4}
+
+
+class Launch(NamedTuple):
+    """A launch: kernel, grid, arguments by parameter, the tensor that it stores, and that tensor in float64."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    words: dict[str, Any]
+    result: str
+    wanted: Any
+
+
+def normal(seed: int, *shape: int, fmt: str = "float32") -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
+
+
+def check(launch: Launch, hw: str) -> Any:
+    """Run a launch on a device; every element is stored, near its value in float64."""
+    from ttir import engine_kernels as kernels
+    from ttir.stored import stored
+
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, launch.kernel)[launch.grid](**launch.words)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made, wanted = stored(done, launch.words)[launch.result], np.asarray(launch.wanted, np.float64)
+    is_number = np.isfinite(wanted)
+    assert np.array_equal(np.isfinite(made), is_number)
+    assert np.array_equal(made[~is_number], wanted[~is_number], equal_nan=True)
+    error = np.sqrt(((made[is_number] - wanted[is_number]) ** 2).mean() / (wanted[is_number] ** 2).mean())
+    assert error < CLOSE[str(launch.words[launch.result].dtype)]
+    assert done.latency_us > 0
+    return done
+
+
+def looped() -> Iterator[tuple[str, Launch]]:
+    x, w = normal(0, 5, 300), normal(1, 300)
+    wide = x.astype(np.float64)
+    sums = {
+        "squares": (wide**2).sum(1),
+        "shifted": (wide + 1).sum(1),
+        "products": ((wide + 1) * (wide + 2)).sum(1),
+        "max": wide.max(1),
+    }
+    normed = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * w
+    for block, grid in ((1, 5), (4, 2)):
+        sizes = {"X": x, "rows": 5, "n": 300, "XBLOCK": block, "RBLOCK": 64}
+        for how, wanted in sums.items():
+            words = {**sizes, "Y": np.zeros(5, np.float32), "HOW": how}
+            yield f"{how} of {block}", Launch("looped_sum", (grid,), words, "Y", wanted)
+        words = {**sizes, "W": w, "Y": np.zeros_like(x)}
+        yield f"norm of {block}", Launch("looped_norm", (grid,), words, "Y", normed)
+
+
+def flat() -> Iterator[tuple[str, Launch]]:
+    x, part, moved, turned = normal(0, 12, 64), normal(1, 12, 128), normal(2, 3, 4, 64), normal(3, 64, 12)
+    columns, rows = normal(4, 64), normal(5, 12)
+    wide = x.astype(np.float64)
+    for block in (32, 256, 512, 1024):
+        sizes = {"count": 768, "B": block, "INNER": 64, "OUTER": 3}
+        for how, given, vector, wanted in (
+            ("bias", x, columns, wide + columns),
+            ("bias", x.ravel(), columns, (wide + columns).ravel()),
+            ("scale", x, rows, wide * rows[:, None]),
+            ("part", part, rows, part[:, :64].astype(np.float64) * part[:, 64:]),
+            ("permuted", moved, rows, moved.transpose(1, 0, 2)),
+            ("transposed", turned, rows, turned.T),
+        ):
+            words = {"X": given, "W": vector, "Y": np.zeros(wanted.shape, np.float32), **sizes, "HOW": how}
+            name = f"{how} of {given.ndim} axes by {block}"
+            yield name, Launch("flat", (-(-768 // block),), words, "Y", wanted)
+
+
+def searched() -> Iterator[tuple[str, Launch]]:
+    starts, x = np.array([0, 4, 5, 9, 12], np.int32), normal(0, 12, 40)
+    rows = np.arange(12)
+    wanted = 2.0 * x[rows - starts[np.searchsorted(starts, rows, side="right") - 1]]
+    for how in ("while", "for"):
+        words = {"X": x, "Starts": starts, "Y": np.zeros_like(x), "count": 5, "n": 40, "B": 64, "HOW": how}
+        yield how, Launch("searched", (12,), words, "Y", wanted)
+
+
+def scans_and_constants() -> Iterator[tuple[str, Launch]]:
+    x = normal(0, 6, 40)
+    wide = x.astype(np.float64)
+    sizes = {"X": x, "Y": np.zeros_like(x), "n": 40, "B": 64}
+    sums = np.cumsum(wide, 1)
+    yield "sums of a row", Launch("scanned", (6,), {**sizes, "HOW": "forward"}, "Y", sums)
+    yield "sums of a tile", Launch("scanned_tile", (2,), {**sizes, "M": 6, "BM": 4}, "Y", sums)
+    for how, wanted in {"rsqrt": wide / 8, "exp": wide * np.exp(-8), "log": wide + np.log(64)}.items():
+        yield f"{how} of a number", Launch("constants", (6,), {**sizes, "D": 64, "HOW": how}, "Y", wanted)
+    root = 1 / np.sqrt(48)
+    yield "root in a tile", Launch("constant_tile", (2,), {**sizes, "M": 6, "BM": 4, "D": 48}, "Y", wide * root + root)
+
+
+def masked_keys() -> Iterator[tuple[str, Launch]]:
+    size, scale = 64, 0.17
+    q, k, v = (normal(seed, 2, size, 32, fmt="float16") for seed in range(3))
+    row, key = np.arange(size)[:, None], np.arange(size)[None]
+    seen = {
+        "finite": row >= key,
+        "or": (row >= key) | (key < 16),
+        "window or sink": (row >= key) & ((row - key < 24) | (key < 4)),
+        "not": (row >= key) & (row - key < 40),
+        "xor": (row < key) ^ (key < 16),
+        "guarded": row >= key,
+    }
+    for how, kept in seen.items():
+        scores = np.where(kept, q.astype(np.float64) @ k.astype(np.float64).transpose(0, 2, 1) * scale, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = weights @ v.astype(np.float64) / weights.sum(-1, keepdims=True)
+        words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Lens": np.array([size], np.int32), "S": size}
+        words |= {"scale": scale, "D": 32, "BM": 32, "BN": 32, "HOW": how}
+        yield how, Launch("padded_keys", (2, 2), words, "O", wanted)
+
+
+def spans() -> Iterator[tuple[str, Launch]]:
+    x, rows, columns = normal(0, 10, 50), normal(1, 10), normal(2, 50)
+    rows[2], rows[5] = np.inf, -np.inf
+    wide, r, c = (v.astype(np.float64) for v in (x, rows[:, None], columns[None]))
+    with np.errstate(all="ignore"):
+        wanted = {
+            "row condition": np.where(r == -np.inf, -1.0, wide - r),
+            "infinite": np.where(r == np.inf, 2.0, np.where(r == -np.inf, wide, wide + r)),
+            "column condition": np.where(c > 0, wide, wide * c),
+            "row or column": np.where((c > 0) | (r > 0), wide, c),
+            "row and column": np.where(wide > 0, r, c),
+            "numbers": np.where(r > 0, 1.0, 3.0) * wide,
+            "maximum": np.maximum(np.minimum(wide, r), c),
+            "outer": r * c,
+            "outer fma": r * c + wide,
+            "row fma": wide * r + c,
+            "added": (r + c) - wide,
+            "xor": np.where((wide > 0) ^ (r > 0), wide, c),
+        }
+    for how, each in wanted.items():
+        words = {"X": x, "R": rows, "C": columns, "Y": np.zeros_like(x), "M": 10, "N": 50, "BM": 4, "BN": 64}
+        yield how, Launch("spans", (3,), {**words, "HOW": how}, "Y", each)
+
+
+def named(launches: Iterator[tuple[str, Launch]]) -> Any:
+    return pytest.mark.parametrize("launch", [pytest.param(x, id=name) for name, x in launches])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(looped())
+def test_a_mask_of_an_accumulator_masks_what_is_added(launch: Launch, hw: str) -> None:
+    check(launch, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(flat())
+def test_quotients_and_remainders_of_flat_indices_are_rows_and_columns(launch: Launch, hw: str) -> None:
+    check(launch, hw)
+
+
+def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None:
+    launches = dict(flat())
+    (said,) = [n for n in check(launches["permuted of 3 axes by 256"], "h200").notes if "flat indices" in n]
+    assert "a block of 256 flat indices is read as 4 blocks" in said
+    assert not [n for n in check(launches["bias of 2 axes by 256"], "h200").notes if "flat indices" in n]
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(searched())
+def test_a_search_among_loaded_integers_is_evaluated_by_program(launch: Launch, hw: str) -> None:
+    """A parameter that the kernel binds to another variable has that one's name in TTIR, and its own here."""
+    assert check(launch, hw).numerics.error.rmse < 1e-7
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(scans_and_constants())
+def test_cumulative_sums_and_functions_of_numbers_are_read(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_cumulative_sums_from_the_end_are_refused_at_their_line(hw: str) -> None:
+    launch = dict(scans_and_constants())["sums of a row"]
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: cumulative sums from the last element"):
+        check(launch._replace(words={**launch.words, "HOW": "reverse"}), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(masked_keys())
+def test_comparisons_of_a_mask_are_joined_by_and_or_not_and_xor(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(spans())
+def test_rows_columns_and_numbers_span_a_tile(launch: Launch, hw: str) -> None:
+    check(launch, hw)
