@@ -8,7 +8,7 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError
-from npusim.simulation.request import CallOptions, Request, short_name
+from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, short_name
 
 app = Verbs()
 
@@ -58,7 +58,7 @@ def evaluate(
     from npusim.studies.evaluate.evaluation import Batch
     from npusim.studies.evaluate.limits import Limits
 
-    devices = request.hw.split(",") if isinstance(request.hw, str) else [request.hw or "ascend_910b2"]
+    devices = str(request.hw or DEFAULT_HW).split(",")
     requests = [replace(request, schedule=name, hw=None, seed=draw) for name in (request.schedule, *(others or ()))]
     shapes = tuple(
         {n: o.count("--sizes")(x) for n, x in o.key_values(text.split(","), "--sizes").items()} for text in sizes or ()

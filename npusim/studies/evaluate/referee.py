@@ -212,9 +212,11 @@ class FunctionReferee(Referee):
                 return KernelReferee(
                     self.request, self.problem, self.shapes, self.inputs, _attention(self.problem)
                 ).drawn(case, description)
-            tensors = tuple(GlobalTensor(name, *size, role="input") for name, size in description["inputs"].items())
+            tensors = tuple(
+                GlobalTensor(name, *size[:4], fmt=size[4], role="input") for name, size in description["inputs"].items()
+            )
             *sizes, _ = description["output"]
-            subject = TensorSubject(*sizes, tensors)
+            subject = TensorSubject(*sizes[:4], inputs=tensors)
             source = stressed(kernel_source(tensors, case.seed), subject, case.point, case.seed)
             self.inputs[key] = {t.name: _gathered(partial(source, t.name), t.batch, t.heads) for t in tensors}
         return self.inputs[key]
@@ -227,7 +229,7 @@ class FunctionReferee(Referee):
         if key not in self.exact:
             self.exact[key] = self._references(case, arrays, tuple(sizes), fmt)
         exact, kernels = self.exact[key]
-        subject = TensorSubject(*sizes, ())
+        subject = TensorSubject(*sizes[:4], inputs=())
         given = read_output(file, subject, fmt)
         of = partial(_by_head, has=given.has)
         rows = of(given.values)
@@ -325,7 +327,7 @@ class RefereeChoice:
 
     @property
     def _attention(self) -> str:
-        stored = str(self.request.dtype or getattr(self.request.problem, "dtype", ""))
+        stored = str(self.request.dtype or getattr(self.request.problem, "dtype", None))
         return ATTENTION[stored.startswith("float8")]
 
     def _problem(self, schedule: str) -> AnyProblem:
