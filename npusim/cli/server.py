@@ -98,9 +98,10 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
 
     async def worked(work: Callable[[], Value]) -> Value:
         try:
-            return await anyio.to_thread.run_sync(work, limiter=turn, abandon_on_cancel=True)
+            done: Value = await anyio.to_thread.run_sync(work, limiter=turn, abandon_on_cancel=True)
         except NpusimError as error:
             raise ValueError(answers.in_words(error)) from None
+        return done
 
     async def asked(
         work: Callable[[Question], dict[str, Any]], kernel: str, call: ServedCall, **more: Any
