@@ -98,7 +98,8 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
 
     async def worked(work: Callable[[], Value]) -> Value:
         try:
-            return await anyio.to_thread.run_sync(work, limiter=turn, abandon_on_cancel=True)
+            value: Value = await anyio.to_thread.run_sync(work, limiter=turn, abandon_on_cancel=True)
+            return value
         except NpusimError as error:
             raise ValueError(answers.in_words(error)) from None
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, document
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
 from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
+    from npusim.report.text import Fact
     from npusim.studies.evaluate import Evaluation
-
-_STYLES = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
 
 
 def _text(us: Any) -> str:
@@ -44,7 +42,9 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
     yield Columns(*columns, Column("trust", "trust")).grid(rows)
     for e in evaluations:
         if e.verdict != "right":
-            facts = [("verdict", (Cell(e.verdict, _STYLES[e.verdict]), Cell(e.reason)))]
+            facts: list[Fact] = [
+                ("verdict", cells(e.verdict, e.reason, style="bad" if e.verdict == "wrong" else "warn"))
+            ]
             if e.looks_like:
                 facts.append(("looks like", (Cell(e.looks_like),)))
             if e.worst is not None and e.worst.first is not None:

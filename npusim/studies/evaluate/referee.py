@@ -213,10 +213,11 @@ class FunctionReferee(Referee):
                     self.request, self.problem, self.shapes, self.inputs, _attention(self.problem)
                 ).drawn(case, description)
             tensors = tuple(
-                GlobalTensor(name, *size[:4], fmt=size[4], role="input") for name, size in description["inputs"].items()
+                GlobalTensor(name, batch, heads, rows, cols, fmt, "input")
+                for name, (batch, heads, rows, cols, fmt) in description["inputs"].items()
             )
             *sizes, _ = description["output"]
-            subject = TensorSubject(*sizes[:4], inputs=tensors)
+            subject = TensorSubject(sizes[0], sizes[1], sizes[2], sizes[3], tensors)
             source = stressed(kernel_source(tensors, case.seed), subject, case.point, case.seed)
             self.inputs[key] = {t.name: _gathered(partial(source, t.name), t.batch, t.heads) for t in tensors}
         return self.inputs[key]
@@ -229,7 +230,7 @@ class FunctionReferee(Referee):
         if key not in self.exact:
             self.exact[key] = self._references(case, arrays, tuple(sizes), fmt)
         exact, kernels = self.exact[key]
-        subject = TensorSubject(*sizes[:4], inputs=())
+        subject = TensorSubject(sizes[0], sizes[1], sizes[2], sizes[3], ())
         given = read_output(file, subject, fmt)
         of = partial(_by_head, has=given.has)
         rows = of(given.values)
