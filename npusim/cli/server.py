@@ -114,6 +114,18 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         return await worked(answer)
 
     _offer_evaluate(server, worked, limits, jobs)
+    _offer_answers(server, asked, limits)
+
+    @server.tool()
+    async def devices() -> Devices:
+        """List the packaged devices."""
+        return await worked(_devices)
+
+    return server
+
+
+def _offer_answers(server: MCPServer[Any], asked: Callable[..., Any], limits: Limits) -> None:
+    """Add the tools that ask about one kernel; ``asked`` awaits the answer of a child."""
 
     @server.tool()
     async def predict(kernel: str, call: ServedCall = ServedCall()) -> Microseconds:
@@ -141,13 +153,6 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
     async def program(kernel: str, call: ServedCall = ServedCall()) -> dict[str, Any]:
         """Return the tile program of a kernel: its queues and waits, and the depth of each ring."""
         return await asked(answers.programmed, kernel, call)
-
-    @server.tool()
-    async def devices() -> Devices:
-        """List the packaged devices."""
-        return await worked(_devices)
-
-    return server
 
 
 def _offer_evaluate(server: MCPServer[Any], worked: Callable[..., Any], limits: Limits, jobs: int) -> None:

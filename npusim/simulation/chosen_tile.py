@@ -61,7 +61,7 @@ PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
 #: alike, so that few of them are simulated.
 FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
 #: Tiles that are simulated for a call whose tile is chosen step by step.
-MOST_TRIED = 16
+MOST_TRIED = 24
 #: Heads of keys below which a call is made shorter rather than one of fewer heads.
 HEADS = 8
 

@@ -173,6 +173,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
     tiling = schedule.tiled(request.chosen_tiling(schedule.tiling))
     if node is None:
+        schedule.check_kind(problem)
         tiling = schedule.declared(tiling, device, problem, precision)
     ignored: tuple[str, ...] = ()
     if request.problem is None and "model" in problem.features:

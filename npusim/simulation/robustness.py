@@ -185,13 +185,14 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
 
 
 def other_schedules(plan: Plan) -> Iterator[Plan]:
-    """Yield plans of the other schedules for a device's family that compute such a problem."""
+    """Yield plans of the other schedules for a device's family that compute such a problem as a real kernel does."""
     own = plan.schedule
     if own.reference or plan.problem.attention is None:  # others compute something else
         return
     for other in SCHEDULES.values():
         fits = other.family == plan.device.family and other.problem is Problem is own.problem
-        if other is not own and fits and (other.reads_scales or "scales" not in plan.problem.needs):
+        is_study = other.study is not None and other.study(plan.problem, plan.device)
+        if other is not own and fits and not is_study and (other.reads_scales or "scales" not in plan.problem.needs):
             yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
 
 

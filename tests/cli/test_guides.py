@@ -29,6 +29,7 @@ TOPICS = (
     "probe",
     "schedule",
     "scope",
+    "serve",
     "start",
     "stress",
     "tile",

@@ -246,18 +246,22 @@ class Schedule:
     def _refuse(self, problem: AnyProblem, device: DeviceSpec) -> None:
         if why := self.unsupported(device):
             raise SpecError(f"{self.name}: {why}")
-        if not isinstance(problem, self.problem):
-            wanted = self.problem.asked_with
-            if self.sizes:
-                stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
-                wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
-            raise SpecError(f"schedule {self.name} needs {wanted}")
+        self.check_kind(problem)
         if self.sizes:
             self._check_sizes(problem.sizes)
         able = {"scales": self.reads_scales, "lengths": self.takes_lengths, "unseen": self.takes_unseen}
         for name, lacking in _LACKING.items():
             if name in problem.needs and not able[name]:
                 raise SpecError(lacking.format(self.name))
+
+    def check_kind(self, problem: AnyProblem) -> None:
+        """Raise `SpecError` for a problem of another kind than the schedule's."""
+        if not isinstance(problem, self.problem):
+            wanted = self.problem.asked_with
+            if self.sizes:
+                stated = {n: size for n, size in self.sizes.items() if size or isinstance(size, bool)}
+                wanted = f"sizes by name: --problem {','.join(f'{n}={size:g}' for n, size in stated.items())}"
+            raise SpecError(f"schedule {self.name} needs {wanted}")
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
         """Raise `SpecError` for a size that is none of the schedule's, or no whole number; a switch is 0 or 1."""
