@@ -256,9 +256,9 @@ def test_an_edited_source_file_makes_cached_code_stale() -> None:
         "reduction_kernels.py",
         "jit.py",
         "numba_internals.py",
-        "parts.py",
+        "kernel_parts.py",
     }
-    timing = {name for name, _ in sources_stamp(PACKAGE.parent / "timing" / "periodic.py")}
+    timing = {name for name, _ in sources_stamp(PACKAGE.parent / "program" / "timing" / "periodic.py")}
     assert {"engine_kernel.py", "gpu_pipes.py", "jit.py", "numba_internals.py"} <= timing
     assert not timing & {"mean_field.py", "des.py"}
 
@@ -290,8 +290,8 @@ FORBIDDEN = {
 #: Everything that computes a bit of a result: formats, the executor, and sums of collectives.
 BITS = [
     *sorted(PACKAGE.glob("*.py")),
-    *(PACKAGE.parent / "numerics" / f"{name}.py" for name in ("executor", "semantics")),
-    PACKAGE.parent / "node" / "reduction.py",
+    *(PACKAGE.parent / "program" / "numerics" / f"{name}.py" for name in ("executor", "semantics")),
+    PACKAGE.parent / "machines" / "node" / "reduction.py",
 ]
 
 
@@ -318,7 +318,7 @@ def test_kernels_are_compiled_without_licence_to_reorder() -> None:
         imports = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
         imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         of_numba = {name for name in imports if name and name.split(".")[0] in ("numba", "llvmlite")}
-        assert not of_numba or path.name in ("jit.py", "numba_internals.py", "parts.py", "shipped.py"), path
+        assert not of_numba or path.name in ("jit.py", "numba_internals.py", "kernel_parts.py", "shipped.py"), path
         assert of_numba <= {"numba", "numba.extending", "llvmlite.binding"} or path.name == "numba_internals.py", path
         keywords = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
         assert not keywords & {"fastmath", "parallel"}, path
