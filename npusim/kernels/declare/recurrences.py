@@ -26,7 +26,7 @@ from npusim.config.tiling import Field, Tiling, on
 from npusim.kernels.attention.online_softmax import NamedFormats
 from npusim.kernels.declare.define import Phases, schedule
 from npusim.kernels.declare.registry import Schedule
-from npusim.kernels.form.language import ONE, exp, full, log, tiles
+from npusim.kernels.form.language import ONE, Value, exp, full, log, tiles
 from npusim.kernels.form.lowering import kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileRun, WorkTile
 from npusim.program.ir.tile import GlobalTensor, Role
@@ -73,7 +73,7 @@ class StatePrecision(NamedFormats):
 
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
-def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
+def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecision) -> Any:
     """Return S before each chunk; ``into``: the decay of each token at the end of its chunk, where K does not include
     it.
 
@@ -97,7 +97,7 @@ def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
     walks="row token",
     still="decay out",
 )
-def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecision) -> Any:
+def outputs(q: Value, k: Value, v: Value, h: Value, decay: Value, out: Value | None, p: StatePrecision) -> Any:
     """Return a chunk's results: of its own keys, weighted by their decay, and of the state before it."""
     a = (p.left(q @ k.T) * decay).to(p.factor)
     inter = (q @ h).to(p.product)
@@ -108,13 +108,13 @@ def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecis
 
 
 @kernel(results="g", a="1 token")
-def decays(a: Any, chunk: int) -> Any:
+def decays(a: Value, chunk: int) -> Any:
     """Return sums of log decays up to each token of a chunk."""
     return a.cumsum(every=chunk)
 
 
 @kernel(results="g gd", dt="1 token", by="1")
-def stepped(dt: Any, by: Any, chunk: int) -> Any:
+def stepped(dt: Value, by: Value, chunk: int) -> Any:
     """Return sums of log decays dt A, A a number by head, and the same less log dt: a token's addend is times dt."""
     g = (dt * by).cumsum(every=chunk)
     return g, g - log(dt)
