@@ -45,9 +45,9 @@ MODULES = {
     "npusim": (
         "npusim.run.run",
         "npusim.report.comparison.compare",
-        "npusim.explore.explore",
-        "npusim.invariance.invariant",
-        "npusim.stress.stress",
+        "npusim.studies.explore.explore",
+        "npusim.studies.invariance.invariant",
+        "npusim.studies.stress.stress",
         "npusim.kernels.triton.launch.triton",
         "npusim.errors",
     ),
