@@ -157,7 +157,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     eager
         For ``standard``: each operator is a kernel of its own, as frameworks run it.
     method
-        Timing method, a name in ``npusim.timing.METHODS``.
+        Timing method, a name in ``npusim.program.timing.METHODS``.
     trace_groups
         Core groups whose operations the timeline records: numbers, or ``"last"``, the group that ends last.
     timeline

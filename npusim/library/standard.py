@@ -2,7 +2,7 @@
 
 S = Q K^T, then scale and mask, then softmax, then P V, each over the whole matrix; a causal mask
 saves no work.  As four kernels, the fewest passes there can be; or eager, as frameworks run it: every
-operator is a kernel (`npusim.algorithms.unfused.OPERATORS`).  The values are the same.
+operator is a kernel (`OPERATORS`).  The values are the same.
 """
 
 from __future__ import annotations

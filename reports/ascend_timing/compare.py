@@ -177,7 +177,7 @@ def int8(seq: int) -> tuple[float, ...]:
     return tuple(HOST_US + r.latency_us - launch for r, launch in zip(found, launches, strict=True))
 
 
-#: Lists of operators of unfused attention (`npusim.algorithms.unfused.OPERATORS`).
+#: Lists of operators of unfused attention (`npusim.library.standard.OPERATORS`).
 UNFUSED = ("fused", "eager", "eager_float32")
 
 

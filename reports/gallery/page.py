@@ -39,7 +39,7 @@ WIDTH = 720
 
 
 class Entry(NamedTuple):
-    """One kernel: schedule, its functions as they stand in `npusim.algorithms`, and what it computes here."""
+    """One kernel: schedule, its functions as they stand in `npusim.library`, and what it computes here."""
 
     schedule: str
     title: str

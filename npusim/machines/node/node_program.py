@@ -125,7 +125,7 @@ class KernelWork:
         return self.issue_fs + self.launch_fs + self.alone_fs
 
 
-#: Gives a kernel's work: ``run_node`` makes one from ``npusim.timing.METHODS`` or a node's table.
+#: Gives a kernel's work: ``run_node`` makes one from ``npusim.program.timing.METHODS`` or a node's table.
 KernelTimer = Callable[[NodeKernel], KernelWork]
 
 

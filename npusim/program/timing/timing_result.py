@@ -318,7 +318,7 @@ class TimingResult(TimingRecord):
     the cost of launches on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
     depend on them.  ``spans`` cover the first ``traced_cycles``, the whole run where this is None. ``flops``, ``uses``,
     ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
-    (`npusim.simulation.run_result.with_evidence`), and empty in results of `npusim.timing` itself.
+    (`npusim.simulation.run_result.with_evidence`), and empty in results of `npusim.program.timing` itself.
     """
 
     flops: int = 0
