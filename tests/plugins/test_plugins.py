@@ -329,7 +329,7 @@ def usual(problem, tiling, p, machine):
 
 
 #: A builder of one's own whose consumers do not wait for their slots.
-DROPPED = """from npusim.ir import program as ir, tile
+DROPPED = """from npusim.program.ir import tile, tile_program as ir
 def strip(items):
     for item in items:
         if isinstance(item, ir.Loop):
