@@ -20,6 +20,7 @@ from npusim.formats.cast import widen
 from npusim.program.numerics.input_tensors import recipe_source
 from npusim.report.text import plain
 from npusim.report.worst_inputs import stress_table
+from npusim.simulation.evaluation import AttentionSubject
 from npusim.simulation.request import Request
 from npusim.studies.stress import stress, worst_search
 from npusim.studies.stress.aspects import aspects_of, bounded, stressed, words
@@ -207,7 +208,7 @@ def test_an_aspect_that_a_call_does_not_have_is_refused() -> None:
         refused = CliRunner().invoke(app, ["stress", "flash", "--require", require])
         assert refused.exit_code == 2
         assert "--require" in refused.stderr
-    plain = aspects_of((), is_attention=False, has_tail=False)
+    plain = aspects_of((), "plain", has_tail=False)
     assert [a.name for a in plain] == ["channels", "tokens", "zero", "scale"]
 
 
@@ -216,7 +217,7 @@ PROBLEM = Problem(heads=1, seq_q=256, seq_kv=512, head_dim=64, dtype="float32")
 
 def scores(**point: float) -> np.ndarray[Any, Any]:
     """Return scaled scores at a point, in float64."""
-    source = stressed(recipe_source(PROBLEM, 0), PROBLEM, point, 0)
+    source = stressed(recipe_source(PROBLEM, 0), AttentionSubject(PROBLEM), point, 0)
     q, k = (widen(source(n, 0, 0)).astype(np.float64) for n in "qk")
     result: np.ndarray[Any, Any] = q @ k.T * PROBLEM.scale
     return result
@@ -239,7 +240,7 @@ def test_aspects_move_scores_as_they_say() -> None:
 
 def test_sinks_have_no_values_and_inputs_are_finite_in_their_format() -> None:
     narrow = PROBLEM.model_copy(update={"dtype": "float8_e4m3fn"})
-    source = stressed(recipe_source(narrow, 0), narrow, {"values": 1000.0, "sinks": 8.0}, 0)
+    source = stressed(recipe_source(narrow, 0), AttentionSubject(narrow), {"values": 1000.0, "sinks": 8.0}, 0)
     values = widen(source("v", 0, 0))
     assert not values[:4].any()
     assert np.abs(values).max() == formats.get_format("float8_e4m3fn").max_finite
