@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -124,7 +124,7 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
     return server
 
 
-def _offer_answers(server: MCPServer[Any], asked: Callable[..., Any], limits: Limits) -> None:
+def _offer_answers(server: MCPServer[Any], asked: Callable[..., Awaitable[dict[str, Any]]], limits: Limits) -> None:
     """Add the tools that ask about one kernel; ``asked`` awaits the answer of a child."""
 
     @server.tool()
