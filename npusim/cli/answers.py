@@ -20,7 +20,7 @@ def answered(question: Question, limits: Limits) -> dict[str, Any]:
     from npusim.studies.evaluate.process import CandidateProcess
 
     names = [question.request.schedule, str(question.more.get("other", ""))]
-    if not any(part in name for name in names for part in (".py", ".npz", "::")):
+    if not any(is_launch(name) or ".py" in name for name in names):
         return question.work(question)
     with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
         answer = process.ask(question)

@@ -11,9 +11,10 @@ import typer
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
-from npusim.cli.flags_command import SIGN, check_flags
+from npusim.cli.flags_command import check_flags
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
+from npusim.kernels.triton import SIGN
 from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 
 from npusim.cli.console import show_either
 from npusim.errors import CheckFailedError
+from npusim.kernels.triton import SIGN
 from npusim.report.text import Block, Facts, cells, document
 from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.studies.flags import FlagReport
     from npusim.studies.flags.check import FoundFault
-
-#: What parts the file and the program's name.
-SIGN = "::"
 
 
 def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, json: bool) -> None:

@@ -41,10 +41,15 @@ class _Packaged(Mapping[tuple[str, str], Schedule]):
         return sum(len(_declared(file)) for file in _files())
 
 
+#: Files whose schedules lists and suggestions name first.
+_FIRST = ("flash", "pasa", "two_level")
+
+
 @cache
 def _files() -> tuple[str, ...]:
-    """Return the names of the folder's files."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg))
+    """Return the names of the folder's files: `_FIRST`, then the others by name."""
+    names = sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg)
+    return (*_FIRST, *(name for name in names if name not in _FIRST))
 
 
 @cache

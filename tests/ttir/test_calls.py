@@ -47,10 +47,10 @@ def kernel(X, Y, T, n, B: tl.constexpr):
 REFUSED = {
     "tl.store(Y + tl.load(T + i), x)": "integers that are not evenly spaced",
     "tl.atomic_add(Y + i, x)": "atomics",
-    "tl.store(Y + i, tl.cumsum(x, 0))": "tt.scan has no counterpart",
+    "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a condition of computed values",
     "tl.store(Y + i, tl.where(x > 0, i, 0).to(tl.float32))": "of other than floats",
-    "tl.store(Y + i // 2, x)": "addresses have to be linear along a block's axes",
+    "tl.store(Y + i // 2, x)": "a block goes along one axis or two",
     "tl.store(Y + i + 1, x)": "no mask keeps it from that",
     "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",
     "tl.store(Y + i, tl.rand(n, i))": "",

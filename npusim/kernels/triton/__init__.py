@@ -5,7 +5,7 @@ from hashlib import sha256
 #: What the file of recorded calls ends with; one of them is ``calls.npz::k``.
 SUFFIX = ".npz"
 #: What stands between a file and a launch of one of its kernels, or the number of a recorded call.
-_SIGN = "::"
+SIGN = "::"
 #: Letters of a kernel's name that are part of the names of files; a longer one ends with a digest there.
 _MOST_LETTERS, _LETTERS = 80, 64
 
@@ -15,7 +15,7 @@ def launch_parts(schedule: str) -> tuple[str, str]:
 
     The second is empty where the name has none.
     """
-    path, _, launch = schedule.partition(_SIGN)
+    path, _, launch = schedule.partition(SIGN)
     return path, launch
 
 
@@ -26,7 +26,7 @@ def is_recorded(schedule: str) -> bool:
 
 def is_launch(schedule: str) -> bool:
     """Return whether the name of a schedule is that of a launch of a Triton kernel, recorded or written."""
-    return _SIGN in schedule or is_recorded(schedule)
+    return SIGN in schedule or is_recorded(schedule)
 
 
 def short_kernel_name(name: str) -> str:

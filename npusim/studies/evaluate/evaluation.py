@@ -17,7 +17,7 @@ import numpy as np
 
 from npusim.cache import package_stamp
 from npusim.errors import NpusimError, OutputError, SpecError, one_line
-from npusim.kernels.triton import is_launch
+from npusim.kernels.triton import SIGN, is_launch, launch_parts
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
@@ -313,7 +313,7 @@ def _findings(record: Mapping[str, Any]) -> Findings:
 
 def _absolute(schedule: str) -> str:
     """Return a kernel's name with the absolute path of its file: its process has another folder."""
-    for separator in ("::", ":"):
+    for separator in (SIGN, ":"):
         path, found, rest = schedule.partition(separator)
         if found and path.endswith((".py", ".npz")):
             return f"{Path(path).resolve()}{found}{rest}"
@@ -322,7 +322,7 @@ def _absolute(schedule: str) -> str:
 
 def _content(schedule: str) -> str:
     """Return a digest of the file that a name names; empty where it names none."""
-    path = Path(schedule.partition("::")[0] if "::" in schedule else schedule.rpartition(":")[0] or schedule)
+    path = Path(launch_parts(schedule)[0] if is_launch(schedule) else schedule.rpartition(":")[0] or schedule)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 

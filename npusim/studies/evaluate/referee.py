@@ -19,6 +19,7 @@ from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.cast import widen
 from npusim.formats.float_format import format_of_dtype
+from npusim.kernels.triton import is_launch
 from npusim.program.ir.tile import GlobalTensor
 from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.evaluation import TensorSubject, subject_of
@@ -315,7 +316,7 @@ class RefereeChoice:
     def referee(self) -> Referee | None:
         """Return the referee; None where none is named and the call is no attention."""
         reference = self.reference
-        if reference is not None and ".py:" in reference and "::" not in reference:
+        if reference is not None and ".py:" in reference and not is_launch(reference):
             module, name = outside.load(reference, "a reference")
             function = getattr(module, name, None)
             if inspect.isfunction(function):
