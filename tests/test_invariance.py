@@ -390,4 +390,5 @@ def test_a_planted_chunk_that_hangs_on_the_batch_is_found(tmp_path: Path) -> Non
     assert code == 1
     assert found["required"] == {"batch": False, "ranks": True}
     assert found["aspects"]["batch"]["tried"][0]["parted"].startswith("states: ")
-    assert "not batch-invariant; no tested field makes it so" in call(*words, "--vary", "batch")[1]
+    # The chosen tile of a call is examined beside it: the planted chunk parts calls under it, too.
+    assert "not batch- or choice-invariant; no tested field makes it so" in call(*words, "--vary", "batch")[1]

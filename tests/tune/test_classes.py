@@ -38,7 +38,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, list[Any]], int, int]] = [
 def output(configuration: Configuration) -> bytes:
     plan, program = program_of(plan_of(configuration.request, is_bare=True), is_hinted=False)
     subject = subject_of(plan, program)
-    rows = execute_rows(program, source_of(plan, subject), chosen("rows", "all", subject.seq_q), range(1))[1]
+    rows = execute_rows(program, source_of(plan, subject), chosen("rows", "all", subject.output.seq_q), range(1))[1]
     by_row: list[np.ndarray[Any, Any]] = [np.ascontiguousarray(rows[k]) for k in sorted(rows)]
     return np.concatenate(by_row).tobytes()
 
