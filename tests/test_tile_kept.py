@@ -39,7 +39,7 @@ def test_a_choice_is_read_back_until_a_file_of_the_package_changes(monkeypatch: 
 
 #: Says how often tiles were tried for one call of a plug-in.
 CALL = """
-from npusim.simulation import tile
+from npusim.simulation import chosen_tile as tile
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 
