@@ -76,7 +76,7 @@ def test_thousands_of_drawn_commands_end_soon_and_in_words(first: int, template:
 
 def test_every_verb_and_option_is_drawn(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cli.drawn.damage", lambda source, rng: b"")
-    drawn = [draw(number, template).words for number in range(4000)]
+    drawn = [draw(number, template).words for number in range(8000)]
     known = verbs()
     assert all(any(words[: len(path)] == path for words in drawn) for path in known)
     for path, command in known.items():
