@@ -105,6 +105,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Whether bits are computed.
     overrides
         ``{dotted key of the device file: value}``; a value is a number, or text as after ``-C``.
+    clock, power_watts
+        The clock in Hz at which the cores are held, and the limit in watts that the board is set to; None: the clock is
+        free, and falls where products reach the limit of the device file.
 
     Other Parameters
     ----------------

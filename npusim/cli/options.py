@@ -253,6 +253,10 @@ def _read(name: str, value: Any, schedule: str = "") -> Any:
         case "softcap":
             how = "a positive number, such as 50"
             return None if value is None else numbers(value, option, how, lambda x: len(x) == 1 and x[0] > 0)[0]
+        case "clock" if value is not None:
+            return _hertz(value, option)
+        case "power_watts" if value is not None:
+            return numbers(value, option, "watts, such as 500", lambda x: len(x) == 1 and x[0] > 0)[0]
         case "timeline" if value is not None:
             how = "from and to in us, such as 0:50 or 12.5:20"
             return tuple(numbers(value, option, how, lambda x: len(x) == 2 and 0 <= x[0] < x[1], ":"))
@@ -358,6 +362,15 @@ def _size(name: str, text: str, is_launch: bool) -> int | float:
     except ValueError:
         none = "" if is_launch else "0 for none, true or false for a switch, or "
         raise SpecError(f"--problem {name}={text}: write {none}a number above 0, such as 4096, 4k or 1e-5") from None
+
+
+def _hertz(text: str, option: str) -> float:
+    """Return a clock in Hz; a number without a unit is in Hz."""
+    units = {"ghz": 1e9, "mhz": 1e6, "hz": 1.0}
+    unit = next((unit for unit in units if text.lower().endswith(unit)), "")
+    how = "a clock, such as 1500MHz or 1.5GHz"
+    digits = text[: len(text) - len(unit)].strip()
+    return numbers(digits, option, how, lambda x: len(x) == 1 and x[0] > 0)[0] * units.get(unit, 1.0)
 
 
 def numbers(

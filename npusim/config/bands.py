@@ -48,6 +48,8 @@ SPILLED = "spilled registers"
 #: Columns of a product's tile on Ascend up to which its rows in memory are a block of 32 bytes: errors there are up to
 #: four times as large.
 FEWEST_COLUMNS = 16
+#: Facts, and what a board is set to: no number of the model.
+OF_NO_MODEL = ("facts.", "held_")
 #: A sum of shares is rounded so much.
 ROUNDING = 1e-9
 #: Largest factor between the sizes of a case and those of one like it.
@@ -337,7 +339,7 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
 
 def numbers_of(device: DeviceSpec) -> str:
     """Return a hash of all numbers and choices that affect predictions; descriptions and sources do not count."""
-    facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith("facts."))
+    facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith(OF_NO_MODEL))
     values = [(key, value) for key, value in facts if value is not None]  # a key that a later version adds is no edit
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 

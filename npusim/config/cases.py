@@ -286,6 +286,13 @@ class _Options(SpecModel):
         ),
     )
 
+    clock_mhz: PositiveFloat | None = Field(
+        default=None, description="clock at which the cores were held; absent: free, as power allows"
+    )
+    power_watts: PositiveFloat | None = Field(
+        default=None, description="limit that the board was set to; absent: the one of the device file"
+    )
+
     @property
     def start(self) -> L2State | None:
         """The content of L2 when the kernel starts."""

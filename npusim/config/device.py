@@ -160,7 +160,8 @@ class CoreSpec(SpecModel):
 class PowerSpec(SpecModel):
     """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent.
 
-    The limit is ``limit_factor``, or ``limit_w / load_w`` for a board whose limit in watts may be set.
+    The limit is ``limit_factor``, or ``limit_w / load_w`` for a board whose limit in watts may be set.  The law gives
+    the clock over ``load_clock_hz``: a board that is held below it draws less, and falls later.
     """
 
     limit_factor: Positive | None = Field(
@@ -168,14 +169,21 @@ class PowerSpec(SpecModel):
     )
     limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w")
     load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
+    board_w: Positive | None = Field(default=None, description="limit of the board at which limit_factor holds")
+    load_clock_hz: Positive | None = Field(
+        default=None, description="clock at which the limit holds; missing: the device's own, free"
+    )
     exponent_factor: Positive
     pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
     at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
 
-    def clock(self, load: float, seconds: float) -> float:
-        """Return the clock over the full one at a load (share of the peak) that lasts for so long."""
+    def clock(self, load: float, seconds: float, watts: float = 1.0) -> float:
+        """Return the clock over the full one at a load (share of the peak) that lasts for so long; no upper end.
+
+        ``watts``: the limit that the board is set to over the one of the file.
+        """
         average = load * seconds / (seconds + self.pause_s.value)
-        return min(1.0, float((self.limit / average) ** self.exponent_factor.value))
+        return float((self.limit * watts / average) ** self.exponent_factor.value)
 
     @model_validator(mode="after")
     def _limit_is_stated_once(self) -> Self:
@@ -183,6 +191,11 @@ class PowerSpec(SpecModel):
         if has_watts[0] != has_watts[1] or has_watts[0] == (self.limit_factor is not None):
             raise fault_at("limit_factor", "a limit is limit_factor, or limit_w with load_w, and not both")
         return self
+
+    @property
+    def stated_w(self) -> Positive | None:
+        """The board's limit in watts, of which the limit is a share; None where the file states none."""
+        return self.board_w if self.limit_w is None else self.limit_w
 
     @property
     def limit(self) -> float:
@@ -284,6 +297,12 @@ class DeviceSpec(HardwareModel):
     products_clock_hz: Positive | None = Field(
         default=None, description="while the tensor cores of any multiprocessor work; missing: clock_hz"
     )
+    held_clock_hz: Positive | None = Field(
+        default=None, description="at which the cores are held (--clock): no kernel has a higher one; missing: free"
+    )
+    held_power_w: Positive | None = Field(
+        default=None, description="limit that the board is set to (--power-watts); missing: that of `power`"
+    )
     group_count: PositiveWhole
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
@@ -293,6 +312,7 @@ class DeviceSpec(HardwareModel):
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
     _clock_share: float = 1.0
+    _free_hz: float | None = None
     _unchanged: DeviceSpec | None = None
 
     @model_validator(mode="after")
@@ -305,6 +325,19 @@ class DeviceSpec(HardwareModel):
                     f"{rate!r} is less than the clock resolves: at {clock / 1e9:g} GHz at least "
                     f"{format_limit(least)}, 1/{1 / SLOWEST_BYTES_PER_CYCLE:.0f} byte a cycle",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _is_held_at_what_it_has(self) -> Self:
+        held, watts = self.held_clock_hz, self.held_power_w
+        if held is not None and held.value > self.clock_hz.value:
+            clock = f"{self.clock_hz.value / 1e6:,.0f} MHz"
+            raise fault_at("held_clock_hz", f"{held.value / 1e6:,.0f} MHz; allowed: up to the device's {clock}")
+        if watts is not None and (self.power is None or self.power.stated_w is None):
+            text = (
+                "the file states no limit in watts (power.board_w, or power.limit_w with load_w) that could be changed"
+            )
+            raise fault_at("held_power_w", text)
         return self
 
     @model_validator(mode="after")
@@ -456,16 +489,20 @@ class DeviceSpec(HardwareModel):
 
     def clocked(self, flops: int) -> DeviceSpec:
         """Return the device at the clock it has for a program with so many operations of products, and its launch."""
-        launch, clock = self.launch, self.products_clock_hz
-        slower = launch.products_overhead_s if launch is not None else None
-        if not flops or (clock is None and slower is None):
+        launch, held = self.launch, self.held_clock_hz
+        clock = self.products_clock_hz if flops else None
+        slower = launch.products_overhead_s if launch is not None and flops else None
+        if clock is None and slower is None and held is None:
             return self
-        update: dict[str, Any] = {"clock_hz": clock or self.clock_hz, "products_clock_hz": None}
+        clocks = [one for one in (clock or self.clock_hz, held) if one is not None]
+        update: dict[str, Any] = {"clock_hz": min(clocks, key=lambda one: one.value), "products_clock_hz": None}
+        update["held_clock_hz"] = None
         if launch is not None and slower is not None:
             overhead = {"kernel_overhead_s": slower, "products_overhead_s": None}
             update["launch"] = launch.model_copy(update=overhead)
         made = self.model_copy(update=update)
-        made._clock_share = made.clock_hz.value / self.clock_hz.value
+        made._free_hz = float((clock or self.clock_hz).value)
+        made._clock_share = made._free_hz / self.clock_hz.value  # a held clock is the one of all units
         return made
 
     @property
@@ -517,8 +554,13 @@ class DeviceSpec(HardwareModel):
         share = busy / self.clock_hz.value / seconds
         # Products of narrower formats do more operations in the same cycles, at the power of the cycles.
         load = min(flops / seconds / peak, share) if busy else flops / seconds / peak
-        clock = self.power.clock(load, seconds)
-        return min(clock, limit.clock(share, seconds)) if limit and busy else clock
+        watts = self.held_power_w.value / stated.value if self.held_power_w and (stated := self.power.stated_w) else 1.0
+        clock = self.power.clock(load, seconds, watts)
+        clock = min(clock, limit.clock(share, seconds, watts)) if limit and busy else clock
+        own = float(self.clock_hz.value)
+        full = own if self._free_hz is None else self._free_hz
+        full = full if self.power.load_clock_hz is None else float(self.power.load_clock_hz.value)
+        return min(1.0, clock * full / own)
 
 
 def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:

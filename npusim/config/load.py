@@ -130,6 +130,8 @@ _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.ari
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
 #: What a node's plan of memory reads, whatever its device's family.
 _OF_A_PLAN = "memory.gm.capacity_bytes"
+#: What one board is set to.
+_OF_ONE_DEVICE = "held_"
 _LABELS = ("schema", "description", "architecture")
 
 
@@ -148,6 +150,8 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
         return "people"
     if in_node and key == _OF_A_PLAN:
         return None
+    if in_node and key.startswith(_OF_ONE_DEVICE):
+        return "runs of one device; all devices of a node have clock_hz"
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):

@@ -157,7 +157,9 @@ def _duration(us: float) -> str:
 
 def _latency(timing: TimingRecord) -> str:
     """Return a call's time and its parts."""
-    cycles = f"{whole(timing.cycles)} cycles"
+    clock = timing.clock(0.0)
+    at = f" at {whole(round(clock / 1e6))} MHz" if clock and timing.overlap is None else ""
+    cycles = f"{whole(timing.cycles)} cycles{at}"
     tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
     latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
     if timing.overlap is not None:

@@ -249,6 +249,16 @@ class Request:
     overrides: Mapping[str, object] | None = _where(
         "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
     )
+    clock: float | None = _where(
+        "--clock CLOCK",
+        "Clock at which the cores are held: 1500MHz, 1.5GHz; default: free, as power allows.",
+        needs="device",
+    )
+    power_watts: float | None = _where(
+        "--power-watts WATTS",
+        "Limit that the board is set to: 500; default: the one of the device file.",
+        needs="device",
+    )
     tiling: Mapping[str, object] | Tiling | None = _how(
         "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated; others are chosen."
     )
@@ -442,7 +452,9 @@ class Request:
         from npusim.config.node_file import load_machine
         from npusim.kernels.declare.define import unread_keys
 
-        return load_machine(self.named_device(), self.overrides, unread_keys)
+        held = {"held_clock_hz": self.clock, "held_power_w": self.power_watts}
+        set_to = {key: value for key, value in held.items() if value is not None}
+        return load_machine(self.named_device(), {**(self.overrides or {}), **set_to}, unread_keys)
 
     def find_schedule(self) -> Schedule:
         """Return the schedule on the cores of the device; raise `SpecError` where there is none."""
@@ -560,6 +572,8 @@ class CallOptions(TypedDict, total=False):
     problem: AnyProblem | None
     hw: str | Path | DeviceSpec | NodeSpec | None
     overrides: Mapping[str, object] | None
+    clock: float | None
+    power_watts: float | None
     tiling: Mapping[str, object] | Tiling | None
     args: str | None
     grid: str | None

@@ -118,6 +118,8 @@ class Referee(ABC):
             problem=problem,
             hw=self.request.hw,
             overrides=self.request.overrides,
+            clock=self.request.clock,
+            power_watts=self.request.power_watts,
             tensors=arrays,
             rows=case.rows,
             heads="sample" if problem.attention is not None else "all",

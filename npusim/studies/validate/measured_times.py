@@ -275,6 +275,17 @@ class Predictor:
             self._machines[name] = load_machine(name if path == file else path, self.changes)
         return self._machines[name]
 
+    def _set_as(self, case: MeasurementCase) -> DeviceSpec:
+        """Return a case's device with the clock and the limit that its board was set to."""
+        machine = self.machine(case.device)
+        clock = None if case.clock_mhz is None else case.clock_mhz * 1e6
+        held = {"held_clock_hz": clock, "held_power_w": case.power_watts}
+        set_to = {key: value for key, value in held.items() if value is not None}
+        key = f"{case.device} {set_to}"
+        if set_to and key not in self._machines:
+            self._machines[key] = load_machine(machine, set_to)
+        return self._machines[key] if set_to else machine
+
     def beside(self, file: str) -> str:
         """Return the path of a file in the folder of the measurements, if it exists there, else the name itself."""
         path, colon, name = file.partition(":")
@@ -365,7 +376,8 @@ class Predictor:
         """Return the text that distinguishes a case's run from others."""
         launch = [getattr(case, name) for name in LAUNCH]
         chosen = f"{_tiling(case)} {case.is_open}"
-        return f"{case.device} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
+        board = f"{case.device} {case.clock_mhz} {case.power_watts}"
+        return f"{board} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
 
     def tile(self, case: MeasurementCase) -> str:
         """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
@@ -381,7 +393,7 @@ class Predictor:
         """Return the run of a case."""
         text = self.text(case)
         if text not in self._done and self._programs is not None:
-            run, machine = self._programs.result(case), self.machine(case.device)
+            run, machine = self._programs.result(case), self._set_as(case)
             templates = self._programs.templates(text)
             timing = simulate_program(run.program, machine, self.method, templates=templates)
             self._done[text] = replace(run, device=machine, timing=timing)
@@ -397,7 +409,7 @@ class Predictor:
 
     def plan(self, case: MeasurementCase) -> Plan:
         """Return the plan of a case's run."""
-        machine = self.machine(case.device)
+        machine = self._set_as(case)
         request = Request(
             self.beside(case.schedule),
             **{name: getattr(case, name) for name in LAUNCH},
