@@ -36,6 +36,8 @@ FILE = "validated.csv"
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
 #: Shapes that a class has at least.
 FEWEST = 3
+#: Shapes whose errors are stated where none is like a run: nine have a rank of nine in ten.
+NEAREST = 9
 #: Shares of new errors within the two ends of a band.
 HALF, MOST = 0.5, 0.9
 #: Student's t at 0.95 by degrees of freedom: of as few shapes none has the rank of nine in ten.
@@ -105,7 +107,8 @@ class Validated:
     ``lacks`` states why there is no band: too few ``shapes`` on which no constant was fitted, or no case ``like`` the
     run; ``median_error`` and ``most_error`` are then the median and the largest error of the family.  Without cases,
     the family was never measured on the device, or (``is_changed``) the device's numbers differ from those of the
-    validation.  ``kind``: the kind of kernel.
+    validation.  ``kind``: the kind of kernel.  ``nearest_error``: of a run that no case is like, the end of nine in ten
+    by the shapes of the class that are nearest to it.
     """
 
     cases: int = 0
@@ -121,6 +124,7 @@ class Validated:
     measured_on: tuple[str, ...] = ()
     lacks: Literal["", "shapes", "like"] = ""
     ranked_class: str = ""
+    nearest_error: float | None = None
 
     @property
     def band(self) -> float | None:
@@ -131,16 +135,19 @@ class Validated:
     def missing(self) -> str:
         """Why there is no band, in a few words."""
         numbers = " with these numbers" if self.is_changed else ""
-        return f"not measured{ {'like': ' like this', 'shapes': ' enough'}.get(self.lacks, numbers) }"
+        return f"not measured{ {'like': ' at this size', 'shapes': ' enough'}.get(self.lacks, numbers) }"
 
     @property
     def verdict(self) -> str:
-        """The band with its evidence, or why there is none, in the words that follow a time."""
-        if self.most_error is None:
-            return f"({self.missing})"
-        if self.lacks:
-            return f"({self.missing}; errors of {self._times} up to {_percent(self.most_error)})"
-        return f"± {self.most_error * 100:.0f} %{self.why}"
+        """The band, or why there is none, in a few words; `text` has the evidence."""
+        if self.band is not None:
+            return f"± {self.band * 100:.0f} %"
+        nearest = "" if self.nearest_error is None else f" (nearest ± {self.nearest_error * 100:.0f} %)"
+        return self.missing + nearest
+
+    def after(self, time: str) -> str:
+        """Return a time with the verdict: ``158 us ± 14 %``, ``158 us, not measured at this size (nearest ± 14 %)``."""
+        return f"{time}{', ' if self.band is None else ' '}{self.verdict}"
 
     def text(self, schedule: str, device: str) -> str:
         """Return it in words."""
@@ -266,10 +273,23 @@ def band(
     lacks: Literal["", "shapes", "like"] = "like" if like == 0 else "" if ends else "shapes"
     if lacks:
         every = sorted(abs(case.error) for case in family)
-        return replace(known, median_error=median(every), most_error=every[-1], lacks=lacks, ranked_class="")
+        near = within(_nearest(ranked, sizes, is_estimated=is_estimated), MOST) if ends and lacks == "like" else None
+        known = replace(known, nearest_error=near, ranked_class="")
+        return replace(known, median_error=median(every), most_error=every[-1], lacks=lacks)
     is_told = is_estimated and any(case.estimated_error is not None for case in family)
     known = replace(known, outside=outside, widened=widened, is_estimated=is_told)
     return replace(known, median_error=ends[0], most_error=ends[1])
+
+
+def _nearest(cases: Sequence[MeasuredCase], sizes: Mapping[str, int], *, is_estimated: bool) -> list[list[float]]:
+    """Return the absolute errors of the shapes nearest to some sizes: a factor counts in either direction."""
+    shapes = sorted(by_shape(cases), key=lambda listed: _away(listed[0], sizes))
+    return [_errors(listed, is_estimated=is_estimated) for listed in shapes[:NEAREST]]
+
+
+def _away(case: MeasuredCase, sizes: Mapping[str, int]) -> float:
+    """Return the doublings of sizes between a case and others."""
+    return sum(abs(log2(max(1, size) / max(1, case.sizes.get(name, size)))) for name, size in sizes.items())
 
 
 def ranked_cases(family: Iterable[MeasuredCase], tile: str | None) -> tuple[list[MeasuredCase], str]:

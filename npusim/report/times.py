@@ -112,7 +112,7 @@ def sure_words(timing: TimingRecord) -> str:
     """Return the latency, rounded, and how far such times were from measured ones."""
     number, unit = _duration(timing.latency_us).split()
     time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
-    return time if known is None else f"{time} {known.verdict}"
+    return time if known is None else known.after(time)
 
 
 def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:
