@@ -79,6 +79,8 @@ UNTIMED = "this device has no timing model yet: values only"
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: The same of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
+#: What a time in the lanes of m8n8k4 is: published kernels of such cores take about twice as long (kernel=xformers).
+DESIGN = "a design, about twice as fast as any published kernel: kernel=xformers predicts the one that was measured"
 
 
 class SmMachine(Machine):
@@ -249,7 +251,9 @@ class SmMachine(Machine):
         note = f"{room}; tiles of {chosen.block_q} x {chosen.step_keys}"
         if isinstance(tiling, SmFields):
             pairs = "" if chosen.arrangement == "4x1" else f" by {chosen.arrangement}"
-            note += f"{pairs}, Q in {'registers' if self._lanes.decided.holds_in_registers else 'shared memory'}"
+            note += (
+                f"{pairs}, Q in {'registers' if self._lanes.decided.holds_in_registers else 'shared memory'}; {DESIGN}"
+            )
         return self._lanes, note
 
     def product(
