@@ -74,8 +74,10 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
         return (
             f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
             "flash",
-            options | {"l2": "steady"},
+            options | {"l2": "repeated"},
         )
+    if kernel.startswith("flashinfer") and call["seq_q"] * call["heads"] > 64 * call["kv_heads"]:
+        options["tiling"] = {"kernel": "flashinfer"}
     by = (
         "FlashAttention-2 with pages"
         if is_paged

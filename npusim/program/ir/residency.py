@@ -73,8 +73,10 @@ def residency(
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     phases = tuple([(Itself(phase.alone), phase.footprint) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
-    warm_bytes = inputs if program.l2 == "warm" else None
     capacity = max(0, capacity_bytes - slots)
+    # Of launches that follow one another on more bytes than L2 holds, none finds a line of the one before.
+    is_left = program.l2 == "repeated" and sum(t.size_bytes for t in program.tensors.values()) <= capacity
+    warm_bytes = inputs if program.l2 == "warm" or is_left else None
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
         touched = sum(_scanned(*phase, group_count)[1] for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
