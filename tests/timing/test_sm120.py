@@ -152,7 +152,7 @@ def test_repeated_launches_find_what_fits_l2() -> None:
 
 
 def test_slow_products_leave_issue_slots_to_others() -> None:
-    """A product of 16 or 32 cycles needs one issue slot: FlashInfer's calls are 6 to 18 % too slow with Hopper's law."""
+    """A product of 16 cycles needs one issue slot: with Hopper's law FlashInfer's calls are 6 to 18 % too slow."""
     sharing = {"product_issue_factor": "0.89", "issue_product_factor": "2.05"}
     hopper = {f"cores.sm.engines.WARPS.sharing.{name}": value for name, value in sharing.items()}
     asked: dict[str, Any] = {"problem": ATTENTION, "tiling": {"kernel": "flashinfer"}}
