@@ -155,7 +155,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         before each call; ``"warm"``, the inputs, which must fit in L2; ``"steady"``, the lines that earlier launches
         of the same kernel left on other inputs, so that each launch moves the bytes that it reads and writes;
         ``"repeated"``, those that launches on the same inputs left: the inputs, if they and what the kernel writes fit
-        in L2, else nothing of use.
+        in L2, fewer up to half as much again, then none.
     eager
         For ``standard``: each operator is a kernel of its own, as frameworks run it.
     method

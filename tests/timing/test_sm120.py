@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
+from npusim.cli.guide import guides
 from npusim.config.core_units import GroupMatrixEngine
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import GemmProblem, Problem
@@ -121,6 +127,23 @@ def test_tiles_of_triton_have_the_registers_that_it_compiles_for_sm_120() -> Non
     tiling = {"block_q": 64, "block_kv": 64, "warps": 4, "stages": 2}
     took = npusim.run("flash", hw="rtx_5090", problem=ATTENTION, tiling=tiling, numerics=False)
     assert any("registers of the compiler's table" in note for note in took.notes)
+
+
+@pytest.mark.exhaustive
+def test_one_table_has_time_and_error_of_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the guide: narrower formats are faster and less exact on a GeForce."""
+    monkeypatch.chdir(tmp_path)
+    line = next(line for line in guides()["tile"].splitlines() if "precision=fa2_fp32,sage_fp8" in line)
+    done = CliRunner().invoke(app, [*shlex.split(line.removeprefix("$ npusim ")), "-j1", "-o", "found.csv"])
+    assert done.exit_code == 0, done.stderr
+    with Path("found.csv").open(encoding="utf-8") as file:
+        rows = {row["precision"]: row for row in csv.DictReader(row for row in file if not row.startswith("#"))}
+    order = ["fa2_fp32", "sage_fp8", "mxfp8", "nvfp4"]
+    times = [float(rows[name]["latency_us"]) for name in order]
+    errors = [float(rows[name]["relative_rmse"]) for name in order]
+    assert times == sorted(times, reverse=True)
+    assert errors == sorted(errors)
+    assert all(name in done.stdout for name in order)
 
 
 @pytest.mark.parametrize(

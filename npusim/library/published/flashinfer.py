@@ -1,5 +1,8 @@
 """FlashInfer's FlashAttention-2 prefill: its blocks are chosen so that two fit a multiprocessor.
 
+Rows of a block are the heads of a KV head, query by query; here they are a head's queries where these are more than
+half a block, which sees up to a block's rows of masked keys more.
+
 Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ) and attention/prefill.cuh
 (BatchPrefillWithPagedKVCacheDispatched).
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, get_format, layout
+from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, get_format, layout, split_rules
 from npusim.machine import Layouts, warps_of
 
 if TYPE_CHECKING:
@@ -69,5 +72,7 @@ FLASHINFER = GpuKernel(
     leaves=frozenset({"launch"}),
     needs=_needs,
     refuses=_refuses,
+    split_rule=split_rules.flashinfer,
+    packs=lambda problem, _rows: problem.group_size > 1,  # prefill.cuh: rows are queries times the heads of a KV head
     is_fused=True,
 )
