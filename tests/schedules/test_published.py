@@ -397,11 +397,11 @@ NAMED: dict[str, frozenset[str]] = {
     "kernels/triton/recording.py": frozenset({"triton"}),
     "report/run_inputs.py": frozenset({"triton"}),
     "kernels/triton/compiler.py": frozenset({"triton"}),
-    "kernels/attention/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
-    "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
+    "kernels/attention/split_rules.py": frozenset({"fa3", "fa4", "flashinfer"}),  # rules by their names
+    "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann", "flashinfer"}),  # the same, as ``splits`` takes them
     "library/fa4.py": frozenset({"fa4"}),  # a schedule of that name
     "library/two_level.py": frozenset({"cann"}),  # the kernel of FastAttention's baseline
-    "library/fp8_attention.py": frozenset({"fa3"}),  # a preset of precisions of that name
+    "library/fp8_attention.py": frozenset({"fa3", "flashinfer"}),  # a preset of precisions of that name
     "machines/ascend/__init__.py": frozenset({"cann"}),  # the family's usual kernel
     "machines/sm/__init__.py": frozenset({"fa2"}),  # the same
     "kernels/declare/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats

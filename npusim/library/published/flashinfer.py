@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-#: Rows of a block by head dim for more than 64 packed rows, and its warps (utils.cuh; prefill.cuh, get_num_warps_q).
+#: Rows of a block by head dim for more than 64 packed rows (utils.cuh, FA2DetermineCtaTileQ).
 ROWS: Mapping[int, int] = MappingProxyType({64: 128, 128: 128, 256: 64})
+#: Warps of such a block (prefill.cuh, get_num_warps_q).
 WARPS = 4
+#: Rows of a KV head up to which other kernels run (utils.cuh, FA2DetermineCtaTileQ).
+FEW = 64
 #: Keys of a matrix instruction's operand; the most of them that registers allow, over fragments of rows of a warp.
 KEYS, MOST = 16, 8
 #: Keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
@@ -58,7 +61,7 @@ def _needs(device: DeviceSpec) -> str:
 
 def _refuses(problem: Problem, _precision: Any) -> str:
     packed = min(problem.queries) * problem.group_size
-    return "" if packed > 64 else f"is described for more than 64 rows of a KV head, not for {packed}"
+    return "" if packed > FEW else f"is described for more than {FEW} rows of a KV head, not for {packed}"
 
 
 FLASHINFER = GpuKernel(
