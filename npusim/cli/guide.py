@@ -37,9 +37,9 @@ def guides() -> dict[str, str]:
 
 
 @app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
-def show_guide(topic: Topic = None, json: o.Json = False) -> None:
+def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) -> None:
     """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
-    known = guides()
+    known = dict(sorted({**guides(), "problem": _problem_options(ctx)}.items()))
     titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
     if topic is None and json:
         show_json(document("help", guides=titles))
@@ -58,6 +58,13 @@ def show_guide(topic: Topic = None, json: o.Json = False) -> None:
         show_json(document("help", topic=topic, title=titles[topic], text=text))
     else:
         typer.echo(text, nl=False)
+
+
+def _problem_options(ctx: typer.Context) -> str:
+    """Return the options of a problem, which most verbs have, in the words of ``npusim run --help``."""
+    root = ctx.find_root()
+    run = root.command.get_command(root, "run")  # type: ignore[attr-defined]
+    return f"# Options of a problem\n\n{run.problem_text(root)}\n"
 
 
 @new.callback()
