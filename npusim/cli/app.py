@@ -34,7 +34,7 @@ from npusim.cli import (
 )
 from npusim.cli import options as o
 from npusim.cli.console import say
-from npusim.cli.help import Group, Verbs, examples
+from npusim.cli.help import Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
@@ -100,7 +100,7 @@ class _Root(Group):
             self.format_help_text(ctx, formatter)
             with formatter.section("Verbs"):
                 formatter.write_dl([(title, ", ".join(verbs)) for title, verbs in VERBS.items()])
-            self.write_examples(formatter, _SHORT_EXAMPLES)
+            write_examples(self.epilog, formatter, _SHORT_EXAMPLES)
             formatter.write("\nWhat each verb does: npusim --help; its options: npusim VERB -h\n")
             typer.echo(formatter.getvalue().rstrip("\n"))
             ctx.exit()

@@ -54,6 +54,23 @@ def _indented(text: str, width: int) -> str:
     return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
+def write_examples(epilog: str | None, formatter: Any, most: int | None = None) -> None:
+    """Write the first ``most`` examples of an epilog, or all of it; a command that is too wide goes on below."""
+    if not epilog:
+        return
+    formatter.write("\n")
+    for line in epilog.split("\n")[: None if most is None else most + 1]:
+        typed, mark, what = line.partition("   # ")
+        if mark and len(line) > formatter.width:
+            typed = typed.rstrip()
+            if len(typed) > formatter.width:
+                at = typed.rindex(" ", 0, formatter.width - 1)
+                typed = f"{typed[:at]} \\\n     {typed[at:]}"
+            formatter.write(f"{typed}\n      # {what}\n")
+        else:
+            formatter.write(f"{line}\n")
+
+
 class Command(TyperCommand):
     """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty.
 
@@ -76,7 +93,7 @@ class Command(TyperCommand):
             shown = [record for record in records if record]
             rest = formatter.width - min(_SHORT_NAMES, max(len(name) for name, _ in shown)) - 4
             formatter.write_dl([(name, _brief(text, rest)) for name, text in shown], _SHORT_NAMES)
-        self.write_examples(formatter, _SHORT_EXAMPLES)
+        write_examples(self.epilog, formatter, _SHORT_EXAMPLES)
         all_options = f"All {len(params) - len(arguments)} options" if self.first else "In full"
         formatter.write(f"\n{all_options}: {ctx.command_path} --help\n")
         return formatter.getvalue().rstrip("\n")
@@ -123,19 +140,7 @@ class Command(TyperCommand):
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write commands as they are typed; a comment goes below its command where both are too wide for a line."""
-        self.write_examples(formatter)
-
-    def write_examples(self, formatter: Any, most: int | None = None) -> None:
-        """Write the first ``most`` examples, or all."""
-        if not self.epilog:
-            return
-        formatter.write("\n")
-        for line in self.epilog.split("\n")[: None if most is None else most + 1]:
-            typed, mark, what = line.partition("   # ")
-            if mark and len(line) > formatter.width:
-                formatter.write(f"{typed.rstrip()}\n      # {what}\n")
-            else:
-                formatter.write(f"{line}\n")
+        write_examples(self.epilog, formatter)
 
 
 class Verbs(typer.Typer):
@@ -171,4 +176,3 @@ class Group(TyperGroup):
             formatter.write_dl(rows)
 
     format_epilog = Command.format_epilog  # type: ignore[assignment]
-    write_examples = Command.write_examples

@@ -151,9 +151,9 @@ def root() -> None:
 
 @export.verb(
     "rows",
-    ("npusim export rows a.csv --schedule gemm --hw h200 -g m=16,256 -g n=4k -g k=4k", "AIConfigurator's columns"),
+    ("npusim export rows a.csv --schedule gemm --hw h200 -g m=16 -g n=4k -g k=4k", "AIConfigurator's columns"),
     ("npusim export rows a.csv -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
-    ("npusim export rows a.csv --form msmodeling -g heads=8 -g seq_q=1k -g head_dim=128", "msModeling's"),
+    ("npusim export rows a.csv --form msmodeling -g heads=8 -g seq_q=1k -g head_dim=64", "msModeling's"),
     first="--schedule --hw --grid --form",
 )
 def export_rows(
