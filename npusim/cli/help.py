@@ -74,10 +74,12 @@ def write_examples(epilog: str | None, formatter: Any, most: int | None = None) 
 class Command(TyperCommand):
     """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty.
 
-    ``first``: names of the options that a short help shows, where not all of them.
+    ``first``: names of the options that a short help shows, where not all of them.  ``describes_problem``: whether a
+    long help describes the options of a problem, which one verb does for all, or names them.
     """
 
     first: tuple[str, ...] = ()
+    describes_problem = False
 
     def short_help_text(self, ctx: typer.Context) -> str:
         """Return the first sentence, the most used options, two examples, and where the other options are shown."""
@@ -122,7 +124,7 @@ class Command(TyperCommand):
                 is_argument = param.param_type_name == "argument"
                 sections.setdefault("Arguments" if is_argument else heading, []).append(record)
         for title, rows in sorted(sections.items(), key=lambda section: section[0] == _OTHERS):
-            if title == PROBLEM and self.name != "run":  # the options of a problem are described once
+            if title == PROBLEM and not self.describes_problem:
                 names = ", ".join(re.findall(r"--[a-z-]+", name.partition(" / ")[0])[-1] for name, _ in rows)
                 with formatter.section(f"{PROBLEM} (npusim help problem)"):
                     formatter.write(_indented(names, formatter.width) + "\n")
@@ -150,15 +152,16 @@ class Verbs(typer.Typer):
         super().__init__(**{"cls": Group, **options})
 
     def verb(
-        self, name: str, *commands: tuple[str, str], after: str = "", first: str = ""
+        self, name: str, *commands: tuple[str, str], after: str = "", first: str = "", describes_problem: bool = False
     ) -> Callable[[Function], Function]:
         """Make a function a verb; below its options stand examples (`examples`), and ``after``.
 
         ``first``: the options, with spaces between them, that ``-h`` shows; without it, ``-h`` shows all.
+        ``describes_problem``: as in `Command`.
         """
         epilog = examples(*commands) + after
         # A class for each verb: `typer` hands a command's class no arguments beyond its own.
-        kind = type("Command", (Command,), {"first": tuple(first.split())})
+        kind = type("Command", (Command,), {"first": tuple(first.split()), "describes_problem": describes_problem})
         return lambda verb: self.command(name, cls=kind, help=text_of(verb), epilog=epilog)(verb)
 
 

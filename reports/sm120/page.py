@@ -6,18 +6,18 @@ import csv
 from itertools import groupby
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import npusim
+from npusim.studies.validate.measured_times import kendall_tau
 from reports.parts.document import Section, gather, number, percent, save_page, table
+from reports.validation.study import Errors
 
 __all__ = ["write"]
 
 #: Predictions as `reports/silicon/sm120.py` wrote them.
 RECORDED = Path(__file__).resolve().parent / "predictions.csv"
-#: The part of cases whose errors are at most the table's 90 %.
-MOST = 0.9
 #: The call whose formats are compared, and their presets: bfloat16's width, FP8, formats in blocks of scales.
 DEVICES = ("rtx_pro_6000", "rtx_5090")
 CALL: dict[str, Any] = {"workload": "qwen2_7b", "seq": 2048}
@@ -63,31 +63,21 @@ def left_out(group: list[Case]) -> list[float]:
     return [exp(x - (total - x) / others) - 1 for x in logs]
 
 
-def tau(group: list[Case]) -> float | None:
-    """Return Kendall's rank correlation of predicted and measured times; None without a pair."""
-    signs = [
-        1 if (a.us - b.us) * (a.predicted_us - b.predicted_us) > 0 else -1
-        for i, a in enumerate(group)
-        for b in group[:i]
-        if a.us != b.us and a.predicted_us != b.predicted_us
-    ]
-    return fmean(signs) if signs else None
-
-
 def _errors(found: list[Case]) -> Section:
     rows, data = [], []
     for name, members in groupby(found, lambda case: case.group):
         group = list(members)
-        errors = left_out(group)
-        sizes = sorted(abs(e) for e in errors)
-        order = tau(group)
+        signed = left_out(group)
+        errors = Errors.of(signed)
+        pairs = [(case.us, case.predicted_us) for case in group]
+        order = kendall_tau(pairs) if len(pairs) > 1 else None
         figures = {
             "group": name,
             "cases": len(group),
             "fitted": sum(case.is_fitted for case in group),
-            "median": median(sizes),
-            "most": sizes[min(len(sizes) - 1, int(MOST * len(sizes)))],
-            "bias": fmean(errors),
+            "median": errors.median,
+            "most": errors.most,
+            "bias": fmean(signed),
             "tau": order,
         }
         data.append(figures)

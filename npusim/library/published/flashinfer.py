@@ -9,6 +9,7 @@ Source: flashinfer-ai/flashinfer, include/flashinfer/utils.cuh (FA2DetermineCtaT
 
 from __future__ import annotations
 
+import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,6 @@ KEYS, MOST = 16, 8
 COUNTS = (8, 4, 2, 1)
 #: Blocks that a multiprocessor is to hold.
 BLOCKS = 2
-#: Layouts where a device has shared memory for the most keys that registers allow, by the bytes of an element.
-TILES: Layouts = MappingProxyType(
-    {64: layout(128, 64, warps=4), 128: layout(128, 64, warps=4), 256: layout(64, 128, warps=4)}
-)
 
 
 def _keys(head_dim: int, memory_bytes: int, size_bytes: int) -> int:
@@ -48,9 +45,16 @@ def _keys(head_dim: int, memory_bytes: int, size_bytes: int) -> int:
 
 def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
     memory_bytes = device.core("sm").buffer("SMEM").capacity_bytes.value
-    size_bytes = get_format(problem.dtype).size_bytes
+    return _layouts(memory_bytes, get_format(problem.dtype).size_bytes)
+
+
+def _layouts(memory_bytes: int, size_bytes: int) -> Layouts:
     keys = {dim: _keys(dim, memory_bytes, size_bytes) for dim in ROWS}
     return {dim: layout(ROWS[dim], count, warps=WARPS) for dim, count in keys.items() if count}
+
+
+#: Layouts where shared memory does not limit the keys of a block: registers do.
+TILES: Layouts = MappingProxyType(dict(_layouts(sys.maxsize, 2)))
 
 
 def _needs(device: DeviceSpec) -> str:
