@@ -156,7 +156,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         State of L2 when the kernel starts, in place of the device file's: ``"clean"``, no data of the kernel;
         ``"dirty"``, other data's lines that must be written back, as after a benchmark that fills a buffer
         before each call; ``"warm"``, the inputs, which must fit in L2; ``"steady"``, the lines that earlier launches
-        of the same kernel left, so that each launch moves the bytes that it reads and writes.
+        of the same kernel left on other inputs, so that each launch moves the bytes that it reads and writes;
+        ``"repeated"``, those that launches on the same inputs left: the inputs, if they and what the kernel writes fit
+        in L2, fewer up to half as much again, then none.
     eager
         For ``standard``: each operator is a kernel of its own, as frameworks run it.
     method

@@ -53,6 +53,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "stress": 120,
         "tiling_mask": 3,
         "tune": 1,
+        "sm120": 35,
         "validation": 520,
         "volta": 25,
         "gallery": 18,

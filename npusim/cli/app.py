@@ -34,10 +34,12 @@ from npusim.cli import (
 )
 from npusim.cli import options as o
 from npusim.cli.console import say
-from npusim.cli.help import Group, Verbs, examples
+from npusim.cli.help import Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
+#: Examples of the short help.
+_SHORT_EXAMPLES = 4
 
 
 #: The verbs in the groups and the order of the help text, a line of 80 columns each.
@@ -89,6 +91,20 @@ class _Root(Group):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for verbs in VERBS.values() for name in verbs]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the words before a verb; ``-h`` among them prints the verbs by group, on one screen."""
+        if args[:1] == ["-h"] and not ctx.resilient_parsing:
+            formatter = ctx.make_formatter()
+            self.format_usage(ctx, formatter)
+            self.format_help_text(ctx, formatter)
+            with formatter.section("Verbs"):
+                formatter.write_dl([(title, ", ".join(verbs)) for title, verbs in VERBS.items()])
+            write_examples(self.epilog, formatter, _SHORT_EXAMPLES)
+            formatter.write("\nWhat each verb does: npusim --help; its options: npusim VERB -h\n")
+            typer.echo(formatter.getvalue().rstrip("\n"))
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         for title, verbs in VERBS.items():

@@ -58,6 +58,7 @@ And one of a decision: which schedule and tile wins a space:
     ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
     ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
     after=_FILES,
+    first="--update --reason --tolerance --json",
 )
 def check(
     folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one; or FILE.py::program.")],
@@ -218,6 +219,7 @@ def _case(outcome: "CheckOutcome") -> dict[str, object]:
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
     ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
+    first="--band --only --template --json",
 )
 def validate(
     file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), or recorded bits (.npz).")] = None,
@@ -292,6 +294,7 @@ def _judge(report: "TimesReport") -> None:
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --judge", "one line: right for its formats, or wrong"),
     ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
+    first="--tensors --rows --heads --judge --hw --tiling --json",
 )
 @o.takes(BitsOptions, "numerics", own_first=True, schedule=False)
 def diff(
@@ -362,9 +365,10 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
     "invariant",
     ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
-    ("npusim invariant split_kv -w qwen2_7b --lengths 1k,7k,32k --page 64 --require batch,page", "as it is served"),
+    ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "as it is served"),
     ("npusim invariant flash_backward -t method=added", "a recurrence or gradients: batch, heads, further tokens"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
+    first="--vary --require --workload --seq-q --seq-kv --page --hw --json",
 )
 @o.takes(SeedOptions, own_first=True)
 def invariant(

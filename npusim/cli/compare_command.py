@@ -34,6 +34,7 @@ _FILES = (".json", ".csv", ".yaml")
     ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
     ("npusim compare pasa flash --html page.html", "and a page to look at"),
     ("npusim compare a/result.json b/result.json --json", "the same for a script"),
+    first="--workload --seq --hw --html --json",
 )
 @o.takes(BitsOptions, own_first=True, schedule=False)
 def compare(

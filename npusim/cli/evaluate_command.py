@@ -16,8 +16,9 @@ app = Verbs()
 @app.verb(
     "evaluate",
     ("npusim evaluate flash --hw h200 --seq 512", "a packaged kernel: right, and its time with a band"),
-    ("npusim evaluate mine.py:mine --with other.py:other --hw h200,a100 --seq 1k --json", "two candidates"),
+    ("npusim evaluate mine.py:mine --with other.py:other --hw h200,a100", "two candidates"),
     ("npusim evaluate mine.py:mine --reference ref.py:attention --hw h200 --seq 512", "against a numpy function"),
+    first="--with --reference --hw --seq --workload --json",
 )
 @o.takes(CallOptions)
 def evaluate(

@@ -77,6 +77,7 @@ Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
     ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "the gain of other hardware"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
+    first="--field --auto --pareto --budget --jobs --workload --seq --hw --json",
 )
 @o.takes(TensorOptions, own_first=True)
 def explore(

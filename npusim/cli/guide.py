@@ -26,6 +26,9 @@ new = Verbs(
 #: Comments before a block of code: the name of the file that it is, which a reader needs too; others, for tests.
 _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r" file: (\S+) ", ".*?"))
 
+#: The topic whose text is not a file: the options of a problem, as the command line declares them.
+PROBLEM = "problem"
+
 Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
 
 
@@ -37,9 +40,11 @@ def guides() -> dict[str, str]:
 
 
 @app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
-def show_guide(topic: Topic = None, json: o.Json = False) -> None:
+def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) -> None:
     """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
     known = guides()
+    if topic in (None, PROBLEM):
+        known = dict(sorted({**known, PROBLEM: _problem_options(ctx)}.items()))
     titles = {name: text.splitlines()[0].lstrip("# ") for name, text in known.items()}
     if topic is None and json:
         show_json(document("help", guides=titles))
@@ -52,12 +57,19 @@ def show_guide(topic: Topic = None, json: o.Json = False) -> None:
     if topic not in known:
         from npusim.config.messages import choices
 
-        raise SpecError(f"help {topic}: no such guide{choices(topic, tuple(known))}")
+        raise SpecError(f"help {topic}: no such guide{choices(topic, sorted((*known, PROBLEM)))}")
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles[topic], text=text))
     else:
         typer.echo(text, nl=False)
+
+
+def _problem_options(ctx: typer.Context) -> str:
+    """Return the options of a problem, which most verbs have, in the words of ``npusim run --help``."""
+    root = ctx.find_root()
+    run = root.command.get_command(root, "run")  # type: ignore[attr-defined]
+    return f"# Options of a problem\n\n{run.problem_text(root)}\n"
 
 
 @new.callback()

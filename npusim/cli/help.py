@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,6 +19,10 @@ from npusim.errors import SpecError
 _OTHERS = "Options"
 #: Longer than any summary.
 _WHOLE = 1000
+#: A short help: lines of a screen, examples, and the width of its options' names.
+_SCREEN, _SHORT_EXAMPLES, _SHORT_NAMES = 25, 2, 33
+#: Heading of the options that `npusim help problem` describes.
+PROBLEM = "Problem"
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
@@ -25,6 +30,16 @@ def examples(*commands: tuple[str, str]) -> str:
     """Return the closing lines of a help text: commands with their purposes."""
     width = max(len(command) for command, _ in commands)
     return "\n".join(["Examples:", *(f"  {c:<{width}}   # {what}" for c, what in commands)])
+
+
+def _brief(text: str, most: int) -> str:
+    """Return the first sentence of an option's help, or of a long one the clauses that fit into ``most`` characters."""
+    sentence = re.split(r"(?<=[^.]{3})\.(?=\s|$)|;|  \[", text, maxsplit=1)[0].rstrip(".")
+    ends = [m.start() for m in re.finditer(r"[,:](?=\s)| \(|$", sentence)]
+    fitting = [
+        sentence[:end] for end in ends if end <= most and sentence.count("(", 0, end) == sentence.count(")", 0, end)
+    ]
+    return fitting[-1] if fitting else sentence
 
 
 def text_of(function: Callable[..., Any]) -> str | None:
@@ -35,11 +50,64 @@ def text_of(function: Callable[..., Any]) -> str | None:
     return ast.get_docstring(tree)  # type: ignore[arg-type]
 
 
+def _indented(text: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def write_examples(epilog: str | None, formatter: Any, most: int | None = None) -> None:
+    """Write the first ``most`` examples of an epilog, or all of it; a command that is too wide goes on below."""
+    if not epilog:
+        return
+    formatter.write("\n")
+    for line in epilog.split("\n")[: None if most is None else most + 1]:
+        typed, mark, what = line.partition("   # ")
+        if mark and len(line) > formatter.width:
+            typed = typed.rstrip()
+            if len(typed) > formatter.width:
+                at = typed.rindex(" ", 0, formatter.width - 1)
+                typed = f"{typed[:at]} \\\n     {typed[at:]}"
+            formatter.write(f"{typed}\n      # {what}\n")
+        else:
+            formatter.write(f"{line}\n")
+
+
 class Command(TyperCommand):
-    """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty."""
+    """A verb whose options stand under the headings (``rich_help_panel``) they name; no value of theirs is empty.
+
+    ``first``: names of the options that a short help shows, where not all of them.  ``describes_problem``: whether a
+    long help describes the options of a problem, which one verb does for all, or names them.
+    """
+
+    first: tuple[str, ...] = ()
+    describes_problem = False
+
+    def short_help_text(self, ctx: typer.Context) -> str:
+        """Return the first sentence, the most used options, two examples, and where the other options are shown."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        formatter.write(f"\n{_indented(self.get_short_help_str(_WHOLE).rstrip('.'), formatter.width)}.\n")
+        params = self.get_params(ctx)
+        named = {name: param for param in params for name in param.opts}
+        arguments = [param for param in params if param.param_type_name == "argument"]
+        options = [named[name] for name in self.first] or [p for p in params if p not in arguments]
+        records = [param.get_help_record(ctx) for param in (*arguments, *options)]
+        with formatter.section("Most used" if self.first else _OTHERS):
+            shown = [record for record in records if record]
+            rest = formatter.width - min(_SHORT_NAMES, max(len(name) for name, _ in shown)) - 4
+            formatter.write_dl([(name, _brief(text, rest)) for name, text in shown], _SHORT_NAMES)
+        write_examples(self.epilog, formatter, _SHORT_EXAMPLES)
+        all_options = f"All {len(params) - len(arguments)} options" if self.first else "In full"
+        formatter.write(f"\n{all_options}: {ctx.command_path} --help\n")
+        return formatter.getvalue().rstrip("\n")
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the words; raise `SpecError` where one of them, or the value behind its ``=``, is empty."""
+        """Read the words; raise `SpecError` where one of them, or the value behind its ``=``, is empty.
+
+        ``-h`` among them prints a help of at most a screen.
+        """
+        if "-h" in args and not ctx.resilient_parsing and len(self.get_help(ctx).splitlines()) > _SCREEN:
+            typer.echo(self.short_help_text(ctx))
+            ctx.exit()
         for before, word in pairwise(["", *args]):
             name, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
             if equals and not value.strip():
@@ -56,21 +124,25 @@ class Command(TyperCommand):
                 is_argument = param.param_type_name == "argument"
                 sections.setdefault("Arguments" if is_argument else heading, []).append(record)
         for title, rows in sorted(sections.items(), key=lambda section: section[0] == _OTHERS):
-            if rows:
+            if title == PROBLEM and not self.describes_problem:
+                names = ", ".join(re.findall(r"--[a-z-]+", name.partition(" / ")[0])[-1] for name, _ in rows)
+                with formatter.section(f"{PROBLEM} (npusim help problem)"):
+                    formatter.write(_indented(names, formatter.width) + "\n")
+            elif rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def problem_text(self, ctx: typer.Context) -> str:
+        """Return the description of the options of a problem, as a table."""
+        formatter = ctx.make_formatter()
+        params = [p for p in self.get_params(ctx) if getattr(p, "rich_help_panel", None) == PROBLEM]
+        with formatter.section("Each verb with a schedule has them"):
+            formatter.write_dl([record for p in params if (record := p.get_help_record(ctx)) is not None])
+        return formatter.getvalue().rstrip("\n")
+
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write commands as they are typed; a comment goes below its command where both are too wide for a line."""
-        if not self.epilog:
-            return
-        formatter.write("\n")
-        for line in self.epilog.split("\n"):
-            typed, mark, what = line.partition("   # ")
-            if mark and len(line) > formatter.width:
-                formatter.write(f"{typed.rstrip()}\n      # {what}\n")
-            else:
-                formatter.write(f"{line}\n")
+        write_examples(self.epilog, formatter)
 
 
 class Verbs(typer.Typer):
@@ -79,10 +151,18 @@ class Verbs(typer.Typer):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": Group, **options})
 
-    def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
-        """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
+    def verb(
+        self, name: str, *commands: tuple[str, str], after: str = "", first: str = "", describes_problem: bool = False
+    ) -> Callable[[Function], Function]:
+        """Make a function a verb; below its options stand examples (`examples`), and ``after``.
+
+        ``first``: the options, with spaces between them, that ``-h`` shows; without it, ``-h`` shows all.
+        ``describes_problem``: as in `Command`.
+        """
         epilog = examples(*commands) + after
-        return lambda verb: self.command(name, cls=Command, help=text_of(verb), epilog=epilog)(verb)
+        # A class for each verb: `typer` hands a command's class no arguments beyond its own.
+        kind = type("Command", (Command,), {"first": tuple(first.split()), "describes_problem": describes_problem})
+        return lambda verb: self.command(name, cls=kind, help=text_of(verb), epilog=epilog)(verb)
 
 
 class Group(TyperGroup):

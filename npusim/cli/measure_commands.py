@@ -83,6 +83,7 @@ def import_profile(
     ("npusim calibrate measured.yaml -o mine.yaml", "then: npusim run flash --hw mine.yaml"),
     ("npusim calibrate measured.yaml --hw h200", "the changes to the H200's file; nothing is written"),
     ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html", "these alone; and a page"),
+    first="--hw --out --fit --html --json",
 )
 def calibrate(
     file: Annotated[Path, o.argument("FILE", "Timings (.yaml), as npusim validate takes them.")],
@@ -150,9 +151,10 @@ def root() -> None:
 
 @export.verb(
     "rows",
-    ("npusim export rows gemm.csv --schedule gemm --hw h200 -g m=16,256 -g n=4k -g k=4k", "AIConfigurator's columns"),
-    ("npusim export rows fa.csv --schedule flash -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
-    ("npusim export rows MatMulV2.csv --schedule gemm -g m=16,64 -g n=4k -g k=4k --form msmodeling", "msModeling's"),
+    ("npusim export rows a.csv --schedule gemm --hw h200 -g m=16 -g n=4k -g k=4k", "AIConfigurator's columns"),
+    ("npusim export rows a.csv -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
+    ("npusim export rows a.csv --form msmodeling -g heads=8 -g seq_q=1k -g head_dim=64", "msModeling's"),
+    first="--schedule --hw --grid --form",
 )
 def export_rows(
     file: Annotated[Path, o.argument("FILE", "Table to write (.csv).")],

@@ -20,6 +20,7 @@ app = Verbs()
     ("npusim program pasa --hw ascend_950 --seq 8k", "on another device"),
     ("npusim program flash -t block_kv=256 --diff flash", "the effect of another tile"),
     ("npusim program mine.py:MINE --json", "for a script"),
+    first="--seq --hw --tiling --json",
 )
 @o.takes(CallOptions)
 def program(

@@ -84,6 +84,8 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
     ("npusim run calls.npz --hw h200", "recorded launches, one after another"),
+    first="--workload --seq --batch --phase --problem --hw --tiling --precision --tensors --fields",
+    describes_problem=True,
 )
 @o.takes()
 def run(

@@ -24,6 +24,7 @@ _OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", 
     ("npusim stress flash --seq 1k --precision fa16_32 --over resonance=-64:64", "one aspect, within yours"),
     ("npusim stress fp8_attention --hw h200 --seq 1k --over sinks,logit_std=0.25:2", "two of them"),
     ("npusim stress mine.py:mine --seq 1k --require max-rmse=0.001", "a test for your CI"),
+    first="--over --budget --require --workload --seq --hw --precision --json",
 )
 @o.takes(BitsOptions, "numerics", own_first=True)
 def stress(

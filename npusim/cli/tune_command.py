@@ -40,10 +40,11 @@ Out = Annotated[Path | None, o.option("-o FILE", "Write the best configuration o
 @app.verb(
     "tune",
     (
-        "npusim tune 'kernel.py::matmul[cdiv(M, BM) * cdiv(N, BN)](...)' --problem M=4k,N=4k,K=4k --hw h100",
+        "npusim tune 'mm.py::mm[cdiv(M, BM)](...)' --problem M=4k,N=4k,K=4k --hw h100",
         "configurations of the kernel's own @triton.autotune",
     ),
     ("npusim tune flash --hw h200 -f block_q=64,128 -f block_kv=64,128 -f warps=4,8", "of a packaged schedule"),
+    first="--field --problem --hw --workload --seq --json",
 )
 @o.takes(CallOptions)
 def tune(

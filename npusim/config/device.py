@@ -63,8 +63,11 @@ class GlobalMemorySpec(SpecModel):
 
 
 #: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, the inputs, or
-#: what launches like it left, one behind the other on other inputs: each then moves what it reads and writes.
-L2State = Literal["clean", "dirty", "warm", "steady"]
+#: what launches like it left, one behind the other: on other inputs (``steady``) each moves what it reads and writes;
+#: on the same inputs (``repeated``) a launch finds those that fit (`npusim.program.ir.residency`).
+L2State = Literal["clean", "dirty", "warm", "steady", "repeated"]
+#: The states in which another launch follows.
+FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 
 
 class L2Spec(SpecModel):

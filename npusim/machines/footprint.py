@@ -102,6 +102,8 @@ def _tiles(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     """Return visits that together touch all that a block does of a name's tensor."""
     if not block.runs or any(n in s.written for s in frame.phase.finish):
         return [WHOLE]
+    if n in frame.phase.by_tile:
+        return [Visit(at, block.first, 1) for at in range(block.tile_count)]
     if frame.stack(n) and frame.is_visited(n):
         return [Visit(0, at, 1) for at in range(block.first, block.last)]
     return [Visit(0, block.first, block.last - block.first)]

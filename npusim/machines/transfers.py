@@ -11,6 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.config.core_units import DmaEngine, FixpipeEngine, RouteSpec
+from npusim.config.device import FOLLOWED
 from npusim.errors import SpecError, UnknownOpcodeError
 from npusim.formats import stored_format
 from npusim.program.ir.op import Opcode, Step
@@ -48,7 +49,7 @@ class Transfers:
         if not self.is_placed:
             return Residency.without_misses(self._program.tensors)
         l2, known = self.device.memory.l2, self._program.residencies
-        writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 != "steady"
+        writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 not in FOLLOWED
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
         by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
         if by not in known:

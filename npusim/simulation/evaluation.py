@@ -157,7 +157,7 @@ class TensorSubject(Subject):
     @classmethod
     def of(cls, program: TileProgram) -> Self:
         """Return the subject of a program."""
-        o = program.tensors["o"]
+        o = result_of(program)
         inputs = (
             t
             for n, t in program.tensors.items()
@@ -206,6 +206,18 @@ class TensorSubject(Subject):
         if not plan.request.is_launch:  # tensors of a launch may include those that it writes
             _check_read(plan.tensors or {}, program)
         return {"exact_rows_of": partial(_exact_rows, plan, self), "exact": plan.exact}
+
+
+def result_of(program: TileProgram) -> GlobalTensor:
+    """Return the tensor that holds the result of a program: ``o``, or the only output of another name.
+
+    Raises `SpecError` where it has no output, or several of which none is ``o``.
+    """
+    written = [t for n, t in program.tensors.items() if t.role == "output" or n == "o"]
+    named = [t for t in written if t.name == "o"] or written
+    if len(named) != 1:
+        raise SpecError(f"{program.name}: outputs {', '.join(t.name for t in named) or 'none'}; one, or o, is needed")
+    return named[0]
 
 
 def subject_of(plan: Plan, program: TileProgram) -> Subject:

@@ -286,8 +286,8 @@ class Request:
     l2: L2State | None = _where(
         "--l2",
         "Content of L2 when the kernel starts: nothing useful, lines of other data to be written back, the inputs, or "
-        "the state after equal launches.",
-        choices=("clean", "dirty", "warm", "steady"),
+        "the state after equal launches on other inputs (steady) or on the same (repeated).",
+        choices=("clean", "dirty", "warm", "steady", "repeated"),
         shown="the device's",
         needs="device time",
     )

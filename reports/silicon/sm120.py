@@ -1,9 +1,9 @@
 """Compare predictions for chips of compute capability 12 with published times: `sm120.csv`, a table by group.
 
-    python reports/silicon/sm120.py [MEASUREMENTS.csv] [--rows]
+    python reports/silicon/sm120.py [MEASUREMENTS.csv] [--out reports/sm120/predictions.csv]
 
 ``MEASUREMENTS`` defaults to the given half.  ``decided``: cases by which a constant of a device file was fitted; the
-others were left out of every fit.  With ``--rows`` each case is printed.
+others were left out of every fit.  With ``--out`` each case is written, which the page reads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+import sys
+from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import npusim
@@ -74,8 +75,10 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
         return (
             f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
             "flash",
-            options | {"l2": "steady"},
+            options | {"l2": "repeated"},
         )
+    if kernel.startswith("flashinfer") and call["seq_q"] * call["heads"] > 64 * call["kv_heads"]:
+        options["tiling"] = {"kernel": "flashinfer"}
     by = (
         "FlashAttention-2 with pages"
         if is_paged
@@ -93,47 +96,27 @@ def is_decided(group: str, row: dict[str, str]) -> bool:
     return of_clock or ("400 W" in group and "products" in group)
 
 
-def tau(pairs: list[tuple[float, float]]) -> float:
-    """Return Kendall's rank correlation of predicted and measured times."""
-    signs = [
-        (1 if (a - c) * (b - d) > 0 else -1)
-        for i, (a, b) in enumerate(pairs)
-        for c, d in pairs[:i]
-        if b != d and a != c
-    ]
-    return sum(signs) / len(signs) if signs else 1.0
-
-
 def main() -> None:
-    """Print the table of errors."""
+    """Write each case, or print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
-    parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    groups: dict[str, list[tuple[float, float, bool]]] = {}
-    for row in csv.DictReader(chosen.file.open()):
-        if (case := asked(row)) is None:
-            continue
-        group, schedule, options = case
-        try:
-            predicted = npusim.run(schedule, **options).latency_us
-        except NpusimError as error:
-            print("refused:", group, row["shape"], error)
-            continue
-        measured = float(row["us"])
-        groups.setdefault(group, []).append((predicted, measured, is_decided(group, row)))
-        if chosen.rows:
-            print(
-                f"{group}; {row['kernel']}; {row['shape']}; {measured:.1f}; {predicted / measured - 1:+.3f}", flush=True
-            )
-    print("| group | n | fitted on | median, % | p90, % | bias, % | tau |\n|---|---|---|---|---|---|---|")
-    for group, cases in sorted(groups.items()):
-        errors = [p / m - 1 for p, m, _ in cases]
-        sorted_sizes = sorted(abs(e) for e in errors)
-        p90 = sorted_sizes[min(len(errors) - 1, int(0.9 * len(errors)))]
-        numbers = f"{100 * median(sorted_sizes):.1f} | {100 * p90:.1f} | {100 * sum(errors) / len(errors):+.1f}"
-        fitted = sum(is_fitted for _, _, is_fitted in cases)
-        print(f"| {group} | {len(errors)} | {fitted} | {numbers} | {tau([(p, m) for p, m, _ in cases]):.2f} |")
+    with chosen.out.open("w", encoding="utf-8", newline="") if chosen.out else nullcontext(sys.stdout) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("group", "kernel", "shape", "us", "predicted_us", "is_fitted"))
+        for row in csv.DictReader(chosen.file.open(encoding="utf-8")):
+            if (case := asked(row)) is None:
+                continue
+            group, schedule, options = case
+            try:
+                predicted = npusim.run(schedule, **options).latency_us
+            except NpusimError as error:
+                print("refused:", group, row["shape"], error, file=sys.stderr)
+                continue
+            fitted = "yes" if is_decided(group, row) else ""
+            writer.writerow((group, row["kernel"], row["shape"], row["us"], f"{predicted:.1f}", fitted))
+            file.flush()
 
 
 if __name__ == "__main__":

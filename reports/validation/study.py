@@ -44,6 +44,7 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("papers, in words", HERE / "measured_text.yaml"),
     ("910B, CANN's tuning bank", HERE.parent / "ascend_timing" / "measured_bank.yaml"),
     ("910B, CANN's attention", HERE.parent / "production" / "measured_ascend_cann.yaml"),
+    ("RTX PRO 6000", HERE.parent / "sm120" / "measured.yaml"),
     ("950", HERE.parent / "ascend_950" / "measured.yaml"),
     ("950", HERE.parent / "ascend_950" / "measured_cann.yaml"),
     ("H200, kernels in production", HERE.parent / "production" / "measured_h200_production.yaml"),

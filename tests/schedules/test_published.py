@@ -207,8 +207,8 @@ def test_a_schedule_takes_the_kernels_that_compute_it_and_no_others(name: str, f
     fields = {f.name: f.choices for f in tiling_fields(schedule.tiling)}
     assert set(fields.get("kernel", ())) == taken
     expected = {
-        ("flash", "nvidia"): {"cudnn", "fa2", "fa3", "triton", "xformers"},
-        ("flash", "cpu"): {"cudnn", "fa2", "fa3", "triton", "xformers"},
+        ("flash", "nvidia"): {"cudnn", "fa2", "fa3", "flashinfer", "triton", "xformers"},
+        ("flash", "cpu"): {"cudnn", "fa2", "fa3", "flashinfer", "triton", "xformers"},
         ("split_kv", "nvidia"): {"fa2", "fa3"},
         ("volta_flash", "nvidia"): {"xformers"},
         ("flash", "ascend"): {"cann", "pto", "tilelang"},
@@ -397,11 +397,11 @@ NAMED: dict[str, frozenset[str]] = {
     "kernels/triton/recording.py": frozenset({"triton"}),
     "report/run_inputs.py": frozenset({"triton"}),
     "kernels/triton/compiler.py": frozenset({"triton"}),
-    "kernels/attention/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
-    "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
+    "kernels/attention/split_rules.py": frozenset({"fa3", "fa4", "flashinfer"}),  # rules by their names
+    "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann", "flashinfer"}),  # the same, as ``splits`` takes them
     "library/fa4.py": frozenset({"fa4"}),  # a schedule of that name
     "library/two_level.py": frozenset({"cann"}),  # the kernel of FastAttention's baseline
-    "library/fp8_attention.py": frozenset({"fa3"}),  # a preset of precisions of that name
+    "library/fp8_attention.py": frozenset({"fa3", "flashinfer"}),  # a preset of precisions of that name
     "machines/ascend/__init__.py": frozenset({"cann"}),  # the family's usual kernel
     "machines/sm/__init__.py": frozenset({"fa2"}),  # the same
     "kernels/declare/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
@@ -428,7 +428,7 @@ def test_the_names_of_published_kernels_stay_in_their_room() -> None:
 
 
 def test_each_file_has_one_kernel_of_its_name_which_the_command_line_offers() -> None:
-    assert {"fa2", "fa3", "cudnn", "xformers", "triton"} == kernels(GpuKernel).keys()
+    assert {"fa2", "fa3", "cudnn", "flashinfer", "xformers", "triton"} == kernels(GpuKernel).keys()
     assert {"cann", "pto", "pto_chunks", "tilelang"} == kernels(AscendKernel).keys()
     offered: dict[str, Mapping[str, PublishedKernel]] = {
         "nvidia": kernels(GpuKernel, "flash"),

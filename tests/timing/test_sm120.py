@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
+from npusim.cli.guide import guides
 from npusim.config.core_units import GroupMatrixEngine
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import GemmProblem, Problem
@@ -121,3 +127,58 @@ def test_tiles_of_triton_have_the_registers_that_it_compiles_for_sm_120() -> Non
     tiling = {"block_q": 64, "block_kv": 64, "warps": 4, "stages": 2}
     took = npusim.run("flash", hw="rtx_5090", problem=ATTENTION, tiling=tiling, numerics=False)
     assert any("registers of the compiler's table" in note for note in took.notes)
+
+
+@pytest.mark.exhaustive
+def test_one_table_has_time_and_error_of_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of the guide: narrower formats are faster and less exact on a GeForce."""
+    monkeypatch.chdir(tmp_path)
+    line = next(line for line in guides()["tile"].splitlines() if "precision=fa2_fp32,sage_fp8" in line)
+    done = CliRunner().invoke(app, [*shlex.split(line.removeprefix("$ npusim ")), "-j1", "-o", "found.csv"])
+    assert done.exit_code == 0, done.stderr
+    with Path("found.csv").open(encoding="utf-8") as file:
+        rows = {row["precision"]: row for row in csv.DictReader(row for row in file if not row.startswith("#"))}
+    order = ["fa2_fp32", "sage_fp8", "mxfp8", "nvfp4"]
+    times = [float(rows[name]["latency_us"]) for name in order]
+    errors = [float(rows[name]["relative_rmse"]) for name in order]
+    assert times == sorted(times, reverse=True)
+    assert errors == sorted(errors)
+    assert all(name in done.stdout for name in order)
+
+
+@pytest.mark.parametrize(
+    ("hw", "head_dim", "tile"),
+    [
+        ("rtx_pro_6000", 64, (128, 64)),
+        ("rtx_pro_6000", 128, (128, 32)),
+        ("gb10", 256, (64, 16)),
+        ("a100", 128, (128, 64)),
+    ],
+)
+def test_flashinfer_chooses_keys_so_that_two_blocks_fit(hw: str, head_dim: int, tile: tuple[int, int]) -> None:
+    problem = Problem(batch=4, heads=16, seq_q=512, seq_kv=512, head_dim=head_dim, causal=True)
+    took = npusim.run("flash", hw=hw, problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
+    assert (took.tiling.block_q, took.tiling.block_kv) == tile
+    with pytest.raises(TilingError, match="flashinfer is described for more than 64 rows of a KV head, not for 8"):
+        latency("flash", hw, problem=problem.model_copy(update={"seq_q": 8}), tiling={"kernel": "flashinfer"})
+
+
+def test_repeated_launches_find_what_fits_l2() -> None:
+    """A decode of 67 MB finds its keys in the L2 of 96 MB, one of 268 MB reads them from memory, as of other inputs."""
+    small, large = (
+        Problem(batch=n, heads=32, kv_heads=8, seq_q=1, seq_kv=4096, head_dim=128, causal=False) for n in (4, 16)
+    )
+    states = ("steady", "repeated")
+    fits, beyond = ([latency("split_kv", "rtx_5090", problem=p, l2=state) for state in states] for p in (small, large))
+    assert fits[1] < 0.5 * fits[0]
+    assert beyond[1] == beyond[0]
+
+
+def test_slow_products_leave_issue_slots_to_others() -> None:
+    """A product of 16 cycles needs one issue slot: with Hopper's law FlashInfer's calls are 6 to 18 % too slow."""
+    sharing = {"product_issue_factor": "0.89", "issue_product_factor": "2.05"}
+    hopper = {f"cores.sm.engines.WARPS.sharing.{name}": value for name, value in sharing.items()}
+    asked: dict[str, Any] = {"problem": ATTENTION, "tiling": {"kernel": "flashinfer"}}
+    assert latency("flash", "rtx_pro_6000", **asked, overrides=hopper) > 1.08 * latency(
+        "flash", "rtx_pro_6000", **asked
+    )

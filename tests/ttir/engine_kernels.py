@@ -247,3 +247,14 @@ def padded_keys(Q, K, V, O, Lens, S, scale, D: tl.constexpr, BM: tl.constexpr, B
         m = new
     y = (acc / l[:, None]).to(tl.float16)
     tl.store(O + head * S * D + rm[:, None] * D + d[None, :], y, mask=rm[:, None] < S)
+
+
+@triton.jit
+def stores_or_ends(X, E, Y, n, B: tl.constexpr):
+    """A row by its expert; where that is -1 a program stores zeros and ends."""
+    row, i = tl.program_id(0), tl.arange(0, B)
+    if tl.load(E + row) == -1:
+        tl.store(Y + row * n + i, tl.zeros((B,), tl.float32), mask=i < n)
+        return
+    x = tl.load(X + row * n + i, mask=i < n)
+    tl.store(Y + row * n + i, x * 2.0, mask=i < n)

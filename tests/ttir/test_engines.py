@@ -210,3 +210,13 @@ def test_comparisons_of_a_mask_are_joined_by_and_or_not_and_xor(launch: Launch, 
 @named(spans())
 def test_rows_columns_and_numbers_span_a_tile(launch: Launch, hw: str) -> None:
     check(launch, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_branch_that_stores_and_ends_is_read_where_all_programs_answer_alike(hw: str) -> None:
+    x = normal(0, 3, 40)
+    words = {"X": x, "E": np.ones(3, np.int32), "Y": np.zeros_like(x), "n": 40, "B": 64}
+    check(Launch("stores_or_ends", (3,), words, "Y", 2.0 * x), hw)
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: a branch other than an early return"):
+        words = {**words, "E": np.array([1, -1, 1], np.int32)}
+        check(Launch("stores_or_ends", (3,), words, "Y", x), hw)

@@ -168,6 +168,9 @@ class Reader(Memory):
             named = {b[0].text: b for b in blocks}
             returns = [n for n in names if [o.name for o in named[n][1:]] == ["tt.return"]]
             every, none = answers(self._condition(op, self.values[op.operands[0]]))
+            if len(returns) != 1 and (np.all(every) or np.all(none)):
+                rest = _continued(named, *(names if np.all(every) else names[::-1]))
+                continue
             if len(returns) != 1 or np.any(~every & ~none) or every.shape[1] > 1:
                 raise op.fail("a branch other than an early return that each program's own numbers decide")
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
@@ -515,6 +518,15 @@ class Reader(Memory):
         if one != other or more:
             raise UnlikeLoopsError
         first.lines = first.lines if first.mask else second.lines
+
+
+def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:
+    """Return the operations behind a branch of which all programs go on with ``one`` block, and none with the other."""
+    if blocks[one][-1].name == "tt.return":
+        return blocks[one]
+    later = [o for n, b in blocks.items() if n != one for o in b[1:]]
+    is_left = any(re.search(rf"\{other}\b", o.text) for o in (*blocks[one][1:], *later))
+    return [*blocks[one], *(o for n, b in blocks.items() if n != one and (is_left or n != other) for o in b)]
 
 
 def _within(op: Op) -> Iterator[Op]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from npusim.config.device import FOLLOWED
 from npusim.errors import ContradictionError
 from npusim.program.ir.walk import producers_of
 from npusim.program.timing.link import bytes_per_cycle
@@ -47,7 +48,7 @@ def summarise(
     spans: tuple[Span, ...],
 ) -> TimingResult:
     """Return the result of one simulation; ``ends`` are the cycles at which its phases were over."""
-    if streams.program.l2 == "steady":
+    if streams.program.l2 in FOLLOWED:
         ends, uses = _followed(streams, ends, uses, link_bytes)
     device, cycles = streams.device, ends[-1]
     terms: dict[str, float] = {}

@@ -42,6 +42,11 @@ class JudgedCase:
     rows: str = "all"
     is_given: bool = False
 
+    @property
+    def has_given_values(self) -> bool:
+        """Whether it is the given call, or that with other values: no other sizes, and no point of stress."""
+        return not self.sizes and not self.point
+
 
 def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
     """Yield the calls on which an attention is judged; ``shapes``: further ones, as changed sizes."""

@@ -47,7 +47,6 @@ def main(folder: str, answers: str) -> None:
 def _import_all() -> None:
     """Import what answers need, before the limits hold."""
     import npusim.program.numerics.evaluate
-    import npusim.studies.stress.worst_search
     import npusim.studies.tune.prediction  # noqa: F401
 
 
@@ -75,19 +74,20 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def described(question: Question) -> dict[str, Any]:
-    """Return the sizes and formats of a candidate's inputs and output."""
-    from npusim.simulation.evaluation import subject_of
-    from npusim.studies.stress.worst_search import StressedRun
+    """Return the sizes and formats of a candidate's inputs and output, and the fields of its tile that are chosen."""
+    from npusim.config.tiling import word_of
+    from npusim.simulation.chosen_tile import choose_tile, program_of
+    from npusim.simulation.evaluation import result_of, subject_of
+    from npusim.simulation.plan import plan_of
 
-    plan, program = StressedRun(question.request).base
-    subject, output = subject_of(plan, program), program.tensors["o"].fmt
+    asked = plan_of(question.request, is_bare=True)
+    plan, program = program_of(asked)
+    subject = subject_of(plan, program)
     o = subject.output
     return {
-        "is_attention": subject.attention is not None,
         "inputs": {n: [t.batch, t.heads, t.rows, t.cols, t.fmt] for n, t in subject.plain.items()},
-        "output": [o.batch, o.heads, o.seq_q, o.output_cols, output],
-        "precision": plan.precision.name,
-        "family": plan.device.family,
+        "output": [o.batch, o.heads, o.seq_q, o.output_cols, result_of(program).fmt],
+        "tile": {n: word_of(type(asked.tiling), n, value) for n, value in choose_tile(asked).fields.items()},
     }
 
 
@@ -98,7 +98,7 @@ def computed(question: Question) -> dict[str, Any]:
     from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
     from npusim.program.numerics.paths import bits_of as patterns
     from npusim.simulation.chosen_tile import program_of
-    from npusim.simulation.evaluation import source_of, subject_of
+    from npusim.simulation.evaluation import result_of, source_of, subject_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
@@ -109,7 +109,8 @@ def computed(question: Question) -> dict[str, Any]:
     subject = subject_of(plan, program)
     output = subject.output
     rows = chosen("rows", request.rows, output.seq_q)
-    written = execute_rows(program, source_of(plan, subject), rows, chosen_heads(output, request.heads))[1]
+    source, heads = source_of(plan, subject), chosen_heads(output, request.heads)
+    written = execute_rows(program, source, rows, heads, output=result_of(program).name)[1]
     shape = output.batch, output.heads, output.seq_q, output.output_cols
     first = patterns(next(iter(written.values())))
     values, has = np.zeros(shape, first.dtype), np.zeros(shape[:3], np.bool_)

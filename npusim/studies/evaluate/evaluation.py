@@ -21,6 +21,7 @@ from npusim.kernels.triton import SIGN, is_launch, launch_parts
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
+from npusim.simulation.variants import named_fields
 from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
@@ -192,7 +193,11 @@ class Batch:
                 if keys[number] not in known:
                     self._append(keys[number], found[number])
                 if on_done:
-                    on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
+                    try:
+                        on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
+                    except BaseException:  # the caller has had enough: candidates that have not begun never do
+                        workers.shutdown(wait=False, cancel_futures=True)
+                        raise
         return tuple(compared(found, self.devices))
 
     def _examined(self, number: int, known: Findings | None) -> Findings:
@@ -206,7 +211,7 @@ class Batch:
             findings = Findings(request.schedule)
             if self.referee is not None:
                 findings = self._judged(process, number)
-            if findings.fault.startswith("the candidate's process") or findings.fault.startswith("no answer"):
+            if process.has_ended:
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
             times = {
                 d: time_of(process.ask(Question(timed, replace(request, hw=d, seed=None, numerics=False))))
@@ -220,24 +225,26 @@ class Batch:
         assert referee is not None
         verdicts, refused, outputs, assumed = list[CaseVerdict](), list[NotRead](), list[Any](), dict[str, None]()
         given_refused = fault = ""
+        tile: Mapping[str, Any] = {}
         for number, case in enumerate(referee.cases()):
-            answer = self._computed(process, candidate, case, f"out{number}.npz")
+            answer = self._computed(process, candidate, case, f"out{number}.npz", tile)
             if "error" in answer:
                 if answer["kind"] != "refused":
-                    fault = f"a race: {answer['error']}" if answer["kind"] == "race" else str(answer["error"])
-                    verdicts.append(CaseVerdict(case.name, False, fault, None, 0, 0))
+                    fault = f"a {answer['kind']}: {answer['error']}"
+                    verdicts.append(CaseVerdict(case.name, False, fault, None, 0, 0, is_resized=bool(case.sizes)))
                     break
                 refused.append(_not_read(case.name, str(answer["error"])))
                 given_refused = given_refused or (str(answer["error"]) if case.is_given else "")
                 if number == 0:
                     break
                 continue
+            tile = tile or answer["description"]["tile"]
             assumed |= dict.fromkeys(n for n, e in answer["arithmetic"].items() if e == "assumed")
             file = process.folder / f"out{number}.npz"
             try:
                 with self._lock:
                     verdicts.append(referee.judge(case, answer["description"], file))
-                if case.is_given and not case.sizes:
+                if case.has_given_values:
                     outputs.append(read_tensors(file)["o"].tobytes())
             except NpusimError as error:
                 refused.append(_not_read(case.name, one_line(error)))
@@ -248,11 +255,19 @@ class Batch:
             request.schedule, tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
         )
 
-    def _computed(self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str) -> dict[str, Any]:
-        """Return a candidate's answer for a case, with the description of its inputs."""
+    def _computed(
+        self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str, tile: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a candidate's answer for a case, with the description of its inputs.
+
+        ``tile``: fields that were chosen for the given call; a kernel has the same tile for all sizes that it fits.
+        """
         assert self.referee is not None
-        call = self._call(candidate, case, None)
+        call = self._call(candidate, case, tile)
         description = process.ask(Question(described, call))
+        if tile and description.get("kind") == "refused":
+            call = self._call(candidate, case, {})
+            description = process.ask(Question(described, call))
         if "error" in description:
             return description
         try:
@@ -260,16 +275,18 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        answer = process.ask(Question(computed, self._call(candidate, case, arrays), {"file": file}))
+        answer = process.ask(Question(computed, replace(call, tensors=arrays), {"file": file}))
         return {**answer, "description": description}
 
-    def _call(self, candidate: int, case: JudgedCase, arrays: Any) -> Request:
-        """Return the candidate's request for a case: the referee's call, with the candidate's own fields."""
+    def _call(self, candidate: int, case: JudgedCase, tile: Mapping[str, Any]) -> Request:
+        """Return the candidate's request for a case: the referee's call, with the candidate's own fields and tile."""
         request = self.requests[candidate]
         assert self.referee is not None
-        call = self.referee.call(request.schedule, case, arrays)
-        own = ("tiling", "precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
-        return replace(call, **{name: getattr(request, name) for name in own})
+        call = self.referee.call(request.schedule, case, None)
+        own = ("precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
+        tiling = named_fields(request.tiling)
+        both = {**tile, **tiling} if tile else request.tiling
+        return replace(call, tiling=both, **{name: getattr(request, name) for name in own})
 
     # -------------------------------------------------------------- storage
 
@@ -386,8 +403,7 @@ def verdict_of(findings: Findings) -> Verdict:
     if any(not c.is_right for c in findings.cases):
         return "wrong"
     is_proved = bool(findings.cases) and not findings.given_refused
-    others = [c for c in findings.cases if c.case not in ("the given call", "other values")]
-    return "right" if is_proved and others else "unproved"
+    return "right" if is_proved and any(c.is_resized for c in findings.cases) else "unproved"
 
 
 def _reason(findings: Findings, verdict: Verdict, worst: CaseVerdict | None) -> str:
@@ -404,14 +420,13 @@ def _reason(findings: Findings, verdict: Verdict, worst: CaseVerdict | None) -> 
 def _looks(findings: Findings, wrong: Sequence[CaseVerdict], worst: CaseVerdict | None) -> str:
     """Return what a wrong candidate looks like."""
     if findings.fault:
-        return findings.fault if findings.fault.startswith("a race") else f"a crash: {findings.fault}"
+        return findings.fault
     looks = worst.first.looks_like if worst is not None and worst.first is not None else ""
     if findings.repeated and not looks.startswith(("zeros", "a constant")):
         return "a cached output: the same bits for other inputs"
-    given = {"the given call", "other values"}
     if all(c.is_extreme for c in wrong):
         return f"accuracy that is lost on extreme inputs alone: {', '.join(c.case for c in wrong)}"
-    if not any(c.case in given for c in wrong) and any(c.case in given for c in findings.cases):
+    if all(c.is_resized or c.is_extreme for c in wrong):
         names = ", ".join(c.case for c in wrong)
         return f"{looks}; right on the given sizes, wrong on: {names}"
     return looks

@@ -63,6 +63,11 @@ class CandidateProcess:
         """End the process, and all that it has started."""
         self.end()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended: it answers no further question."""
+        return self._source < 0
+
     def ask(self, question: Question) -> dict[str, Any]:
         """Return the answer to a question; the end of the process, or none in time, is one with an ``error``."""
         if not self._send(question):
@@ -85,7 +90,7 @@ class CandidateProcess:
 
     def end(self) -> None:
         """Kill the process and those that it has started, and remove its folder."""
-        if self._source >= 0:
+        if not self.has_ended:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -98,7 +103,7 @@ class CandidateProcess:
 
     def _send(self, words: object) -> bool:
         sink = self._process.stdin
-        if self._source < 0 or sink is None:
+        if self.has_ended or sink is None:
             return False
         try:
             sink.write(pickle.dumps(words))

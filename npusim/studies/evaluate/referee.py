@@ -56,6 +56,7 @@ class CaseVerdict:
     """The verdict on one call: the judgement in words, the error over its limit, and the first wrong element.
 
     ``excess``: None where values are NaN or Inf.  ``is_extreme``: the inputs are those of a point of stress.
+    ``is_resized``: the sizes are others than the given ones.
     """
 
     case: str
@@ -66,6 +67,7 @@ class CaseVerdict:
     total: int
     first: WrongElement | None = None
     is_extreme: bool = False
+    is_resized: bool = False
 
 
 def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
@@ -82,6 +84,7 @@ def verdict_on(case: JudgedCase, judgement: Judgement) -> CaseVerdict:
         judgement.matched,
         judgement.total,
         is_extreme=bool(case.point),
+        is_resized=bool(case.sizes),
     )
 
 
@@ -134,11 +137,11 @@ class Referee(ABC):
         """Return the verdict on an output in a file."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class KernelReferee(Referee):
     """A packaged kernel, or a user's own, whose float64 result and whose variants are the reference."""
 
-    reference: str = ""
+    reference: str
     judges: dict[tuple[str, str], Judge] = field(default_factory=dict)
 
     def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
@@ -194,7 +197,7 @@ class KernelReferee(Referee):
         return _element(held.given.values, exact, at, looks)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FunctionReferee(Referee):
     """A function on numpy arrays in float64; correct kernels are the same function of inputs that are rounded again.
 
@@ -202,8 +205,8 @@ class FunctionReferee(Referee):
     is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
     """
 
-    function: Callable[..., Any] = print
-    origin: str = ""
+    function: Callable[..., Any]
+    origin: str
     exact: dict[tuple[str, str], tuple[NDArray[np.float64], list[NDArray[Any]]]] = field(default_factory=dict)
 
     def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
@@ -212,9 +215,9 @@ class FunctionReferee(Referee):
         if key not in self.inputs:
             of_attention = self.problem.attention is not None
             if of_attention:
-                return KernelReferee(
-                    self.request, self.problem, self.shapes, self.inputs, _attention(self.problem)
-                ).drawn(case, description)
+                attention = packaged(self.problem)
+                drawing = KernelReferee(self.request, self.problem, self.shapes, self.inputs, reference=attention)
+                return drawing.drawn(case, description)
             tensors = tuple(
                 GlobalTensor(name, batch, heads, rows, cols, fmt, "input")
                 for name, (batch, heads, rows, cols, fmt) in description["inputs"].items()
@@ -281,8 +284,10 @@ class FunctionReferee(Referee):
         return value.reshape(shape)
 
 
-def _attention(problem: AnyProblem) -> str:
-    return ATTENTION[get_format(str(getattr(problem, "dtype", "float16"))).size_bytes == 1]
+def packaged(problem: object, dtype: str | None = None) -> str:
+    """Return the packaged attention for inputs of a problem's format, or of ``dtype``."""
+    stored = dtype or getattr(problem, "dtype", None) or "float16"
+    return ATTENTION[get_format(str(stored)).size_bytes == 1]
 
 
 def _gathered(source: Callable[[int, int], NDArray[Any]], batches: int, heads: int) -> NDArray[Any]:
@@ -332,8 +337,8 @@ class RefereeChoice:
 
     @property
     def _attention(self) -> str:
-        stored = str(self.request.dtype or getattr(self.request.problem, "dtype", None))
-        return ATTENTION[stored.startswith("float8")]
+        dtype = self.request.dtype
+        return packaged(self.request.problem, None if dtype is None else str(dtype))
 
     def _problem(self, schedule: str) -> AnyProblem:
         if self.request.problem is not None:
