@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim import cache
-from npusim.errors import NpusimError, SpecError, TensorError
+from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
 from npusim.kernels.triton import SUFFIX, is_recorded, launch_parts, short_kernel_name
@@ -193,8 +193,8 @@ def _read(path: str, _changed: int) -> Calls:
         raise SpecError(str(error)) from None
     except ValueError as error:  # of the checks below: what, value, allowed
         raise SpecError(f"{why}: {error}") from None
-    except (NpusimError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError) as error:
-        raise SpecError(f"{why} ({type(error).__name__}: {error})") from None
+    except KeyError as error:
+        raise SpecError(f"{why} (nothing in the file has the name {error})") from None
     except Exception as error:  # noqa: BLE001 - zip and zlib have errors of their own
         raise SpecError(f"{why} ({error})") from None
 
