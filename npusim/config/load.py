@@ -132,6 +132,8 @@ _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
 _OF_A_PLAN = "memory.gm.capacity_bytes"
 #: What one board is set to.
 _OF_ONE_DEVICE = "held_"
+#: Options of the command line that set a key.
+_OPTIONS = {"held_clock_hz": "--clock ", "held_power_w": "--power-watts "}
 _LABELS = ("schema", "description", "architecture")
 
 
@@ -151,7 +153,7 @@ def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *,
     if in_node and key == _OF_A_PLAN:
         return None
     if in_node and key.startswith(_OF_ONE_DEVICE):
-        return "runs of one device; all devices of a node have clock_hz"
+        return "runs of one device alone; the devices of a node have clock_hz (-C)"
     if not device.is_timed:
         patterns = (*_OF_VALUES, *(_OF_A_NODE if in_node else ()))
         if any(fnmatchcase(key, pattern) for pattern in patterns):
@@ -183,7 +185,7 @@ def apply_overrides(
         if isinstance(device, DeviceSpec):
             reader = reader_of(device, f"facts.{key}" if is_fact else key, unread, in_node=in_node)
             if reader is not None:
-                raise SpecError(f"-C {key}={text}: changes nothing on {device.name}; read by {reader}")
+                raise SpecError(f"{_setting(key, text)}: changes nothing on {device.name}; read by {reader}")
     try:
         made = type(device).model_validate(data)
     except ValidationError as error:
@@ -215,14 +217,14 @@ def _set(data: dict[str, object], key: str, text: str) -> None:
         if step not in node:
             parent = ".".join(steps[:index])
             where = f" in {parent}" if parent else ""
-            raise SpecError(f"-C {key}={text}: no key {step!r}{where}{suggest(step, list(node))}")
+            raise SpecError(f"{_setting(key, text)}: no key {step!r}{where}{suggest(step, list(node))}")
         child = node[step]
         if index == len(steps) - 1:
             node[step] = _replacement(child, key, text)
         elif isinstance(child, dict) and "value" not in child:
             node = child
         else:
-            raise SpecError(f"-C {key}={text}: {'.'.join(steps[: index + 1])} has no keys below it")
+            raise SpecError(f"{_setting(key, text)}: {'.'.join(steps[: index + 1])} has no keys below it")
 
 
 def _replacement(old: object, key: str, text: str) -> object:
@@ -231,15 +233,20 @@ def _replacement(old: object, key: str, text: str) -> object:
     if isinstance(old, dict) or old is None:
         if old is not None and "value" not in old:
             below = ", ".join(f"{key}.{name}" for name in list(old)[:4])
-            raise SpecError(f"-C {key}={text}: not a single value; its keys: {below}, ...")
+            raise SpecError(f"{_setting(key, text)}: not a single value; its keys: {below}, ...")
         return {"value": parse_scalar(text), "basis": "assumed", "source": "command line"}
     if isinstance(old, str):
         return text
-    raise SpecError(f"-C {key}={text}: a list cannot be changed here")
+    raise SpecError(f"{_setting(key, text)}: a list cannot be changed here")
 
 
 def _override_fault(key: str, text: str, overrides: Mapping[str, str]) -> str:
     for changed, value in overrides.items():
         if key == changed or key.startswith(f"{changed}."):
-            return f"-C {changed}={value}: {text}"
+            return f"{_setting(changed, value)}: {text}"
     return f"-C {' '.join(f'{k}={v}' for k, v in overrides.items())}: {key}: {text}"
+
+
+def _setting(key: str, text: str) -> str:
+    """Return the words of the command line that set a key."""
+    return f"{_OPTIONS.get(key, f'-C {key}=')}{text}"

@@ -47,7 +47,7 @@ def test_a_held_clock_slows_kernels_without_products_too() -> None:
 
 
 def test_a_limit_in_watts_needs_one_in_the_file() -> None:
-    with pytest.raises(SpecError, match=r"held_power_w.*states no limit in watts"):
+    with pytest.raises(SpecError, match=r"power-watts 50: .*states no limit in watts"):
         timed(PRODUCT, hw="l4", power_watts=50)
     with pytest.raises(SpecError, match=r"held_clock_hz.*allowed: up to the device's 1,980 MHz"):
         timed(PRODUCT, clock=2.5e9)
@@ -79,6 +79,21 @@ def test_the_clock_is_said_beside_the_cycles(text: str, said: str) -> None:
     assert said in result.stdout
     refused = CliRunner().invoke(app, [*words, "--clock", "fast"])
     assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "option", "said"),
+    [
+        ("h200", ("--clock", "3GHz"), "--clock 3e9: 3,000 MHz; allowed: up to the device's 1,980 MHz"),
+        ("ascend_910b2", ("--power-watts", "300"), "--power-watts 300.0: the file states no limit in watts"),
+        ("h200_x2", ("--clock", "1.5GHz"), "--clock 1.5e9: changes nothing on h200"),
+    ],
+)
+def test_a_refusal_names_the_option(device: str, option: tuple[str, str], said: str) -> None:
+    words = ["run", "gemm", "--hw", device, "--problem", "m=512,n=512,k=512", "--no-numerics", "--no-save"]
+    refused = CliRunner().invoke(app, [*words, *option])
+    assert refused.exit_code == 2
+    assert said in refused.stderr
 
 
 def test_a_file_s_limit_holds_at_its_clock() -> None:
