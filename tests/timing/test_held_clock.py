@@ -49,11 +49,11 @@ def test_a_held_clock_slows_kernels_without_products_too() -> None:
 def test_a_limit_in_watts_needs_one_in_the_file() -> None:
     with pytest.raises(SpecError, match=r"power-watts 50: .*states no limit in watts"):
         timed(PRODUCT, hw="l4", power_watts=50)
-    with pytest.raises(SpecError, match=r"held_clock_hz.*allowed: up to the device's 1,980 MHz"):
+    with pytest.raises(SpecError, match=r"--clock 2.5e9: .*allowed: up to the device's 1,980 MHz"):
         timed(PRODUCT, clock=2.5e9)
-    with pytest.raises(SpecError, match=r"held_clock_hz=.*read by runs of one device"):
+    with pytest.raises(SpecError, match=r"--clock 1.*read by runs of one device"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, numerics=False, clock=1e9)
-    with pytest.raises(SpecError, match=r"held_clock_hz=1e9.*all devices of a node have clock_hz"):
+    with pytest.raises(SpecError, match=r"--clock 1e9.*the devices of a node have clock_hz"):
         npusim.run("tiling_allreduce", hw="h200_x2", seq=1024, overrides={"held_clock_hz": "1e9"})
 
 
