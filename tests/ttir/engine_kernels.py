@@ -258,3 +258,24 @@ def stores_or_ends(X, E, Y, n, B: tl.constexpr):
         return
     x = tl.load(X + row * n + i, mask=i < n)
     tl.store(Y + row * n + i, x * 2.0, mask=i < n)
+
+
+@triton.jit
+def assumed(X, Y, n, B: tl.constexpr):
+    """Assumptions that always hold: TTIR has a constant without a type for them."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.assume(tl.program_id(0) >= 0)
+    tl.assume(B > 0)
+    tl.store(Y + i, tl.load(X + i, mask=i < n) * 2.0, mask=i < n)
+
+
+@triton.jit
+def grouped_norm(X, W, Y, Rstd, M, n, B: tl.constexpr):
+    """A norm of each of several groups of a row, whose statistics are stored group after group."""
+    row, group, i = tl.program_id(0), tl.program_id(1), tl.arange(0, B)
+    stride = n * tl.num_programs(1)
+    x = tl.load(X + row * stride + group * n + i, mask=i < n, other=0.0)
+    rstd = 1 / tl.sqrt(tl.sum(x * x, axis=0) / n + 1e-5)
+    tl.store(Rstd + group * M + row, rstd)
+    w = tl.load(W + group * n + i, mask=i < n)
+    tl.store(Y + row * stride + group * n + i, x * rstd * w, mask=i < n)

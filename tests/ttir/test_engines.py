@@ -220,3 +220,21 @@ def test_a_branch_that_stores_and_ends_is_read_where_all_programs_answer_alike(h
     with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: a branch other than an early return"):
         words = {**words, "E": np.array([1, -1, 1], np.int32)}
         check(Launch("stores_or_ends", (3,), words, "Y", x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_assumptions_of_a_kernel_are_read(hw: str) -> None:
+    x = normal(0, 100)
+    check(Launch("assumed", (2,), {"X": x, "Y": np.zeros_like(x), "n": 100, "B": 64}, "Y", 2.0 * x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_norm_of_groups_stores_its_statistics_group_after_group(hw: str) -> None:
+    x, w = normal(0, 6, 2, 40), normal(1, 80)
+    wide = x.astype(np.float64)
+    rstd = 1 / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+    words = {"X": x.reshape(6, 80), "W": w, "Y": np.zeros((6, 80), np.float32), "M": 6, "n": 40, "B": 64}
+    words["Rstd"] = np.zeros(12, np.float32)
+    wanted = (wide * rstd).reshape(6, 80) * w
+    check(Launch("grouped_norm", (6, 2), words, "Y", wanted), hw)
+    check(Launch("grouped_norm", (6, 2), words, "Rstd", rstd[..., 0].T.ravel()), hw)

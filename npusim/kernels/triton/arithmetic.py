@@ -36,9 +36,9 @@ from npusim.kernels.triton.values import (
     bound_of,
     constant,
     elements,
-    float_of,
     lesser,
     literal,
+    number_of,
     reshaped,
     truth,
 )
@@ -101,13 +101,9 @@ class Arithmetic(Draft):
     """Operations that access no memory: integers, masks and axes; floats elementwise, reductions, products."""
 
     def _arith_constant(self, op: Op) -> None:
-        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
-        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
-        words = {"true": 1, "false": 0}
-        if fmt in FORMATS:
-            self._set(op, Number(value := float_of(text, fmt), literal(value), shape))
-        else:
-            self._set(op, constant(words[text] if text in words else int(text), shape, bits_of(type_)))
+        value, shape, fmt = number_of(op)
+        is_float = fmt in FORMATS
+        self._set(op, Number(value, literal(value), shape) if is_float else constant(int(value), shape, bits_of(fmt)))
 
     def _tt_get_program_id(self, op: Op) -> None:
         self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None], bits=bits_of(op.type)))

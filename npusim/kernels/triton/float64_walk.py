@@ -22,7 +22,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import Tensor, float_of
+from npusim.kernels.triton.values import Tensor, number_of
 from npusim.program.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
@@ -236,10 +236,7 @@ class ExactProgram:
     # ---------------------------------------------------------------- integers and shapes
 
     def _arith_constant(self, op: Op) -> Array:
-        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
-        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
-        words = {"true": 1, "false": 0}
-        value = float_of(text, fmt) if fmt in FORMATS else words[text] if text in words else int(text)
+        value, shape, fmt = number_of(op)
         return np.full(shape, value, _DTYPES[fmt])
 
     def _tt_get_program_id(self, op: Op) -> Array:

@@ -89,10 +89,11 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
     which each program has its own place; 2: and axes of blocks are groups of these, where they can be.
     """
-    *_, rows, columns = result.view.shape
+    *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
     inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
-    groups = filter(None, [view.split(*each) for each in dict.fromkeys(inner)])
+    halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((rows, *outer))]
+    groups = filter(None, [*(view.split(*each) for each in dict.fromkeys(inner)), *halves])
     for one in chain(groups, view.ways()) if is_part or freedom > 1 else chain(view.ways(), groups):
         try:
             return _followed(of, one, uses, result, is_strict=not freedom)

@@ -400,13 +400,16 @@ class LaunchGrid:
         if not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
+        matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
+        if apart := [side for side, x, y in matrix if np.any(x != y)]:
+            why = f"a program stores a second result to another {apart[0]} than the first"
+            raise self._fault(other.line, f"{of}: {why}")
         if not is_tile and np.any(
             np.minimum(other.left[0], other.pointer.shape[0]) > self.rows if other.left else False
         ):
             self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
         if is_tile:
-            own = (self.batch, self.head, self.split, self.row, self.col)
-            is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))
+            is_like = bool(np.all(row == self.row) and np.all(column == self.col))
             sides = self._sides(other.pointer, other.value.axes, other.left)
             wholes = self._tensor(of).shape[ROWS:]
             for whole, x, (_, size, left), count in zip(

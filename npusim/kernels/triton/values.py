@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.formats import get_format
+from npusim.kernels.triton.ttir_text import FORMATS, shape_of
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
@@ -374,6 +375,14 @@ def float_of(text: str, fmt: str) -> float:
         return float(text)
     bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
     return float(np.array(bits, f"u{size}").view(f"f{size}"))
+
+
+def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
+    """Return the value, shape and element type of a constant; of a bare ``true`` or ``false`` the type is i1."""
+    text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+    text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_ or "i1")
+    words = {"true": 1, "false": 0}
+    return float_of(text, fmt) if fmt in FORMATS else words[text] if text in words else int(text), shape, fmt
 
 
 def literal(value: float) -> str:
