@@ -22,6 +22,8 @@ from npusim.kernels.triton.values import (
     Floats,
     Integers,
     Known,
+    Listed,
+    ListedMask,
     Masking,
     Number,
     ValueComparison,
@@ -320,6 +322,8 @@ class Draft:
         for name, x in self.values.items():
             if isinstance(x, Affine | Condition):
                 self.values[name] = x.at(programs)
+            elif isinstance(x, Listed | ListedMask):
+                self.values[name] = x.of_programs(programs)
             elif isinstance(x, Masking):
                 self.values[name] = replace(x, of=x.of.at(programs))
             elif isinstance(x, ValueComparison) and x.within is not None:

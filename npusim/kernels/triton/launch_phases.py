@@ -20,12 +20,12 @@ from npusim.kernels.attention.call_blocks import MASKED
 from npusim.kernels.attention.tiling_mask import MaskKind, mask_of
 from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
-from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
+from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
 from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
-from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
 from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 from npusim.program.ir.tile import GlobalTensor, Role
@@ -78,7 +78,9 @@ def is_row(reader: Reader) -> bool:
 
 def is_part(reader: Reader, view: View) -> bool:
     """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
-    return sum(isinstance(x, View) and x.parameter == view.parameter for x in reader.arguments.values()) > 1
+    accessed = {x.pointer.of for x in (*reader.loads.values(), *reader.stored)}
+    views = [x for n, x in reader.arguments.items() if n in accessed and isinstance(x, View)]
+    return sum(x.parameter == view.parameter for x in views) > 1
 
 
 def placed(reader: Reader) -> LaunchGrid:
@@ -581,6 +583,10 @@ class LaunchGrid:
             rows, columns = matrix.shape
             bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
             values[n] = partial(np.asarray, known)
+        for (n, _), x in zip(written.axes, r.loads.values(), strict=False):
+            if isinstance(t := self._tensor(x.of), MaskView):
+                of = tensor_of(bound[n])
+                values[of.name] = partial(_spread, t, of.rows)
         cells = self._cells(offsets or [None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
@@ -616,6 +622,7 @@ class LaunchGrid:
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
+        more["stretch_rows"] = int(isinstance(t, GatheredView) and t.groups[ROWS] == (0,))
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if load in self.stacks:
             return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
@@ -722,6 +729,12 @@ def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
         made.insert(at, (text, number))
     return made
+
+
+def _spread(view: MaskView, rows: int) -> Any:
+    """Return a mask, (batch, heads, rows, columns): as often as rows share its own."""
+    mask = view.array()
+    return np.broadcast_to(mask, (*mask.shape[:2], rows, mask.shape[3]))
 
 
 def _flops(phase: Phase) -> int:

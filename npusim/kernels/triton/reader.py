@@ -25,7 +25,7 @@ from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Number, answers, lesser
+from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -467,10 +467,11 @@ class Reader(Memory):
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
-        if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
-            self.values[inner] = within(
-                op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
-            )
+        if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
+            moved = x.rest if isinstance(x, Listed) else x
+            by = times * self._moved(op, inner, op.body[-1].operands[at])
+            moved = within(op, replace(moved, base=moved.base + by))
+            self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x
