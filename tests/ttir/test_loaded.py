@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import npusim
-from npusim.errors import ProgramError
 from ttir.test_engines import DEVICES, Launch, check, named, normal
 
 if TYPE_CHECKING:
