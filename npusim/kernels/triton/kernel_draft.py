@@ -178,6 +178,7 @@ class Draft:
         #: The values that each value is computed from, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
+        self._stores: list[str] = []  # pointers
         self._products = 0
         self._count(function.operations)
         parameters = list(function.parameters.items())
@@ -203,6 +204,8 @@ class Draft:
                 self._sources |= {n: (start, *chain(*ends)) for n, start in zip(*_carried(op), strict=True)}
             if op.name == "tt.load" and shape_of(op.type)[1] not in FORMATS:
                 self._looks[op.results[0]] = op
+            if op.name in ("tt.store", "tt.descriptor_store"):
+                self._stores.append(op.operands[0])
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._products += op.name == "tt.dot"
@@ -211,12 +214,20 @@ class Draft:
 
     def looked_up(self, name: str) -> dict[str, Op]:
         """Return the loads of integers that a value is computed from, by their results."""
+        return {n: self._looks[n] for n in self._made_of(name) if n in self._looks}
+
+    def _made_of(self, name: str) -> list[str]:
+        """Return a value and all values that it is computed from."""
         seen, waiting = dict[str, None](), [name]
         while waiting:
             if (one := waiting.pop()) not in seen:
                 seen[one] = None
                 waiting += self._sources.get(one, ())
-        return {n: self._looks[n] for n in seen if n in self._looks}
+        return list(seen)
+
+    def _is_read_alone(self, of: str) -> bool:
+        """Return whether no store of the kernel can be to a tensor."""
+        return all(of not in self._made_of(pointer) for pointer in self._stores)
 
     def _argument(self, name: str, kind: str) -> Known:
         value = self.arguments[name]

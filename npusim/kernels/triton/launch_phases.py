@@ -114,6 +114,8 @@ class LaunchGrid:
         program stores to.
         """
         self.freedom = freedom
+        #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
+        self.number = 0
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -426,7 +428,8 @@ class LaunchGrid:
         uses = [*self.reader.loads.values(), *self.reader.stored]
         views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
         for (a, _), (b, x) in combinations(views, 2):
-            if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
+            is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
+            if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):
                 raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
 
     def _check_bounds(self) -> None:
@@ -614,9 +617,10 @@ class LaunchGrid:
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
-        is_result = of == self.stored.pointer.of and not t.is_workspace and not load
+        is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
         name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        name = f"{name}_{self.number}" if self.number else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"

@@ -132,6 +132,13 @@ class Memory(Arithmetic):
         for x in (*self.loads.values(), *self.stored):
             if x.of.partition(".")[0] != name or not isinstance(self.arguments[name], View):
                 continue
+            if (
+                not (x.pointer.shape and pointer.shape)
+                and x.pointer.shape != pointer.shape
+                and self._is_read_alone(name)
+            ):
+                parts.append(x.of)  # one element, apart from blocks
+                continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
             is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
             if not is_like or np.ptp(apart) or not apart.any():
