@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
 #: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
-MOST_FREEDOM = 2
+MOST_FREEDOM = 3
 
 
 class Written(NamedTuple):
