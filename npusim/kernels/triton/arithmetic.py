@@ -146,6 +146,8 @@ class Arithmetic(Draft, ABC):
 
     def _tt_expand_dims(self, op: Op, x: Known) -> None:
         at = op.number("axis")
+        if isinstance(x, Floats) and len(x.axes) == 1 == at:
+            self.down.add(x.axes[0])
         self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, none: (*s[:at], none, *s[at:])))
 
     def _tt_broadcast(self, op: Op, x: Known) -> None:

@@ -162,6 +162,8 @@ class Draft:
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
+        #: Axes along which vectors have a value for each row of a tile.
+        self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
         self.returned = 0  #: programs that return early

@@ -284,6 +284,8 @@ class LaunchGrid:
         if len(set(listed)) < len(listed):
             why = "its rows and columns are one axis of the kernel, as where a result is added to a factor of its own"
             raise self._fault(load.line, f"{load.of}: {why}: load the other block by a pointer of its own")
+        if not listed and not self.is_row:
+            return language.ONE
         if load.name in self.shared or (self.is_row and "row" not in listed):
             return " ".join(["row", *listed])
         return " ".join(listed)
@@ -392,7 +394,14 @@ class LaunchGrid:
     def _is_shared(self, load: Load) -> bool:
         """Return whether all rows share the data of a load: a row of columns, or one element."""
         own = self.called(load.axes).split()
+        if not own or self._is_down(load):
+            return False
         return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
+
+    def _is_down(self, load: Load) -> bool:
+        """Return whether a vector has a value for each row of an operand that the result has not as rows."""
+        root, axes = self.reader.root, [a for a in load.axes if a is not None]
+        return len(load.axes) == 1 == len(axes) and root(axes[0]) in map(root, self.reader.down)
 
     def _check_second(self, other: Stored) -> None:
         """Raise `ProgramError` for a second result that is neither a tile of the same shape nor a number for each
