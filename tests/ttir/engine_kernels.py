@@ -279,3 +279,51 @@ def grouped_norm(X, W, Y, Rstd, M, n, B: tl.constexpr):
     tl.store(Rstd + group * M + row, rstd)
     w = tl.load(W + group * n + i, mask=i < n)
     tl.store(Y + row * stride + group * n + i, x * rstd * w, mask=i < n)
+
+
+@triton.jit
+def rope_both(Q, K, Cos, Sin, HQ: tl.constexpr, HK: tl.constexpr, HD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
+    """Rotary embedding of queries and keys in place: two results, of other numbers of heads."""
+    token, half = tl.program_id(0), tl.arange(0, HD // 2)
+    cos, sin = tl.load(Cos + token * HD + half), tl.load(Sin + token * HD + half)
+    at_q = Q + token * HQ * HD + tl.arange(0, BQ)[:, None] * HD + half[None, :]
+    at_k = K + token * HK * HD + tl.arange(0, BK)[:, None] * HD + half[None, :]
+    has_q, has_k = tl.arange(0, BQ)[:, None] < HQ, tl.arange(0, BK)[:, None] < HK
+    q1, q2 = tl.load(at_q, mask=has_q, other=0), tl.load(at_q + HD // 2, mask=has_q, other=0)
+    k1, k2 = tl.load(at_k, mask=has_k, other=0), tl.load(at_k + HD // 2, mask=has_k, other=0)
+    tl.store(at_q, q1 * cos - q2 * sin, mask=has_q)
+    tl.store(at_q + HD // 2, q2 * cos + q1 * sin, mask=has_q)
+    tl.store(at_k, k1 * cos - k2 * sin, mask=has_k)
+    tl.store(at_k + HD // 2, k2 * cos + k1 * sin, mask=has_k)
+
+
+@triton.jit
+def chunk_states(X, B, Out, Dt, Decay, S, H, CHUNK, D: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+    """States of chunks of a state-space model: a product whose factor is scaled by row, up to a chunk's last decay."""
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    rd, rn, rk = tl.arange(0, D), tl.arange(0, N), tl.arange(0, BK)
+    steps = tl.num_programs(0) * CHUNK
+    x_at = X + chunk * CHUNK * H * D + head * D + rd[:, None] + rk[None, :] * H * D
+    b_at = B + chunk * CHUNK * N + rn[None, :] + rk[:, None] * N
+    decay_at, dt_at = Decay + head * steps + chunk * CHUNK + rk, Dt + head * steps + chunk * CHUNK + rk
+    last = tl.load(Decay + head * steps + chunk * CHUNK + CHUNK - 1)
+    acc = tl.zeros((D, N), tl.float32)
+    for k in range(0, CHUNK, BK):
+        x = tl.load(x_at, mask=rk[None, :] < CHUNK - k, other=0.0)
+        b = tl.load(b_at, mask=rk[:, None] < CHUNK - k, other=0.0).to(tl.float32)
+        decay = tl.load(decay_at, mask=rk < CHUNK - k, other=0.0)
+        b *= (tl.exp(tl.minimum(last - decay, 0.0)) * tl.load(dt_at, mask=rk < CHUNK - k, other=0.0))[:, None]
+        acc += tl.dot(x, b.to(X.dtype.element_ty))
+        x_at += BK * H * D
+        b_at += BK * N
+        decay_at += BK
+        dt_at += BK
+    tl.store(Out + (chunk * H + head) * D * N + rd[:, None] * N + rn[None, :], acc)
+
+
+@triton.jit
+def read_back(X, Y, Z, n, B: tl.constexpr):
+    """A result that another one is computed from, which rows of unlike shape do not make independent."""
+    i = tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 2.0)
+    tl.store(Z, tl.sum(tl.load(Y + i, mask=i < n, other=0.0), axis=0))

@@ -72,7 +72,7 @@ def experts(
     if WEIGHTED:
         acc = acc * tl.load(Scale + token, mask=is_one, other=0)[:, None]
     cn = pn * BN + tl.arange(0, BN)
-    tl.store(C + token[:, None] * N + cn[None, :], acc.to(tl.float16), mask=is_one[:, None] & (cn[None, :] < N))
+    tl.store(C + token[:, None] * N + cn[None, :], acc.to(C.dtype.element_ty), mask=is_one[:, None] & (cn[None, :] < N))
 
 
 @triton.jit

@@ -34,8 +34,8 @@ def normal(seed: int, *shape: int, fmt: str = "float32") -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
 
 
-def check(launch: Launch, hw: str) -> Any:
-    """Run a launch on a device; every element is stored, near its value in float64."""
+def check(launch: Launch, hw: str, close: float = 0.0) -> Any:
+    """Run a launch on a device; every element is stored, near its value in float64 (``close``: relative RMSE)."""
     from ttir import engine_kernels, loaded_kernels
     from ttir.stored import stored
 
@@ -48,7 +48,7 @@ def check(launch: Launch, hw: str) -> Any:
     assert np.array_equal(np.isfinite(made), is_number)
     assert np.array_equal(made[~is_number], wanted[~is_number], equal_nan=True)
     error = np.sqrt(((made[is_number] - wanted[is_number]) ** 2).mean() / (wanted[is_number] ** 2).mean())
-    assert error < CLOSE[str(launch.words[launch.result].dtype)]
+    assert error < (close or CLOSE[str(launch.words[launch.result].dtype)])
     assert done.latency_us > 0
     return done
 
@@ -239,3 +239,40 @@ def test_a_norm_of_groups_stores_its_statistics_group_after_group(hw: str) -> No
     wanted = (wide * rstd).reshape(6, 80) * w
     check(Launch("grouped_norm", (6, 2), words, "Y", wanted), hw)
     check(Launch("grouped_norm", (6, 2), words, "Rstd", rstd[..., 0].T.ravel()), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_results_of_unlike_shapes_are_read_as_a_kernel_each(hw: str) -> None:
+    q, k, angle = normal(0, 6, 4, 32), normal(1, 6, 2, 32), normal(2, 6, 32)
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def turned(x: Any) -> Any:
+        a, b, c, s = (v.astype(np.float64) for v in (x[..., :16], x[..., 16:], cos[:, None, :16], sin[:, None, :16]))
+        return np.concatenate([a * c - b * s, b * c + a * s], -1)
+
+    words = {"Q": q, "K": k, "Cos": cos, "Sin": sin, "HQ": 4, "HK": 2, "HD": 32, "BQ": 4, "BK": 2}
+    done = check(Launch("rope_both", (6,), words, "Q", turned(q)), hw)
+    assert [n for n in done.notes if "results of unlike shapes: read as 2 kernels" in n]
+    check(Launch("rope_both", (6,), words, "K", turned(k)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_result_that_another_is_computed_from_is_no_kernel_of_its_own(hw: str) -> None:
+    x = normal(0, 64)
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros(1, np.float32), "n": 60, "B": 64}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: "):
+        check(Launch("read_back", (1,), words, "Y", 2.0 * x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_factor_is_scaled_by_row_in_a_loop(hw: str) -> None:
+    chunks, size, heads, d, n = 2, 48, 2, 32, 16
+    x, b = normal(0, chunks * size, heads, d, fmt="float16"), normal(1, chunks * size, n, fmt="float16")
+    decay = -np.cumsum(np.abs(normal(2, heads, chunks, size)), -1, dtype=np.float32) / 8
+    dt = np.abs(normal(3, heads, chunks, size))
+    scale = (np.exp(decay[..., -1:].astype(np.float64) - decay) * dt).reshape(heads, -1)
+    each = np.einsum("thd,tn,ht->thdn", x.astype(np.float64), b.astype(np.float64), scale)
+    wanted = each.reshape(chunks, size, heads, d, n).sum(1)
+    words = {"X": x, "B": b, "Out": np.zeros((chunks, heads, d, n), np.float32), "Dt": dt, "Decay": decay}
+    words |= {"S": chunks * size, "H": heads, "CHUNK": size, "D": d, "N": n, "BK": 16}
+    check(Launch("chunk_states", (chunks, heads), words, "Out", wanted), hw, close=6e-4)
