@@ -123,6 +123,8 @@ class LaunchMemory:
     result: tuple[str, Tensor]
     #: Of parameters, where a program begins.
     values: Mapping[str, Any]
+    #: First row and number of rows of the result's heads that are wanted.
+    span: tuple[int, int]
     stored: dict[tuple[int, int], Array] = field(default_factory=dict)
     #: Elements that the present program stored, by argument and address.
     own: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -161,11 +163,14 @@ class LaunchMemory:
         name, arranged = self.result
         if pointer.of != name:
             return
-        (batch, head), shape, rows, cols, here = _places(arranged, at)
+        (batch, head), (_, width), rows, cols, here = _places(arranged, at)
+        first, count = self.span
+        here = here & (rows >= first) & (rows < first + count)
         for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
             some = here & (batch == b) & (head == h)
-            matrix = self.stored.setdefault((b, h), np.full(shape, np.nan))
-            matrix[rows[some], cols[some]] = values[some]
+            if (b, h) not in self.stored:
+                self.stored[b, h] = np.full((count, width), np.nan)
+            self.stored[b, h][rows[some] - first, cols[some]] = values[some]
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
@@ -382,6 +387,12 @@ class ExactLaunch:
     def __init__(self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grid: LaunchGrid) -> None:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grid``: which of them store which rows."""
         self.function, self.arguments, self.size, self.grid = function, arguments, size, grid
+        self._inputs = grid.placed_inputs
+        #: The latest inputs, and their matrices in float64.
+        self._inputs_of: HeadSource | None = None
+        self._matrix: Callable[[str, int, int], Array]
+        #: Of the latest rows: which rows and programs, and what the programs store: others of theirs may follow.
+        self._latest: tuple[Any, NDArray[np.float64]] | None = None
         self.values = dict[str, Any]()
         parameters = list(function.parameters.items())
         while parameters:
@@ -403,15 +414,25 @@ class ExactLaunch:
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
+        programs, (first, count) = self.grid.programs_of(batch, head, row, rows)
+        key = batch, head, first, count, tuple(map(tuple, programs))
+        if self._inputs_of is not inputs:
+            self._inputs_of, self._latest = inputs, None
+            self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._stored(batch, head, (first, count), programs)
+        made: NDArray[np.float64] = np.full((rows, self.grid.placed_result[1].shape[-1]), np.nan)
+        low, high = max(row, first), min(row + rows, first + count)
+        made[low - row : high - row] = self._latest[1][low - first : high - first]
+        return made
 
-        @lru_cache(maxsize=MATRICES)
-        def matrix(name: str, batch: int, head: int) -> Array:
-            return formats.cast(inputs(name, batch, head), F64)
-
+    def _stored(
+        self, batch: int, head: int, span: tuple[int, int], programs: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """Return what some programs store of a head, (rows, columns), of so many rows from a first one on."""
         name, tensor = self.grid.placed_result
-        memory = LaunchMemory(self.arguments, matrix, self.grid.placed_inputs, (name, tensor), self.values)
-        for ids in self.grid.programs_of(batch, head, row, rows):
+        memory = LaunchMemory(self.arguments, self._matrix, self._inputs, (name, tensor), self.values, span)
+        for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
-        made = memory.stored.get((batch, head), np.full(tensor.shape[-2:], np.nan))
-        part: NDArray[np.float64] = made[row : row + rows]
-        return part
+        made = memory.stored.get((batch, head))
+        return np.full((span[1], tensor.shape[-1]), np.nan) if made is None else made

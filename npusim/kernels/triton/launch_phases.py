@@ -503,12 +503,18 @@ class LaunchGrid:
         """The parameter of the first result, and its arrangement."""
         return self.stored.pointer.of.partition(".")[0], self.out
 
-    def programs_of(self, batch: int, head: int, row: int, rows: int) -> list[list[int]]:
-        """Return the programs that store some of the rows of a head; ``batch`` counts splits too."""
+    def programs_of(self, batch: int, head: int, row: int, rows: int) -> tuple[list[list[int]], tuple[int, int]]:
+        """Return the programs that store some of the rows of a head, and their first row and number of rows.
+
+        ``batch`` counts splits too.
+        """
         is_of = (self.batch * self.out.shape[SPLIT] + self.split == batch) & (self.head == head)
         is_of = is_of & (self.row < row + rows) & (self.row + self.rows > row)
         listed: list[list[int]] = np.unique(self.reader.ids[is_of[:, 0]], axis=0).tolist()
-        return listed
+        if not listed:
+            return [], (row, rows)
+        first, end = int(self.row[is_of].min()), int((self.row + self.rows)[is_of].max())
+        return listed, (first, end - first)
 
     # ---------------------------------------------------------------- what comes out
 
