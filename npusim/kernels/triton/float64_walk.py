@@ -8,7 +8,7 @@ error. Sums go from left to right, of products by a fused multiply-add each.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS
+from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
 from npusim.kernels.triton.values import Tensor, number_of
@@ -123,6 +124,8 @@ class LaunchMemory:
     result: tuple[str, Tensor]
     #: Of parameters, where a program begins.
     values: Mapping[str, Any]
+    #: Tensors that each program stores to and loads from again.
+    scratch: Collection[str]
     #: First row and number of rows of the result's heads that are wanted.
     span: tuple[int, int]
     stored: dict[tuple[int, int], Array] = field(default_factory=dict)
@@ -158,7 +161,7 @@ class LaunchMemory:
     def store(self, pointer: Pointer, values: Array, mask: Array) -> None:
         """Store elements; of other tensors than the first result only the program itself sees them."""
         at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
-        if pointer.of in self.placed:
+        if pointer.of in self.placed or pointer.of in self.scratch:
             self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
         name, arranged = self.result
         if pointer.of != name:
@@ -387,7 +390,7 @@ class ExactLaunch:
     def __init__(self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grid: LaunchGrid) -> None:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grid``: which of them store which rows."""
         self.function, self.arguments, self.size, self.grid = function, arguments, size, grid
-        self._inputs = grid.placed_inputs
+        self._inputs, self._scratch = grid.placed_inputs, with_scratch_kept(function)[1].keys()
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
@@ -431,7 +434,9 @@ class ExactLaunch:
     ) -> NDArray[np.float64]:
         """Return what some programs store of a head, (rows, columns), of so many rows from a first one on."""
         name, tensor = self.grid.placed_result
-        memory = LaunchMemory(self.arguments, self._matrix, self._inputs, (name, tensor), self.values, span)
+        memory = LaunchMemory(
+            self.arguments, self._matrix, self._inputs, (name, tensor), self.values, self._scratch, span
+        )
         for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
         made = memory.stored.get((batch, head))

@@ -55,6 +55,7 @@ class Choices:
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
+    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     """
 
     is_fresh: bool
@@ -69,6 +70,7 @@ class Choices:
     sums: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
+    lists_elements: bool = False
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""

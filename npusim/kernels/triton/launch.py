@@ -416,16 +416,19 @@ def launched(
 
     Raises `ProgramError` for a kernel that neither is read.
     """
+    listed = replace(choices, lists_elements=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError:
-        if not (parts := results_apart(function)):
-            raise
         made = list[LaunchGrid]()
-        with suppress(ProgramError):
-            made = [placed(read_launch(part, arguments, grid, choices)) for part in parts]
+        apart = results_apart(function)
+        for how, parts in ((listed, [function]), (choices, apart), (listed, apart)):
+            with suppress(ProgramError):
+                made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
         if not made:
             raise
+    if len(made) == 1:
+        return made
     for i, one in enumerate(made[1:], 2):
         one.number = i
     why = (

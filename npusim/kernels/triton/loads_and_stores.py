@@ -34,6 +34,7 @@ from npusim.kernels.triton.values import (
     affine,
     answers,
     bound_of,
+    constant,
     elements,
     known_elements,
     one_hot,
@@ -54,7 +55,19 @@ class Memory(Arithmetic):
         if isinstance(tensor := self.arguments[of], IntegerTensor):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
+        pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
+        """Return the address of one element by a loaded integer, in each program, as a list of all programs."""
+        is_one = isinstance(pointer, Affine) and not pointer.shape and self._walk is None
+        if not is_one or not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+            return pointer
+        count = len(self.ids)
+        table = np.broadcast_to(pointer.base, (count, 1))[:, 0]
+        every, _ = answers(Condition(()) if mask is None else self._condition(op, mask))
+        table = np.where(np.broadcast_to(every, (count, 1))[:, 0], table, 0)
+        return Listed(replace(constant(0), of=pointer.of), table, Affine(np.arange(count)[:, None]))
 
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
         """Load a block of floats, or of a mask."""
@@ -132,6 +145,8 @@ class Memory(Arithmetic):
         for x in (*self.loads.values(), *self.stored):
             if x.of.partition(".")[0] != name or not isinstance(self.arguments[name], View):
                 continue
+            if isinstance(self.arguments[x.of], GatheredView):
+                continue
             if (
                 not (x.pointer.shape and pointer.shape)
                 and x.pointer.shape != pointer.shape
@@ -178,6 +193,11 @@ class Memory(Arithmetic):
         assert isinstance(made, Floats)
         return ValueComparison(made, x.within)
 
+    def _element_of(self, pointer: Affine | Listed) -> str:
+        """Return the element type of the tensor that a pointer is into, as TTIR calls it."""
+        of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
+        return shape_of(self.function.parameters[of])[1]
+
     def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine:
         """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are."""
         if isinstance(pointer, Affine):
@@ -185,7 +205,8 @@ class Memory(Arithmetic):
         of, name = pointer.rest.of, f"{pointer.rest.of}.rows"
         if not isinstance(source := self.arguments[of], View):
             raise op.fail(f"{of}: rows by loaded integers: record the call")
-        if any(x.of.partition(".")[0] == of and x.of != name for x in (*self.loads.values(), *self.stored)):
+        others = [x for x in (*self.loads.values(), *self.stored) if x.of.partition(".")[0] == of and x.of != name]
+        if others and not self._is_read_alone(of):
             raise op.fail(f"{of}: rows by loaded integers, of a tensor that is accessed otherwise too")
         made, view = rows_of(op, pointer, source, name)
         known = self.arguments.get(name)
@@ -200,13 +221,15 @@ class Memory(Arithmetic):
 
     def _check_rows(self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers]) -> None:
         """Raise `ProgramError` for a row that is accessed and is none of the tensor, or stored to twice."""
-        axis = next(i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row)
-        n = pointer.shape[axis]
+        axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
+        n, step, most = 1, 0, np.ones((1, 1), np.int64)  # of one element
+        if axis is not None:
+            n, step, most = pointer.shape[axis], pointer.steps[axis] // view.by_row, lanes[axis]
         is_read = [left > 0 for i, left in enumerate(lanes) if i != axis]
         is_read = np.logical_and.reduce(np.broadcast_arrays(self.is_read(pointer.base.shape[1]), *is_read))
-        step, first = pointer.steps[axis] // view.by_row, pointer.base // view.by_row
+        first = pointer.base // view.by_row
         places = first[..., None] + step * np.arange(n)
-        read = (np.arange(n) < lanes[axis][..., None]) & is_read[..., None]
+        read = (np.arange(n) < most[..., None]) & is_read[..., None]
         places, read = np.broadcast_arrays(places, read)
         rows = np.array(view.listed, np.int64)
         if np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
@@ -408,8 +431,12 @@ class Memory(Arithmetic):
         return left
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
+            fmt = self._element_of(pointer)
+            text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
+            value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
-            raise op.fail("a store of a value that is no block of floats, or to a loaded address")
+            raise op.fail("a store of a value that is no block of floats: integers, or masks")
         self.text(value)  # refuses a transposed one
         pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_part(pointer)

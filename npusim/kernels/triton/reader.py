@@ -24,7 +24,7 @@ from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
@@ -481,7 +481,7 @@ class Reader(Memory):
             return ""
         if not isinstance(x, Number):
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
-        types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
+        types = TYPES.findall(op.text.partition("-> (")[2])
         name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt

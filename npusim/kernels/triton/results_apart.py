@@ -6,8 +6,9 @@ A store needs no other store's result, so that each has the bits of the one kern
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
 _STORES, _LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that have to stay where an operation of theirs does, and those that store otherwise.
@@ -49,11 +50,33 @@ def _root(name: str, made: dict[str, Op]) -> str:
     return name
 
 
+def _with_states(loop: Op, needed: set[str]) -> Op:
+    """Return a loop with the states alone that its needed results, or other such states, are computed from."""
+    names, starts, ends = loop.operands[4::2], loop.operands[5::2], loop.body[-1].operands
+    live = [i for i, r in enumerate(loop.results) if r in needed]
+    while True:
+        end = replace(loop.body[-1], operands=[ends[i] for i in live])
+        body = _needed([*loop.body[:-1], end], [end])
+        read = {n for o in (*body, *_inside(body)) for n in o.operands}
+        more = [i for i, n in enumerate(names) if i not in live and n in read]
+        if not more:
+            break
+        live = sorted({*live, *more})
+    before, arrow, after = loop.text.partition("-> (")
+    types = TYPES.findall(after)
+    carried = [n for i in live for n in (names[i], starts[i])]
+    text = f"{before}{arrow}{', '.join(types[i] for i in live)})"
+    return replace(
+        loop, results=[loop.results[i] for i in live], operands=[*loop.operands[:4], *carried], body=body, text=text
+    )
+
+
 def _needed(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     """Return the operations that some stores need, and those that return early."""
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):
         if op in stores or op.name.startswith(_CONTROL) or needed.intersection(op.results):
-            kept.insert(0, op)
-            needed |= {n for o in (op, *_inside([op])) for n in o.operands}
+            one = _with_states(op, needed) if op.name == "scf.for" else op
+            kept.insert(0, one)
+            needed |= {n for o in (one, *_inside([one])) for n in o.operands}
     return kept

@@ -20,6 +20,8 @@ FORMATS = MappingProxyType(
     | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
 )
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+#: Types in a list of them.
+TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")
 #: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
 MOST_NESTED = 64
 _NAMED = re.compile(r'^(#loc\w*) = loc\(("[^"]*"\(#loc\w*\))\)$', re.MULTILINE)
