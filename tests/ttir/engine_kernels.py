@@ -327,3 +327,29 @@ def read_back(X, Y, Z, n, B: tl.constexpr):
     i = tl.arange(0, B)
     tl.store(Y + i, tl.load(X + i) * 2.0)
     tl.store(Z, tl.sum(tl.load(Y + i, mask=i < n, other=0.0), axis=0))
+
+
+@triton.jit
+def two_loops(X, Y, N, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
+    """A sum by two loops in a row that differ in the size of their blocks alone."""
+    row, total = tl.program_id(0) * M + tl.arange(0, M), tl.zeros((M,), tl.float32)
+    for j in range(0, N // 2, B):
+        total += tl.sum(tl.load(X + row[:, None] * N + (j + tl.arange(0, B))[None, :]), axis=1)
+    for j in range(N // 2, N, C):
+        total += tl.sum(tl.load(X + row[:, None] * N + (j + tl.arange(0, C))[None, :]), axis=1)
+    tl.store(Y + row, total)
+
+
+@triton.jit
+def loss_of_class(X, Class, Loss, n, B: tl.constexpr):
+    """Cross entropy of a row: the score of its class is one element by a loaded integer."""
+    row = tl.program_id(0)
+    score = tl.load(X + row * n + tl.load(Class + row))
+    m, d = -float("inf"), 0.0
+    for j in range(0, n, B):
+        i = j + tl.arange(0, B)
+        x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
+        new = tl.maximum(m, tl.max(x, axis=0))
+        d = d * tl.exp(m - new) + tl.sum(tl.exp(x - new), axis=0)
+        m = new
+    tl.store(Loss + row, m + tl.log(d) - score)

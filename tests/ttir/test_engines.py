@@ -276,3 +276,19 @@ def test_a_factor_is_scaled_by_row_in_a_loop(hw: str) -> None:
     words = {"X": x, "B": b, "Out": np.zeros((chunks, heads, d, n), np.float32), "Dt": dt, "Decay": decay}
     words |= {"S": chunks * size, "H": heads, "CHUNK": size, "D": d, "N": n, "BK": 16}
     check(Launch("chunk_states", (chunks, heads), words, "Out", wanted), hw, close=6e-4)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_loops_over_blocks_of_other_sizes_are_not_one_loop(hw: str) -> None:
+    x = normal(0, 16, 128)
+    words = {"X": x, "Y": np.zeros(16, np.float32), "N": 128, "B": 32, "C": 16, "M": 16}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: X is read in (tiles of other sizes|other tiles)"):
+        check(Launch("two_loops", (1,), words, "Y", x.astype(np.float64).sum(1)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loss_reads_the_score_of_a_loaded_class(hw: str) -> None:
+    x, of = normal(0, 6, 100), np.random.default_rng(1).integers(0, 100, 6)
+    wide = x.astype(np.float64)
+    words = {"X": x, "Class": of, "Loss": np.zeros(6, np.float32), "n": 100, "B": 64}
+    check(Launch("loss_of_class", (6,), words, "Loss", np.log(np.exp(wide).sum(1)) - wide[np.arange(6), of]), hw)

@@ -93,6 +93,8 @@ class Memory(Arithmetic):
         self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+            if before.pointer.shape != pointer.shape:
+                raise op.fail(f"{pointer.of} is read in tiles of other sizes than in the loop before: visit the same")
             if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
