@@ -85,6 +85,13 @@ def chosen_rows(X, Rows, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def scattered(X, Rows, Y, B: tl.constexpr):
+    """Elements to where loaded numbers say."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + tl.load(Rows + i), tl.load(X + i))
+
+
+@triton.jit
 def listed_keys(Q, K, V, Slots, O, S, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Attention on keys of a pool, each in a slot of its own."""
     batch, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)

@@ -76,6 +76,10 @@ def rows() -> Iterator[tuple[str, Launch]]:
     listed = rng.integers(0, 30, 10)
     words = {"X": x, "Rows": listed, "Y": np.zeros((10, 40), np.float32), "M": 10, "N": 40, "BM": 4, "BN": 64}
     yield "rows", Launch("chosen_rows", (3,), words, "Y", 2.0 * x[listed])
+    order, moved = rng.permutation(64), np.zeros(64)
+    moved[order] = x.ravel()[:64]
+    words = {"X": x.ravel()[:64], "Rows": order, "Y": np.zeros(64, np.float32), "B": 32}
+    yield "elements", Launch("scattered", (2,), words, "Y", moved)
     batch, heads, size, each = 2, 2, 48, 16
     q = normal(0, batch * each, heads, 32, fmt="float16")
     k, v = (normal(seed, 128, heads, 32, fmt="float16") for seed in (1, 2))
@@ -113,3 +117,10 @@ def test_rows_of_a_product_go_by_sorted_tokens(launch: Launch, hw: str) -> None:
 @named(rows())
 def test_rows_go_by_loaded_numbers(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-3
+
+
+def test_single_elements_by_a_list_are_said_to_be_timed_as_neighbours() -> None:
+    launches = dict(rows())
+    why = "single elements by a list are timed as neighbours"
+    assert [n for n in check(launches["elements"], "h200").notes if why in n]
+    assert not [n for n in check(launches["rows"], "h200").notes if why in n]

@@ -477,12 +477,19 @@ def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
     return replace(Choices(p.accumulate == "fresh", False, exp2, exp, erf, sqrt, is_exact=p.is_exact), **of_code)
 
 
+def read_as(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...], p: TritonPrecision
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch as a precision has it; raise `ProgramError` for a kernel that is not read."""
+    with refusing(line, name):
+        return launched(read(ttir), arguments, grid, _choices(p, fuses=p.contracts))
+
+
 def exact_launch(
     ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
 ) -> Callable[..., np.ndarray[Any, Any]]:
     """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
-    with refusing(line, name):
-        blocks, *_ = launched(read(ttir), arguments, grid, _choices(EXACT))
+    blocks, *_ = read_as(ttir, name, line, arguments, grid, EXACT)
     return ExactLaunch(read(ttir), arguments, grid, blocks).rows
 
 

@@ -218,6 +218,9 @@ class Memory(Arithmetic):
         if known is None:
             count = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {count}: one that is there twice is read from memory twice")
+            if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
+                why = "single elements by a list are timed as neighbours, not as a sector of memory for each"
+                self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made
 
@@ -238,9 +241,7 @@ class Memory(Arithmetic):
             raise op.fail(f"{view.parameter}: loaded integers lead beyond its elements, and no mask keeps it from that")
         used = rows[np.unique(places[read])]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
-            raise op.fail(
-                f"{view.parameter}: two loaded integers lead a store to the same row: which comes last is free"
-            )
+            raise op.fail(f"{view.parameter}: two indices lead a store to the same row: which comes last is free")
 
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
