@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -353,3 +354,41 @@ def loss_of_class(X, Class, Loss, n, B: tl.constexpr):
         d = d * tl.exp(m - new) + tl.sum(tl.exp(x - new), axis=0)
         m = new
     tl.store(Loss + row, m + tl.log(d) - score)
+
+
+@triton.jit
+def fast_softmax(X, Y, n, B: tl.constexpr):
+    """Softmax by the library's functions, whose hidden elements are 0."""
+    row, i = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
+    e = libdevice.fast_expf(x - tl.max(x, axis=0)) + 0.0 * libdevice.exp2(x)
+    tl.store(Y + row * n + i, e / tl.sum(e, axis=0), mask=i < n)
+
+
+@triton.jit
+def carried_blocks(X, Y, n, steps, B: tl.constexpr):
+    """A running sum that is stored each time."""
+    i, total = tl.program_id(0) * B + tl.arange(0, B), tl.zeros((B,), tl.float32)
+    for t in range(steps):
+        total += tl.load(X + t * n + i, mask=i < n, other=0.0)
+        tl.store(Y + t * n + i, total, mask=i < n)
+
+
+@triton.jit
+def streamed(Q, K, V, O, Scratch, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Attention whose correction goes through memory, in each iteration."""
+    rm, rn, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + d[None, :])
+    m, l, acc = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        k = tl.load(K + (j + rn)[:, None] * D + d[None, :])
+        s = tl.dot(q, tl.trans(k)) * 0.17
+        new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - new[:, None])
+        tl.store(Scratch + rm, tl.exp(m - new))
+        alpha = tl.load(Scratch + rm)
+        v = tl.load(V + (j + rn)[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + rm[:, None] * D + d[None, :], (acc / l[:, None]).to(tl.float16))

@@ -292,3 +292,31 @@ def test_a_loss_reads_the_score_of_a_loaded_class(hw: str) -> None:
     wide = x.astype(np.float64)
     words = {"X": x, "Class": of, "Loss": np.zeros(6, np.float32), "n": 100, "B": 64}
     check(Launch("loss_of_class", (6,), words, "Loss", np.log(np.exp(wide).sum(1)) - wide[np.arange(6), of]), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_hidden_elements_of_a_librarys_exponential_are_0(hw: str) -> None:
+    x = normal(0, 4, 50)
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    check(
+        Launch("fast_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]), hw
+    )
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_state_of_a_loop_that_stores_is_refused_by_what_it_is(hw: str) -> None:
+    x = normal(0, 4, 50)
+    words = {"X": x, "Y": np.zeros_like(x), "n": 50, "steps": 4, "B": 64}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: total goes from one block that a loop stores"):
+        check(Launch("carried_blocks", (1,), words, "Y", np.cumsum(x, 0)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_errors_of_a_kernel_with_scratch_in_its_loop_are_numbers(hw: str) -> None:
+    q, k, v = (normal(seed, 64, 32, fmt="float16") for seed in range(3))
+    scores = q.astype(np.float64) @ k.astype(np.float64).T * 0.17
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = weights @ v.astype(np.float64) / weights.sum(-1, keepdims=True)
+    words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Scratch": np.zeros(64, np.float32), "S": 64}
+    launch = Launch("streamed", (2,), {**words, "D": 32, "BM": 32, "BN": 32}, "O", wanted)
+    assert check(launch, hw).numerics.error.rmse < 1e-3

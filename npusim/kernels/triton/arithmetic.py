@@ -105,6 +105,7 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
         "__nv_fast_expf": "math.exp",  # ex2.approx of x log2 e, which tl.exp is too
+        "__nv_fast_log2f": "math.log2",  # lg2.approx, which tl.log2 is too
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -468,7 +469,7 @@ class Arithmetic(Draft, ABC):
             x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
-        pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
+        pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else of_pad(x.pad)
         is_low = op.name == "math.absf" and pad == 0
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 

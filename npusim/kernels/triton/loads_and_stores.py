@@ -89,8 +89,8 @@ class Memory(Arithmetic):
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
         self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
-        is_read = True if self._only is None else self._only
-        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
+        cut = [np.any((some < n) & self.is_read(some.shape[1])) for n, some in zip(pointer.shape, left, strict=True)]
+        self.cuts |= {a for a, is_cut in zip(axes, cut, strict=True) if is_cut}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if before.pointer.shape != pointer.shape:
@@ -114,8 +114,8 @@ class Memory(Arithmetic):
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
-        is_read = True if self._only is None else self._only
-        hidden = [i for i, (n, most) in enumerate(zip(shape, lanes, strict=True)) if np.any((most < n) & is_read)]
+        sides = enumerate(zip(shape, lanes, strict=True))
+        hidden = [i for i, (n, most) in sides if np.any((most < n) & self.is_read(most.shape[1]))]
         alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
         if not alike:
             self._set(op, x)

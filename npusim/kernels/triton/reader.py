@@ -428,16 +428,16 @@ class Reader(Memory):
         program, time = program[order], time[order][:, None]
         if not len(program):
             raise op.fail("a loop that no program enters")
+        for inner, start in zip(carried[::2], carried[1::2], strict=True):
+            if not isinstance(self.values[start], Affine):
+                why = "goes from one block that a loop stores to its next: store its blocks behind a loop of their own"
+                raise op.fail(f"{plain_name(inner)} {why}, or make them independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
         self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
-            x = self.values[start]
-            if not isinstance(x, Affine):
-                raise op.fail(
-                    f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
-                )
+            x = cast("Affine", self.values[start])
             self.values[inner] = within(op, replace(x, base=x.base + time * Affine(by).at(program).base))
         for o in op.body:
             self._do(o)
