@@ -14,7 +14,7 @@ from npusim.config.quantity import BASES
 from npusim.config.workload import OF_PROBLEM, Workload
 from npusim.errors import SpecError
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
-from npusim.units import format_bytes
+from npusim.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -150,10 +150,20 @@ CALLS = Columns(
 )
 
 
+#: Of the kernels of a recording: how many launches, and why some are not read.
+KERNELS = Columns(
+    Column("kernel", "kernel"), Column("launches", "launches", align=">"), Column("read, or why not", "read")
+)
+
+
 def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
     """Return the content of a file of recorded calls."""
-    rows = [{**row, "triton": row["refused"] or "compiles"} for row in _calls(calls)]
-    return (Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0"), CALLS.grid(rows))
+    listed = _calls(calls)
+    rows = [{**row, "triton": row["refused"] or "compiles"} for row in listed]
+    read = sum(row["unread"] == "" for row in listed)
+    heading = Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0")
+    of_all = Heading("read", f"{read} of {len(listed)} {plural(len(listed), 'launch')} as kernels of tiles")
+    return (heading, CALLS.grid(rows), of_all, KERNELS.grid(_kernels(listed)))
 
 
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
@@ -198,7 +208,15 @@ def _runs(runs: Sequence[SequenceRun]) -> list[dict[str, Any]]:
     ]
 
 
+def _kernels(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the launches of each kernel, those that are read and those that are not."""
+    counts = Counter((row["kernel"], row["unread"]) for row in rows)
+    return [{"kernel": kernel, "launches": n, "read": why or "read"} for (kernel, why), n in counts.items()]
+
+
 def _calls(calls: Calls) -> list[dict[str, Any]]:
+    from npusim.kernels.triton.recorded import unread
+
     return [
         {
             "number": i,
@@ -207,6 +225,7 @@ def _calls(calls: Calls) -> list[dict[str, Any]]:
             "launched_at": call.where,
             "configurations": len(call.configurations),
             "refused": call.configurations[0].refused,
+            "unread": unread(call),
         }
         for i, call in enumerate(calls)
     ]

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -258,3 +259,136 @@ def stores_or_ends(X, E, Y, n, B: tl.constexpr):
         return
     x = tl.load(X + row * n + i, mask=i < n)
     tl.store(Y + row * n + i, x * 2.0, mask=i < n)
+
+
+@triton.jit
+def assumed(X, Y, n, B: tl.constexpr):
+    """Assumptions that always hold: TTIR has a constant without a type for them."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.assume(tl.program_id(0) >= 0)
+    tl.assume(B > 0)
+    tl.store(Y + i, tl.load(X + i, mask=i < n) * 2.0, mask=i < n)
+
+
+@triton.jit
+def grouped_norm(X, W, Y, Rstd, M, n, B: tl.constexpr):
+    """A norm of each of several groups of a row, whose statistics are stored group after group."""
+    row, group, i = tl.program_id(0), tl.program_id(1), tl.arange(0, B)
+    stride = n * tl.num_programs(1)
+    x = tl.load(X + row * stride + group * n + i, mask=i < n, other=0.0)
+    rstd = 1 / tl.sqrt(tl.sum(x * x, axis=0) / n + 1e-5)
+    tl.store(Rstd + group * M + row, rstd)
+    w = tl.load(W + group * n + i, mask=i < n)
+    tl.store(Y + row * stride + group * n + i, x * rstd * w, mask=i < n)
+
+
+@triton.jit
+def rope_both(Q, K, Cos, Sin, HQ: tl.constexpr, HK: tl.constexpr, HD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr):
+    """Rotary embedding of queries and keys in place: two results, of other numbers of heads."""
+    token, half = tl.program_id(0), tl.arange(0, HD // 2)
+    cos, sin = tl.load(Cos + token * HD + half), tl.load(Sin + token * HD + half)
+    at_q = Q + token * HQ * HD + tl.arange(0, BQ)[:, None] * HD + half[None, :]
+    at_k = K + token * HK * HD + tl.arange(0, BK)[:, None] * HD + half[None, :]
+    has_q, has_k = tl.arange(0, BQ)[:, None] < HQ, tl.arange(0, BK)[:, None] < HK
+    q1, q2 = tl.load(at_q, mask=has_q, other=0), tl.load(at_q + HD // 2, mask=has_q, other=0)
+    k1, k2 = tl.load(at_k, mask=has_k, other=0), tl.load(at_k + HD // 2, mask=has_k, other=0)
+    tl.store(at_q, q1 * cos - q2 * sin, mask=has_q)
+    tl.store(at_q + HD // 2, q2 * cos + q1 * sin, mask=has_q)
+    tl.store(at_k, k1 * cos - k2 * sin, mask=has_k)
+    tl.store(at_k + HD // 2, k2 * cos + k1 * sin, mask=has_k)
+
+
+@triton.jit
+def chunk_states(X, B, Out, Dt, Decay, S, H, CHUNK, D: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+    """States of chunks of a state-space model: a product whose factor is scaled by row, up to a chunk's last decay."""
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    rd, rn, rk = tl.arange(0, D), tl.arange(0, N), tl.arange(0, BK)
+    steps = tl.num_programs(0) * CHUNK
+    x_at = X + chunk * CHUNK * H * D + head * D + rd[:, None] + rk[None, :] * H * D
+    b_at = B + chunk * CHUNK * N + rn[None, :] + rk[:, None] * N
+    decay_at, dt_at = Decay + head * steps + chunk * CHUNK + rk, Dt + head * steps + chunk * CHUNK + rk
+    last = tl.load(Decay + head * steps + chunk * CHUNK + CHUNK - 1)
+    acc = tl.zeros((D, N), tl.float32)
+    for k in range(0, CHUNK, BK):
+        x = tl.load(x_at, mask=rk[None, :] < CHUNK - k, other=0.0)
+        b = tl.load(b_at, mask=rk[:, None] < CHUNK - k, other=0.0).to(tl.float32)
+        decay = tl.load(decay_at, mask=rk < CHUNK - k, other=0.0)
+        b *= (tl.exp(tl.minimum(last - decay, 0.0)) * tl.load(dt_at, mask=rk < CHUNK - k, other=0.0))[:, None]
+        acc += tl.dot(x, b.to(X.dtype.element_ty))
+        x_at += BK * H * D
+        b_at += BK * N
+        decay_at += BK
+        dt_at += BK
+    tl.store(Out + (chunk * H + head) * D * N + rd[:, None] * N + rn[None, :], acc)
+
+
+@triton.jit
+def read_back(X, Y, Z, n, B: tl.constexpr):
+    """A result that another one is computed from, which rows of unlike shape do not make independent."""
+    i = tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 2.0)
+    tl.store(Z, tl.sum(tl.load(Y + i, mask=i < n, other=0.0), axis=0))
+
+
+@triton.jit
+def two_loops(X, Y, N, B: tl.constexpr, C: tl.constexpr, M: tl.constexpr):
+    """A sum by two loops in a row that differ in the size of their blocks alone."""
+    row, total = tl.program_id(0) * M + tl.arange(0, M), tl.zeros((M,), tl.float32)
+    for j in range(0, N // 2, B):
+        total += tl.sum(tl.load(X + row[:, None] * N + (j + tl.arange(0, B))[None, :]), axis=1)
+    for j in range(N // 2, N, C):
+        total += tl.sum(tl.load(X + row[:, None] * N + (j + tl.arange(0, C))[None, :]), axis=1)
+    tl.store(Y + row, total)
+
+
+@triton.jit
+def loss_of_class(X, Class, Loss, n, B: tl.constexpr):
+    """Cross entropy of a row: the score of its class is one element by a loaded integer."""
+    row = tl.program_id(0)
+    score = tl.load(X + row * n + tl.load(Class + row))
+    m, d = -float("inf"), 0.0
+    for j in range(0, n, B):
+        i = j + tl.arange(0, B)
+        x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
+        new = tl.maximum(m, tl.max(x, axis=0))
+        d = d * tl.exp(m - new) + tl.sum(tl.exp(x - new), axis=0)
+        m = new
+    tl.store(Loss + row, m + tl.log(d) - score)
+
+
+@triton.jit
+def fast_softmax(X, Y, n, B: tl.constexpr):
+    """Softmax by the library's functions, whose hidden elements are 0."""
+    row, i = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
+    e = libdevice.fast_expf(x - tl.max(x, axis=0)) + 0.0 * libdevice.exp2(x)
+    tl.store(Y + row * n + i, e / tl.sum(e, axis=0), mask=i < n)
+
+
+@triton.jit
+def carried_blocks(X, Y, n, steps, B: tl.constexpr):
+    """A running sum that is stored each time."""
+    i, total = tl.program_id(0) * B + tl.arange(0, B), tl.zeros((B,), tl.float32)
+    for t in range(steps):
+        total += tl.load(X + t * n + i, mask=i < n, other=0.0)
+        tl.store(Y + t * n + i, total, mask=i < n)
+
+
+@triton.jit
+def streamed(Q, K, V, O, Scratch, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Attention whose correction goes through memory, in each iteration."""
+    rm, rn, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + d[None, :])
+    m, l, acc = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        k = tl.load(K + (j + rn)[:, None] * D + d[None, :])
+        s = tl.dot(q, tl.trans(k)) * 0.17
+        new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp(s - new[:, None])
+        tl.store(Scratch + rm, tl.exp(m - new))
+        alpha = tl.load(Scratch + rm)
+        v = tl.load(V + (j + rn)[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + rm[:, None] * D + d[None, :], (acc / l[:, None]).to(tl.float16))

@@ -23,5 +23,7 @@ def stored(result: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         whole = made.setdefault(t.view.parameter, np.full(of.shape, np.nan))
         heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
         places = t.view.array(np.arange(of.size).reshape(of.shape)).reshape(-1)
-        whole.reshape(-1)[places] = np.stack(heads).astype(np.float64).reshape(-1)
+        values = np.stack(heads).astype(np.float64).reshape(-1)
+        is_stored = ~np.isnan(values)  # an entry of a table that leads to no row has no place
+        whole.reshape(-1)[places[is_stored]] = values[is_stored]
     return made

@@ -45,7 +45,7 @@ def kernel(X, Y, T, n, B: tl.constexpr):
 """
 #: What is refused, by the line that has it: words of the message.
 REFUSED = {
-    "tl.store(Y + tl.load(T + i), x)": "integers that are not evenly spaced",
+    "tl.store(Y + tl.load(T + i) // 2, x)": "two indices lead a store to the same row",
     "tl.atomic_add(Y + i, x)": "atomics",
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a condition of computed values",
@@ -112,7 +112,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_is_taken_by_the_verbs(file: Path) -> None:
     again = CliRunner().invoke(app, ["record", str(file), "--json"])
     (row,) = json.loads(again.stdout)["calls"]
-    assert (row["kernel"], row["grid"], row["configurations"]) == ("add", "8", 2)
+    assert (row["kernel"], row["grid"], row["configurations"], row["unread"]) == ("add", "8", 2, "")
     name = f"{file}::0"
     for words in (["run", name, "--no-save"], ["program", name], ["compare", name, f"{name} -t config=1", "--no-save"]):
         done = CliRunner().invoke(app, [w for w in words if w != "--no-save"])
@@ -219,6 +219,19 @@ def test_sizes_and_numbers_of_a_call_are_its_own(file: Path) -> None:
         npusim.run(f"{file}::0", problem={"n": 4})
     with pytest.raises(SpecError, match=r"no call '1'; there are .*c\.npz::0 add"):
         npusim.run(f"{file}::1")
+
+
+def test_a_recording_says_which_kernels_are_read_and_why_others_are_not(tmp_path: Path) -> None:
+    kernel = KERNEL.format("tl.atomic_add(Y + i, x)").replace("def kernel", "def summed")
+    (tmp_path / "kernels.py").write_text(f"{KERNEL.format('tl.store(Y + i, x)')}\n\n{kernel}")
+    called = "(x, x.copy(), np.arange(256, dtype=np.int32), 256, B=128)"
+    lines = ["import numpy as np", "from kernels import kernel, summed", "x = np.zeros(256, np.float32)"]
+    script = "\n".join([*lines, *[f"kernel[(2,)]{called}"] * 2, f"summed[(2,)]{called}"])
+    (tmp_path / "script.py").write_text(script)
+    done = CliRunner().invoke(app, ["record", str(tmp_path / "script.py"), "-o", str(tmp_path / "c.npz")])
+    said = " ".join(done.stdout.split())
+    assert "2 of 3 launches as kernels of tiles" in said
+    assert re.search(r"kernel 2 read .*summed 1 .*kernels\.py:\d+: atomics", said), said
 
 
 @pytest.mark.parametrize("change", ["format", "grid", "shape", "calls"])

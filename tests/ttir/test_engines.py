@@ -34,20 +34,21 @@ def normal(seed: int, *shape: int, fmt: str = "float32") -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
 
 
-def check(launch: Launch, hw: str) -> Any:
-    """Run a launch on a device; every element is stored, near its value in float64."""
-    from ttir import engine_kernels as kernels
+def check(launch: Launch, hw: str, close: float = 0.0) -> Any:
+    """Run a launch on a device; every element is stored, near its value in float64 (``close``: relative RMSE)."""
+    from ttir import engine_kernels, loaded_kernels
     from ttir.stored import stored
 
+    kernel = getattr(engine_kernels, launch.kernel, None) or getattr(loaded_kernels, launch.kernel)
     with npusim.record(floats=True) as calls:
-        getattr(kernels, launch.kernel)[launch.grid](**launch.words)
+        kernel[launch.grid](**launch.words)
     done = npusim.run(calls[0], hw=hw, rows="all")
     made, wanted = stored(done, launch.words)[launch.result], np.asarray(launch.wanted, np.float64)
     is_number = np.isfinite(wanted)
     assert np.array_equal(np.isfinite(made), is_number)
     assert np.array_equal(made[~is_number], wanted[~is_number], equal_nan=True)
     error = np.sqrt(((made[is_number] - wanted[is_number]) ** 2).mean() / (wanted[is_number] ** 2).mean())
-    assert error < CLOSE[str(launch.words[launch.result].dtype)]
+    assert error < (close or CLOSE[str(launch.words[launch.result].dtype)])
     assert done.latency_us > 0
     return done
 
@@ -220,3 +221,102 @@ def test_a_branch_that_stores_and_ends_is_read_where_all_programs_answer_alike(h
     with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: a branch other than an early return"):
         words = {**words, "E": np.array([1, -1, 1], np.int32)}
         check(Launch("stores_or_ends", (3,), words, "Y", x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_assumptions_of_a_kernel_are_read(hw: str) -> None:
+    x = normal(0, 100)
+    check(Launch("assumed", (2,), {"X": x, "Y": np.zeros_like(x), "n": 100, "B": 64}, "Y", 2.0 * x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_norm_of_groups_stores_its_statistics_group_after_group(hw: str) -> None:
+    x, w = normal(0, 6, 2, 40), normal(1, 80)
+    wide = x.astype(np.float64)
+    rstd = 1 / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+    words = {"X": x.reshape(6, 80), "W": w, "Y": np.zeros((6, 80), np.float32), "M": 6, "n": 40, "B": 64}
+    words["Rstd"] = np.zeros(12, np.float32)
+    wanted = (wide * rstd).reshape(6, 80) * w
+    check(Launch("grouped_norm", (6, 2), words, "Y", wanted), hw)
+    check(Launch("grouped_norm", (6, 2), words, "Rstd", rstd[..., 0].T.ravel()), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_results_of_unlike_shapes_are_read_as_a_kernel_each(hw: str) -> None:
+    q, k, angle = normal(0, 6, 4, 32), normal(1, 6, 2, 32), normal(2, 6, 32)
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def turned(x: Any) -> Any:
+        a, b, c, s = (v.astype(np.float64) for v in (x[..., :16], x[..., 16:], cos[:, None, :16], sin[:, None, :16]))
+        return np.concatenate([a * c - b * s, b * c + a * s], -1)
+
+    words = {"Q": q, "K": k, "Cos": cos, "Sin": sin, "HQ": 4, "HK": 2, "HD": 32, "BQ": 4, "BK": 2}
+    done = check(Launch("rope_both", (6,), words, "Q", turned(q)), hw)
+    assert [n for n in done.notes if "results of unlike shapes: read as 2 kernels" in n]
+    check(Launch("rope_both", (6,), words, "K", turned(k)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_result_that_another_is_computed_from_is_no_kernel_of_its_own(hw: str) -> None:
+    x = normal(0, 64)
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros(1, np.float32), "n": 60, "B": 64}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: "):
+        check(Launch("read_back", (1,), words, "Y", 2.0 * x), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_factor_is_scaled_by_row_in_a_loop(hw: str) -> None:
+    chunks, size, heads, d, n = 2, 48, 2, 32, 16
+    x, b = normal(0, chunks * size, heads, d, fmt="float16"), normal(1, chunks * size, n, fmt="float16")
+    decay = -np.cumsum(np.abs(normal(2, heads, chunks, size)), -1, dtype=np.float32) / 8
+    dt = np.abs(normal(3, heads, chunks, size))
+    scale = (np.exp(decay[..., -1:].astype(np.float64) - decay) * dt).reshape(heads, -1)
+    each = np.einsum("thd,tn,ht->thdn", x.astype(np.float64), b.astype(np.float64), scale)
+    wanted = each.reshape(chunks, size, heads, d, n).sum(1)
+    words = {"X": x, "B": b, "Out": np.zeros((chunks, heads, d, n), np.float32), "Dt": dt, "Decay": decay}
+    words |= {"S": chunks * size, "H": heads, "CHUNK": size, "D": d, "N": n, "BK": 16}
+    check(Launch("chunk_states", (chunks, heads), words, "Out", wanted), hw, close=6e-4)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_loops_over_blocks_of_other_sizes_are_not_one_loop(hw: str) -> None:
+    x = normal(0, 16, 128)
+    words = {"X": x, "Y": np.zeros(16, np.float32), "N": 128, "B": 32, "C": 16, "M": 16}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: X is read in (tiles of other sizes|other tiles)"):
+        check(Launch("two_loops", (1,), words, "Y", x.astype(np.float64).sum(1)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loss_reads_the_score_of_a_loaded_class(hw: str) -> None:
+    x, of = normal(0, 6, 100), np.random.default_rng(1).integers(0, 100, 6)
+    wide = x.astype(np.float64)
+    words = {"X": x, "Class": of, "Loss": np.zeros(6, np.float32), "n": 100, "B": 64}
+    check(Launch("loss_of_class", (6,), words, "Loss", np.log(np.exp(wide).sum(1)) - wide[np.arange(6), of]), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_hidden_elements_of_a_librarys_exponential_are_0(hw: str) -> None:
+    x = normal(0, 4, 50)
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    check(
+        Launch("fast_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]), hw
+    )
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_state_of_a_loop_that_stores_is_refused_by_what_it_is(hw: str) -> None:
+    x = normal(0, 4, 50)
+    words = {"X": x, "Y": np.zeros_like(x), "n": 50, "steps": 4, "B": 64}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: total goes from one block that a loop stores"):
+        check(Launch("carried_blocks", (1,), words, "Y", np.cumsum(x, 0)), hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_errors_of_a_kernel_with_scratch_in_its_loop_are_numbers(hw: str) -> None:
+    q, k, v = (normal(seed, 64, 32, fmt="float16") for seed in range(3))
+    scores = q.astype(np.float64) @ k.astype(np.float64).T * 0.17
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted = weights @ v.astype(np.float64) / weights.sum(-1, keepdims=True)
+    words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Scratch": np.zeros(64, np.float32), "S": 64}
+    launch = Launch("streamed", (2,), {**words, "D": 32, "BM": 32, "BN": 32}, "O", wanted)
+    assert check(launch, hw).numerics.error.rmse < 1e-3

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from types import MappingProxyType
@@ -13,11 +15,29 @@ from typing import Any
 
 import numpy as np
 
+from npusim.errors import ProgramError
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.compiled_choices import UNKNOWN
-from npusim.kernels.triton.integers import DIVISIONS, SHIFTS, bits_of, compared, integers, positive, resized
+from npusim.kernels.triton.integers import (
+    DIVISIONS,
+    SHIFTS,
+    NonlinearError,
+    bits_of,
+    compared,
+    integers,
+    positive,
+    resized,
+)
 from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
+from npusim.kernels.triton.listed import (
+    by_elements,
+    chosen_by_table,
+    compared_by_table,
+    joined_masks,
+    listed_in_bits,
+    operated,
+)
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -28,6 +48,8 @@ from npusim.kernels.triton.values import (
     Identity,
     Integers,
     Known,
+    Listed,
+    ListedMask,
     Masking,
     Number,
     ValueComparison,
@@ -36,9 +58,9 @@ from npusim.kernels.triton.values import (
     bound_of,
     constant,
     elements,
-    float_of,
     lesser,
     literal,
+    number_of,
     reshaped,
     truth,
 )
@@ -82,6 +104,8 @@ _OF_SIGN = ("math.absf", "arith.negf")
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
+        "__nv_fast_expf": "math.exp",  # ex2.approx of x log2 e, which tl.exp is too
+        "__nv_fast_log2f": "math.log2",  # lg2.approx, which tl.log2 is too
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -97,17 +121,17 @@ LOW = -1e4
 _STAND_INS = (0.7, -3.1)
 
 
-class Arithmetic(Draft):
+class Arithmetic(Draft, ABC):
     """Operations that access no memory: integers, masks and axes; floats elementwise, reductions, products."""
 
+    @abstractmethod
+    def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
+        """Return a mask by a table as one that is loaded."""
+
     def _arith_constant(self, op: Op) -> None:
-        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
-        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
-        words = {"true": 1, "false": 0}
-        if fmt in FORMATS:
-            self._set(op, Number(value := float_of(text, fmt), literal(value), shape))
-        else:
-            self._set(op, constant(words[text] if text in words else int(text), shape, bits_of(type_)))
+        value, shape, fmt = number_of(op)
+        is_float = fmt in FORMATS
+        self._set(op, Number(value, literal(value), shape) if is_float else constant(int(value), shape, bits_of(fmt)))
 
     def _tt_get_program_id(self, op: Op) -> None:
         self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None], bits=bits_of(op.type)))
@@ -124,6 +148,8 @@ class Arithmetic(Draft):
 
     def _tt_expand_dims(self, op: Op, x: Known) -> None:
         at = op.number("axis")
+        if isinstance(x, Floats) and len(x.axes) == 1 == at:
+            self.down.add(x.axes[0])
         self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, none: (*s[:at], none, *s[at:])))
 
     def _tt_broadcast(self, op: Op, x: Known) -> None:
@@ -172,7 +198,7 @@ class Arithmetic(Draft):
     def _integer(self, op: Op, a: Known, b: Known) -> None:
         name = op.name.partition(".")[2]
         name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name  # of bits they are the same
-        if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
+        if any(isinstance(x, ValueComparison | ListedMask) for x in (a, b)):
             self._set(op, self._of_masks(op, name, a, b))
             return
         conditions = [x for x in (a, b) if isinstance(x, Condition)]
@@ -185,13 +211,34 @@ class Arithmetic(Draft):
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine) and isinstance(b, Affine):
             self._refuse_undefined(op, a, b)
-            made, wraps = integers(op, a, b)
-            self._set(op, made if wraps is None else self._said_to_wrap(op, made, wraps))
+            self._set(op, self._linear_or_listed(op, a, b))
+        elif isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed):
+            self._set(op, operated(op, a, b, self._linear))
         else:
             raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
 
+    def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
+        made, wraps = integers(op, a, b)
+        return made if wraps is None else self._said_to_wrap(op, made, wraps)
+
+    def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Affine | Listed:
+        """Return an operation of two integers: linear along a block's axes, or a list along one axis."""
+        try:
+            return self._linear(op, a, b)
+        except NonlinearError as error:
+            with suppress(ProgramError):
+                return by_elements(op, a, b)
+            raise error from None
+
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
-        """Return two masks joined, of which one at least is of compared values."""
+        """Return two masks joined, of which one at least is of compared values, or by a table."""
+        if not isinstance(a, ValueComparison) and not isinstance(b, ValueComparison):
+            one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
+            assert isinstance(one, ListedMask)
+            both = other if isinstance(other, ListedMask) else self._condition(op, other)
+            if (made := joined_masks(op, name, one, both)) is not None:
+                return made
+        a, b = (self._of_table(op, x) if isinstance(x, ListedMask) else x for x in (a, b))
         a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
         assert isinstance(a, ValueComparison)
         if name not in _JOINED:
@@ -220,13 +267,17 @@ class Arithmetic(Draft):
 
     def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
         relation = op.text.split()[1].rstrip(",")
-        if (isinstance(a, ValueComparison) or isinstance(b, ValueComparison)) and relation in ("eq", "ne"):
+        if any(isinstance(x, ValueComparison | ListedMask) for x in (a, b)) and relation in ("eq", "ne"):
             differs = self._of_masks(op, "xori", a, b)
             if relation == "eq":
+                differs = self._of_table(op, differs) if isinstance(differs, ListedMask) else differs
                 differs = self._inverted(op, differs) if isinstance(differs, ValueComparison) else differs
             self._set(op, differs)
             return
         a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
+            self._set(op, compared_by_table(op, relation, a, b))
+            return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
         self._set(op, compared(op, relation, a, b))
@@ -258,6 +309,14 @@ class Arithmetic(Draft):
         bits, is_signed, x = bits_of(op.type), op.name == "arith.extsi", self._as_integers(x)
         if isinstance(x, Affine) and not x.of:
             self._set(op, resized(op, x, bits, is_signed=is_signed))
+        elif isinstance(x, Listed) and bits == 1:
+            self._set(op, compared_by_table(op, "ne", replace(x, table=x.table & 1), constant(0, x.shape)))
+        elif isinstance(x, Listed):
+            self._set(op, listed_in_bits(op, x, bits, is_signed=is_signed))
+        elif isinstance(x, ListedMask) and op.name == "arith.extui" and x.within is None:
+            beyond = None if x.beyond is None else int(x.beyond)
+            rest = constant(0, x.shape, bits)
+            self._set(op, Listed(rest, x.holds.astype(np.int64), x.at, beyond))
         elif isinstance(x, Condition) and op.name == "arith.extui":
             self._set(op, x)
         else:
@@ -410,7 +469,7 @@ class Arithmetic(Draft):
             x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
-        pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
+        pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else of_pad(x.pad)
         is_low = op.name == "math.absf" and pad == 0
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
@@ -424,6 +483,7 @@ class Arithmetic(Draft):
         self._function(op, x[0], *known[symbol])
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
+        x = self._of_table(op, x) if isinstance(x, ListedMask) else x
         if isinstance(x, ValueComparison):
             self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
             return
@@ -540,6 +600,14 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        if all(isinstance(x, Affine | Listed) for x in (a, b)) and any(
+            isinstance(x, Listed | ListedMask) for x in (mask, a, b)
+        ):
+            self._set(
+                op, chosen_by_table(op, mask if isinstance(mask, ListedMask) else self._condition(op, mask), a, b)
+            )
+            return
+        mask = self._of_table(op, mask) if isinstance(mask, ListedMask) else mask
         if isinstance(mask, ValueComparison):
             self._by_value(op, mask, a, b)
             return

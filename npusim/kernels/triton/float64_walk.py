@@ -8,7 +8,7 @@ error. Sums go from left to right, of products by a fused multiply-add each.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS
+from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import Tensor, float_of
+from npusim.kernels.triton.values import Tensor, number_of
 from npusim.program.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
@@ -123,6 +124,10 @@ class LaunchMemory:
     result: tuple[str, Tensor]
     #: Of parameters, where a program begins.
     values: Mapping[str, Any]
+    #: Tensors that each program stores to and loads from again.
+    scratch: Collection[str]
+    #: First row and number of rows of the result's heads that are wanted.
+    span: tuple[int, int]
     stored: dict[tuple[int, int], Array] = field(default_factory=dict)
     #: Elements that the present program stored, by argument and address.
     own: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -156,20 +161,24 @@ class LaunchMemory:
     def store(self, pointer: Pointer, values: Array, mask: Array) -> None:
         """Store elements; of other tensors than the first result only the program itself sees them."""
         at, values = pointer.at[mask], np.asarray(values, np.float64)[mask]
-        if pointer.of in self.placed:
+        if pointer.of in self.placed or pointer.of in self.scratch:
             self.own.setdefault(pointer.of, {}).update(zip(at.tolist(), values.tolist(), strict=True))
         name, arranged = self.result
         if pointer.of != name:
             return
-        (batch, head), shape, rows, cols, here = _places(arranged, at)
+        (batch, head), (_, width), rows, cols, here = _places(arranged, at)
+        first, count = self.span
+        here = here & (rows >= first) & (rows < first + count)
         for b, h in np.unique(np.stack([batch[here], head[here]]), axis=1).T.tolist():
             some = here & (batch == b) & (head == h)
-            matrix = self.stored.setdefault((b, h), np.full(shape, np.nan))
-            matrix[rows[some], cols[some]] = values[some]
+            if (b, h) not in self.stored:
+                self.stored[b, h] = np.full((count, width), np.nan)
+            self.stored[b, h][rows[some] - first, cols[some]] = values[some]
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
     """Return batch (with splits) and head of elements, the shape of a matrix, row, column, and which are its own."""
+    offsets = tensor.own(offsets)
     batch, head, split, row, col = (np.broadcast_to(x, offsets.shape) for x in tensor.places(offsets))
     _, heads, splits, rows, cols = tensor.shape
     here = (offsets >= 0) & (batch < tensor.shape[0]) & (head < heads) & (row < rows) & (col < cols)
@@ -236,10 +245,7 @@ class ExactProgram:
     # ---------------------------------------------------------------- integers and shapes
 
     def _arith_constant(self, op: Op) -> Array:
-        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
-        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
-        words = {"true": 1, "false": 0}
-        value = float_of(text, fmt) if fmt in FORMATS else words[text] if text in words else int(text)
+        value, shape, fmt = number_of(op)
         return np.full(shape, value, _DTYPES[fmt])
 
     def _tt_get_program_id(self, op: Op) -> Array:
@@ -384,6 +390,12 @@ class ExactLaunch:
     def __init__(self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grid: LaunchGrid) -> None:
         """``function``: TTIR as it is; ``size``: programs along each axis; ``grid``: which of them store which rows."""
         self.function, self.arguments, self.size, self.grid = function, arguments, size, grid
+        self._inputs, self._scratch = grid.placed_inputs, with_scratch_kept(function)[1].keys()
+        #: The latest inputs, and their matrices in float64.
+        self._inputs_of: HeadSource | None = None
+        self._matrix: Callable[[str, int, int], Array]
+        #: Of the latest rows: which rows and programs, and what the programs store: others of theirs may follow.
+        self._latest: tuple[Any, NDArray[np.float64]] | None = None
         self.values = dict[str, Any]()
         parameters = list(function.parameters.items())
         while parameters:
@@ -405,15 +417,27 @@ class ExactLaunch:
 
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
+        programs, (first, count) = self.grid.programs_of(batch, head, row, rows)
+        key = batch, head, first, count, tuple(map(tuple, programs))
+        if self._inputs_of is not inputs:
+            self._inputs_of, self._latest = inputs, None
+            self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._stored(batch, head, (first, count), programs)
+        made: NDArray[np.float64] = np.full((rows, self.grid.placed_result[1].shape[-1]), np.nan)
+        low, high = max(row, first), min(row + rows, first + count)
+        made[low - row : high - row] = self._latest[1][low - first : high - first]
+        return made
 
-        @lru_cache(maxsize=MATRICES)
-        def matrix(name: str, batch: int, head: int) -> Array:
-            return formats.cast(inputs(name, batch, head), F64)
-
+    def _stored(
+        self, batch: int, head: int, span: tuple[int, int], programs: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """Return what some programs store of a head, (rows, columns), of so many rows from a first one on."""
         name, tensor = self.grid.placed_result
-        memory = LaunchMemory(self.arguments, matrix, self.grid.placed_inputs, (name, tensor), self.values)
-        for ids in self.grid.programs_of(batch, head, row, rows):
+        memory = LaunchMemory(
+            self.arguments, self._matrix, self._inputs, (name, tensor), self.values, self._scratch, span
+        )
+        for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
-        made = memory.stored.get((batch, head), np.full(tensor.shape[-2:], np.nan))
-        part: NDArray[np.float64] = made[row : row + rows]
-        return part
+        made = memory.stored.get((batch, head))
+        return np.full((span[1], tensor.shape[-1]), np.nan) if made is None else made

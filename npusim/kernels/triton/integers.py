@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from npusim.errors import ProgramError
 from npusim.kernels.triton.ttir_text import shape_of
 from npusim.kernels.triton.values import Affine, Condition, Integers, affine, elements, known_elements, lesser
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 WIDE = 64
 _TOP = np.int64(-(1 << (WIDE - 1)))
 Unsigned = NDArray[np.uint64]
+
+
+class NonlinearError(ProgramError):
+    """Integers of a block that are not linear along its axes."""
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:
@@ -85,7 +90,9 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
     shape, said = tuple(map(min, a.shape, b.shape)), a.overflow or b.overflow
     if name == "shli":
         if any(b.steps) or (any(a.steps) and np.ptp(b.base)):
-            raise op.fail("a shift by the indices of a block, or of a block by numbers that differ between programs")
+            raise _nonlinear(
+                op, "a shift by the indices of a block, or of a block by numbers that differ between programs"
+            )
         name, b = "muli", replace(b, base=np.left_shift(np.int64(1), b.base))
     if name in ("addi", "subi", "addptr"):
         sign = -1 if name == "subi" else 1
@@ -95,7 +102,7 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
     if name == "muli" and not (any(a.steps) and any(b.steps)):
         block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
-            raise op.fail("a stride that differs between programs or iterations")
+            raise _nonlinear(op, "a stride that differs between programs or iterations")
         steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
         made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
         return _typed(op, made, a, b, operator.mul)
@@ -104,27 +111,42 @@ def integers(op: Op, a: Affine, b: Affine) -> tuple[Affine, NDArray[np.bool_] | 
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
 
 
+#: Functions of integers that wrap, for blocks that are no linear ones.
+_MODULAR: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"addi": np.add, "subi": np.subtract, "addptr": np.add, "muli": np.multiply, "shli": np.left_shift}
+)
+
+
+def _nonlinear(op: Op, why: str) -> NonlinearError:
+    return NonlinearError(f"{op.line}: {why}")
+
+
+def computed_of(op: Op, name: str, x: Integers, y: Integers, bits: int) -> Integers:
+    """Return an operation (``divsi``, ...) of integers by their elements, in a type of so many bits."""
+    with np.errstate(all="ignore"):
+        if (function := _SIGNED.get(name) or _MODULAR.get(name)) is not None:
+            return wrapped(function(x, y), bits)
+        if name in _UNSIGNED:
+            return wrapped(_UNSIGNED[name](*(without_sign(z, bits) for z in (x, y))).view(np.int64), bits)
+    raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
+
+
 def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affine:
     """Return the result of an operation without a linear form, of all elements; it has to be linear all the same."""
     if name in _UNSIGNED:
         like = replace(like, overflow="")  # integers without a sign wrap as they are meant to
 
     def computed(x: Integers, y: Integers) -> Integers:
-        with np.errstate(all="ignore"):
-            if name in _SIGNED:
-                return wrapped(_SIGNED[name](x, y), like.bits)
-            return wrapped(_UNSIGNED[name](*(without_sign(z, like.bits) for z in (x, y))).view(np.int64), like.bits)
+        return computed_of(op, name, x, y, like.bits)
 
     if name == "muli":
-        raise op.fail("a product of two blocks of indices: addresses have to be linear along a block's axes")
-    if name not in _SIGNED and name not in _UNSIGNED:
-        raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
+        raise _nonlinear(op, "a product of two blocks of indices: addresses have to be linear along a block's axes")
     if not any(a.steps) and not any(b.steps):
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
     if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
         return replace(like, base=made.base, steps=made.steps)  # as where a block is within one group
-    raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
+    raise _nonlinear(op, f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
 
 
 def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | None, ...]) -> Affine | None:

@@ -22,6 +22,8 @@ from npusim.kernels.triton.values import (
     Floats,
     Integers,
     Known,
+    Listed,
+    ListedMask,
     Masking,
     Number,
     ValueComparison,
@@ -53,6 +55,7 @@ class Choices:
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
+    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     """
 
     is_fresh: bool
@@ -67,6 +70,7 @@ class Choices:
     sums: Mapping[str, str] = field(default_factory=dict)
     is_exact: bool = False
     is_apart: bool = False
+    lists_elements: bool = False
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
@@ -160,6 +164,8 @@ class Draft:
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
+        #: Axes along which vectors have a value for each row of a tile.
+        self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
         self.returned = 0  #: programs that return early
@@ -176,6 +182,7 @@ class Draft:
         #: The values that each value is computed from, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
+        self._stores: list[str] = []  # pointers
         self._products = 0
         self._count(function.operations)
         parameters = list(function.parameters.items())
@@ -201,6 +208,8 @@ class Draft:
                 self._sources |= {n: (start, *chain(*ends)) for n, start in zip(*_carried(op), strict=True)}
             if op.name == "tt.load" and shape_of(op.type)[1] not in FORMATS:
                 self._looks[op.results[0]] = op
+            if op.name in ("tt.store", "tt.descriptor_store"):
+                self._stores.append(op.operands[0])
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._products += op.name == "tt.dot"
@@ -209,12 +218,20 @@ class Draft:
 
     def looked_up(self, name: str) -> dict[str, Op]:
         """Return the loads of integers that a value is computed from, by their results."""
+        return {n: self._looks[n] for n in self._made_of(name) if n in self._looks}
+
+    def _made_of(self, name: str) -> list[str]:
+        """Return a value and all values that it is computed from."""
         seen, waiting = dict[str, None](), [name]
         while waiting:
             if (one := waiting.pop()) not in seen:
                 seen[one] = None
                 waiting += self._sources.get(one, ())
-        return {n: self._looks[n] for n in seen if n in self._looks}
+        return list(seen)
+
+    def _is_read_alone(self, of: str) -> bool:
+        """Return whether no store of the kernel can be to a tensor."""
+        return all(of not in self._made_of(pointer) for pointer in self._stores)
 
     def _argument(self, name: str, kind: str) -> Known:
         value = self.arguments[name]
@@ -320,6 +337,8 @@ class Draft:
         for name, x in self.values.items():
             if isinstance(x, Affine | Condition):
                 self.values[name] = x.at(programs)
+            elif isinstance(x, Listed | ListedMask):
+                self.values[name] = x.of_programs(programs)
             elif isinstance(x, Masking):
                 self.values[name] = replace(x, of=x.of.at(programs))
             elif isinstance(x, ValueComparison) and x.within is not None:

@@ -13,6 +13,7 @@ import inspect
 import math
 import operator
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, count
@@ -25,7 +26,7 @@ import numpy as np
 from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
-from npusim.errors import FormatError, SpecError
+from npusim.errors import FormatError, ProgramError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
@@ -34,10 +35,11 @@ from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices
-from npusim.kernels.triton.launch_phases import placed
+from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.releases import untried
-from npusim.kernels.triton.ttir_text import Line, read, refusing
+from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.ttir_text import Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
 from npusim.machines.sm.compiled_rows import with_code
@@ -398,29 +400,72 @@ def phase_read(
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends, sums=made.sums)
     with refusing(line, name):
-        blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
-        keeps = machine.keeps_factors
-        *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
-        decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
-        notes = (*phase.notes, *filter(None, [untried()]))
-        phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
-        is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-        if is_approximate and _capability(device) != MEASURED_ROOTS:
-            phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-        if blocks.reader.returned and not (machine.has_groups and counts_turnover(device)):
-            phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
-        if machine.has_groups:
-            phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
-            programs, returned = math.prod(grid), blocks.reader.returned
-            return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
-        if "depth" not in tiling.model_fields_set and not blocks.piece:
-            turns = machine.in_turns(name, phase, tiling)
-            if turns is not None:
-                return [*before, (replace(phase, notes=(*phase.notes, TURNS)), turns)]
-        if not blocks.piece or not device.is_timed:
-            return [*before, phase]
-        fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
-        return [*before, (phase, fields)]
+        first, *others = launched(read(made.ttir), arguments, grid, choices)
+        further = [
+            one
+            for i, blocks in enumerate(others, 2)
+            for one in _phases_of(made, f"{name} {i}", blocks, problem, tiling, p, machine)
+        ]
+        return [*further, *_phases_of(made, name, first, problem, tiling, p, machine)]
+
+
+def launched(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them.
+
+    Raises `ProgramError` for a kernel that neither is read.
+    """
+    listed = replace(choices, lists_elements=True)
+    try:
+        return [placed(read_launch(function, arguments, grid, choices))]
+    except ProgramError:
+        made = list[LaunchGrid]()
+        apart = results_apart(function)
+        for how, parts in ((listed, [function]), (choices, apart), (listed, apart)):
+            with suppress(ProgramError):
+                made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
+        if not made:
+            raise
+    if len(made) == 1:
+        return made
+    for i, one in enumerate(made[1:], 2):
+        one.number = i
+    why = (
+        f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored; their times, with as many"
+    )
+    made[0].reader.notes.append(f"{function.name}: {why} launches, not the one kernel's")
+    return made
+
+
+def _phases_of(
+    made: Compiled, name: str, blocks: LaunchGrid, problem: Any, tiling: Any, p: TritonPrecision, machine: Any
+) -> list[Any]:
+    """Return the phases of the blocks of a launch, the last with its fields if it has any."""
+    device, is_gpu, grid = machine.device, _is_gpu(machine.device), blocks.reader.grid
+    keeps = machine.keeps_factors
+    *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
+    phase = replace(phase, name=name, is_named=True) if blocks.number else phase
+    decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
+    notes = (*phase.notes, *filter(None, [untried()]))
+    phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
+    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+    if is_approximate and _capability(device) != MEASURED_ROOTS:
+        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
+    if blocks.reader.returned and not (machine.has_groups and counts_turnover(device)):
+        phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
+    if machine.has_groups:
+        phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
+        programs, returned = math.prod(grid), blocks.reader.returned
+        return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
+    if "depth" not in tiling.model_fields_set and not blocks.piece:
+        turns = machine.in_turns(name, phase, tiling)
+        if turns is not None:
+            return [*before, (replace(phase, notes=(*phase.notes, TURNS)), turns)]
+    if not blocks.piece or not device.is_timed:
+        return [*before, phase]
+    fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
+    return [*before, (phase, fields)]
 
 
 def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
@@ -432,12 +477,19 @@ def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
     return replace(Choices(p.accumulate == "fresh", False, exp2, exp, erf, sqrt, is_exact=p.is_exact), **of_code)
 
 
+def read_as(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...], p: TritonPrecision
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch as a precision has it; raise `ProgramError` for a kernel that is not read."""
+    with refusing(line, name):
+        return launched(read(ttir), arguments, grid, _choices(p, fuses=p.contracts))
+
+
 def exact_launch(
     ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
 ) -> Callable[..., np.ndarray[Any, Any]]:
     """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
-    with refusing(line, name):
-        blocks = placed(read_launch(read(ttir), arguments, grid, _choices(EXACT)))
+    blocks, *_ = read_as(ttir, name, line, arguments, grid, EXACT)
     return ExactLaunch(read(ttir), arguments, grid, blocks).rows
 
 

@@ -87,19 +87,34 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
 
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
-    which each program has its own place; 2: and axes of blocks are groups of these, where they can be.
+    which each program has its own place; 2: and axes of blocks are groups of these, where they can be; 3: or groups of
+    what a program goes through in its loop.
     """
-    *_, rows, columns = result.view.shape
+    *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
     inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
-    groups = filter(None, [view.split(*each) for each in dict.fromkeys(inner)])
-    for one in chain(groups, view.ways()) if is_part or freedom > 1 else chain(view.ways(), groups):
+    halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((rows, *outer))]
+    groups = filter(None, [*(view.split(*each) for each in dict.fromkeys(inner)), *halves])
+    orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
+    plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
+    for one in orders.get(freedom, plain):
         try:
             return _followed(of, one, uses, result, is_strict=not freedom)
         except ProgramError as error:
             first = first or error
     assert first is not None
     raise first
+
+
+def _by_loops(view: View, uses: Sequence[TensorUse]) -> Iterator[View]:
+    """Yield a view with its rows, or columns, in groups of as many as a program goes through in its loop."""
+    for u in uses:
+        for role, size in zip((ROWS, COLUMNS), u.sizes, strict=True) if u.is_walked else ():
+            at = view.index(view.groups[role], u.base)
+            first = np.where(u.is_read, at, np.iinfo(np.int64).max).min(1)
+            count = np.where(u.is_read, at + size, 0).max(1) - first
+            if (made := view.split(int(count[u.is_read.any(1)].max(initial=0)), role)) is not None:
+                yield made
 
 
 def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, is_strict: bool) -> View:

@@ -20,12 +20,12 @@ from npusim.kernels.attention.call_blocks import MASKED
 from npusim.kernels.attention.tiling_mask import MaskKind, mask_of
 from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
-from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
+from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
 from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
-from npusim.kernels.triton.tensor_axes import View
+from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
 from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 from npusim.program.ir.tile import GlobalTensor, Role
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: What a place along each axis of a tensor is called.
 SIDES = ("batch", "head", "split", "row", "column")
 #: Of readings of views (`npusim.kernels.triton.launch_axes.matched`).
-MOST_FREEDOM = 2
+MOST_FREEDOM = 3
 
 
 class Written(NamedTuple):
@@ -78,7 +78,9 @@ def is_row(reader: Reader) -> bool:
 
 def is_part(reader: Reader, view: View) -> bool:
     """Return whether a kernel accesses a view's tensor elsewhere too, as another part."""
-    return sum(isinstance(x, View) and x.parameter == view.parameter for x in reader.arguments.values()) > 1
+    accessed = {x.pointer.of for x in (*reader.loads.values(), *reader.stored)}
+    views = [x for n, x in reader.arguments.items() if n in accessed and isinstance(x, View)]
+    return sum(x.parameter == view.parameter for x in views) > 1
 
 
 def placed(reader: Reader) -> LaunchGrid:
@@ -112,6 +114,8 @@ class LaunchGrid:
         program stores to.
         """
         self.freedom = freedom
+        #: Of several kernels that one is read as: from 2 for each but the first, whose tensors have the plain names.
+        self.number = 0
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
@@ -280,6 +284,8 @@ class LaunchGrid:
         if len(set(listed)) < len(listed):
             why = "its rows and columns are one axis of the kernel, as where a result is added to a factor of its own"
             raise self._fault(load.line, f"{load.of}: {why}: load the other block by a pointer of its own")
+        if not listed and not self.is_row:
+            return language.ONE
         if load.name in self.shared or (self.is_row and "row" not in listed):
             return " ".join(["row", *listed])
         return " ".join(listed)
@@ -388,7 +394,14 @@ class LaunchGrid:
     def _is_shared(self, load: Load) -> bool:
         """Return whether all rows share the data of a load: a row of columns, or one element."""
         own = self.called(load.axes).split()
+        if not own or self._is_down(load):
+            return False
         return prod(load.pointer.shape) == 1 if not any(load.axes) else "row" not in own
+
+    def _is_down(self, load: Load) -> bool:
+        """Return whether a vector has a value for each row of an operand that the result has not as rows."""
+        root, axes = self.reader.root, [a for a in load.axes if a is not None]
+        return len(load.axes) == 1 == len(axes) and root(axes[0]) in map(root, self.reader.down)
 
     def _check_second(self, other: Stored) -> None:
         """Raise `ProgramError` for a second result that is neither a tile of the same shape nor a number for each
@@ -400,13 +413,16 @@ class LaunchGrid:
         if not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
+        matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
+        if apart := [side for side, x, y in matrix if np.any(x != y)]:
+            why = f"a program stores a second result to another {apart[0]} than the first"
+            raise self._fault(other.line, f"{of}: {why}")
         if not is_tile and np.any(
             np.minimum(other.left[0], other.pointer.shape[0]) > self.rows if other.left else False
         ):
             self.reader.notes.append(f"{other.line}: {of}: numbers of rows that are not stored are not computed")
         if is_tile:
-            own = (self.batch, self.head, self.split, self.row, self.col)
-            is_like = all(np.all(x == y) for x, y in zip((*at, row, column), own, strict=True))
+            is_like = bool(np.all(row == self.row) and np.all(column == self.col))
             sides = self._sides(other.pointer, other.value.axes, other.left)
             wholes = self._tensor(of).shape[ROWS:]
             for whole, x, (_, size, left), count in zip(
@@ -421,7 +437,8 @@ class LaunchGrid:
         uses = [*self.reader.loads.values(), *self.reader.stored]
         views = [(v, x) for x in uses if isinstance(v := self._tensor(x.of), View)]
         for (a, _), (b, x) in combinations(views, 2):
-            if (a.name != b.name) and a.parameter == b.parameter and not a.is_apart_from(b):
+            is_stored = a.parameter in {y.pointer.of.partition(".")[0] for y in self.reader.stored}
+            if a.name != b.name and is_stored and a.parameter == b.parameter and not a.is_apart_from(b):
                 raise self._fault(x.line, f"{a.parameter}: accesses of blocks that overlap, a constant apart")
 
     def _check_bounds(self) -> None:
@@ -486,12 +503,18 @@ class LaunchGrid:
         """The parameter of the first result, and its arrangement."""
         return self.stored.pointer.of.partition(".")[0], self.out
 
-    def programs_of(self, batch: int, head: int, row: int, rows: int) -> list[list[int]]:
-        """Return the programs that store some of the rows of a head; ``batch`` counts splits too."""
+    def programs_of(self, batch: int, head: int, row: int, rows: int) -> tuple[list[list[int]], tuple[int, int]]:
+        """Return the programs that store some of the rows of a head, and their first row and number of rows.
+
+        ``batch`` counts splits too.
+        """
         is_of = (self.batch * self.out.shape[SPLIT] + self.split == batch) & (self.head == head)
         is_of = is_of & (self.row < row + rows) & (self.row + self.rows > row)
         listed: list[list[int]] = np.unique(self.reader.ids[is_of[:, 0]], axis=0).tolist()
-        return listed
+        if not listed:
+            return [], (row, rows)
+        first, end = int(self.row[is_of].min()), int((self.row + self.rows)[is_of].max())
+        return listed, (first, end - first)
 
     # ---------------------------------------------------------------- what comes out
 
@@ -578,6 +601,10 @@ class LaunchGrid:
             rows, columns = matrix.shape
             bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
             values[n] = partial(np.asarray, known)
+        for (n, _), x in zip(written.axes, r.loads.values(), strict=False):
+            if isinstance(t := self._tensor(x.of), MaskView):
+                of = tensor_of(bound[n])
+                values[of.name] = partial(_spread, t, of.rows)
         cells = self._cells(offsets or [None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
@@ -605,14 +632,16 @@ class LaunchGrid:
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
-        is_result = of == self.stored.pointer.of and not t.is_workspace and not load
+        is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
         name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
+        name = f"{name}_{self.number}" if self.number else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
+        more["stretch_rows"] = int(isinstance(t, GatheredView) and t.groups[ROWS] == (0,))
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if load in self.stacks:
             return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
@@ -719,6 +748,12 @@ def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
         made.insert(at, (text, number))
     return made
+
+
+def _spread(view: MaskView, rows: int) -> Any:
+    """Return a mask, (batch, heads, rows, columns): as often as rows share its own."""
+    mask = view.array()
+    return np.broadcast_to(mask, (*mask.shape[:2], rows, mask.shape[3]))
 
 
 def _flops(phase: Phase) -> int:

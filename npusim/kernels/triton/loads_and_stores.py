@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
 from npusim.kernels.triton.arithmetic import Arithmetic
+from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
-from npusim.kernels.triton.tensor_axes import IntegerTensor, View
+from npusim.kernels.triton.listed import elements_of, first_ones, rows_of, table_of
+from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import Op, shape_of
 from npusim.kernels.triton.values import (
+    AXES,
     COLUMNS,
     RELATIONS,
     ROWS,
@@ -22,13 +26,18 @@ from npusim.kernels.triton.values import (
     Floats,
     Integers,
     Known,
+    Listed,
+    ListedMask,
     Number,
     Tensor,
+    ValueComparison,
     affine,
     answers,
     bound_of,
+    constant,
     elements,
     known_elements,
+    one_hot,
     truth,
 )
 
@@ -40,12 +49,29 @@ class Memory(Arithmetic):
     """Operations that load and store blocks."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
-        if not isinstance(pointer, Affine):
+        if not isinstance(pointer, Affine | Listed):
             raise op.fail("a load from an address that is computed of floats")
-        tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
-        if isinstance(tensor, IntegerTensor):
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
+        if isinstance(tensor := self.arguments[of], IntegerTensor):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
+        pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
+        self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
+
+    def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
+        """Return the address of one element by a loaded integer, in each program, as a list of all programs."""
+        is_one = isinstance(pointer, Affine) and not pointer.shape and self._walk is None
+        if not is_one or not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+            return pointer
+        count = len(self.ids)
+        table = np.broadcast_to(pointer.base, (count, 1))[:, 0]
+        every, _ = answers(Condition(()) if mask is None else self._condition(op, mask))
+        table = np.where(np.broadcast_to(every, (count, 1))[:, 0], table, 0)
+        return Listed(replace(constant(0), of=pointer.of), table, Affine(np.arange(count)[:, None]))
+
+    def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
+        """Load a block of floats, or of a mask."""
+        tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View) and not pointer.shape:
             why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
@@ -63,10 +89,12 @@ class Memory(Arithmetic):
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
         self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
-        is_read = True if self._only is None else self._only
-        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
+        cut = [np.any((some < n) & self.is_read(some.shape[1])) for n, some in zip(pointer.shape, left, strict=True)]
+        self.cuts |= {a for a, is_cut in zip(axes, cut, strict=True) if is_cut}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+            if before.pointer.shape != pointer.shape:
+                raise op.fail(f"{pointer.of} is read in tiles of other sizes than in the loop before: visit the same")
             if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
@@ -86,8 +114,8 @@ class Memory(Arithmetic):
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
-        is_read = True if self._only is None else self._only
-        hidden = [i for i, (n, most) in enumerate(zip(shape, lanes, strict=True)) if np.any((most < n) & is_read)]
+        sides = enumerate(zip(shape, lanes, strict=True))
+        hidden = [i for i, (n, most) in sides if np.any((most < n) & self.is_read(most.shape[1]))]
         alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
         if not alike:
             self._set(op, x)
@@ -114,8 +142,19 @@ class Memory(Arithmetic):
         Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
         """
         name, parts = pointer.of, list[str]()
+        if isinstance(self.arguments[name], GatheredView | MaskView):
+            return pointer, self.arguments[name]
         for x in (*self.loads.values(), *self.stored):
             if x.of.partition(".")[0] != name or not isinstance(self.arguments[name], View):
+                continue
+            if isinstance(self.arguments[x.of], GatheredView):
+                continue
+            if (
+                not (x.pointer.shape and pointer.shape)
+                and x.pointer.shape != pointer.shape
+                and self._is_read_alone(name)
+            ):
+                parts.append(x.of)  # one element, apart from blocks
                 continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
             is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
@@ -128,18 +167,102 @@ class Memory(Arithmetic):
             pointer = replace(pointer, of=part)
         return pointer, self.arguments[pointer.of]
 
+    def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
+        """Return a mask by a table as one that is loaded: of tensors of integers alone."""
+        tensor = self.arguments.get(x.at.of)
+        if not isinstance(tensor, IntegerTensor):
+            raise op.fail("a mask of a tile by integers that several loads, or several tensors, decide")
+        numbered = (f"{x.at.of}.{i}" for i in count(1))
+        like = [n for n, t in self.arguments.items() if isinstance(t, MaskView) and np.array_equal(t.holds, x.holds)]
+        name = next(
+            (n for n in like if n.startswith(f"{x.at.of}.")), next(n for n in numbered if n not in self.arguments)
+        )
+        ones = (1,) * len(AXES)
+        view = MaskView(name, ones, "int8", ones, sizes=tensor.sizes, by=tensor.by, holds=x.holds)
+        self.arguments.setdefault(name, view)
+        if (size := INTEGERS[tensor.fmt]) > 1:
+            self.notes.append(f"{op.line}: {x.at.of}: a mask of {size} bytes an element is timed as one of 1 byte")
+        limits = [(i, left) for i, left in enumerate(x.at.limits()) if left is not None]
+        rules = tuple(
+            ("slt", replace(x.at, base=-left, steps=one_hot(i, x.shape), of="", left=())) for i, left in limits
+        )
+        other = None if x.beyond is None else Number(float(x.beyond), "", x.shape)
+        before = self.values.get(op.results[0])
+        self._load(op, replace(x.at, of=name, left=()), Condition(rules) if rules else None, other, "i1")
+        made = self.values.pop(op.results[0])
+        if before is not None:
+            self._set(op, before)
+        assert isinstance(made, Floats)
+        return ValueComparison(made, x.within)
+
+    def _element_of(self, pointer: Affine | Listed) -> str:
+        """Return the element type of the tensor that a pointer is into, as TTIR calls it."""
+        of = (pointer.rest.of if isinstance(pointer, Listed) else pointer.of).partition(".")[0]
+        return shape_of(self.function.parameters[of])[1]
+
+    def _in_rows(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine:
+        """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are."""
+        if isinstance(pointer, Affine):
+            return pointer
+        of, name = pointer.rest.of, f"{pointer.rest.of}.rows"
+        if not isinstance(source := self.arguments[of], View):
+            raise op.fail(f"{of}: rows by loaded integers: record the call")
+        others = [x for x in (*self.loads.values(), *self.stored) if x.of.partition(".")[0] == of and x.of != name]
+        if others and not self._is_read_alone(of):
+            raise op.fail(f"{of}: rows by loaded integers, of a tensor that is accessed otherwise too")
+        made, view = rows_of(op, pointer, source, name)
+        known = self.arguments.get(name)
+        if isinstance(known, GatheredView) and (known.listed, known.along) != (view.listed, view.along):
+            raise op.fail(f"{of}: rows by loaded integers that differ between two accesses")
+        self._check_rows(op, made, view, self._lanes(op, mask, made))
+        if known is None:
+            count = f"{len(view.listed):,} rows by loaded integers, or by indices that are not linear"
+            self.notes.append(f"{op.line}: {of}: {count}: one that is there twice is read from memory twice")
+            if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
+                why = "single elements by a list are timed as neighbours, not as a sector of memory for each"
+                self.notes.append(f"{op.line}: {of}: {why}")
+            self.arguments[name] = view
+        return made
+
+    def _check_rows(self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers]) -> None:
+        """Raise `ProgramError` for a row that is accessed and is none of the tensor, or stored to twice."""
+        axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
+        n, step, most = 1, 0, np.ones((1, 1), np.int64)  # of one element
+        if axis is not None:
+            n, step, most = pointer.shape[axis], pointer.steps[axis] // view.by_row, lanes[axis]
+        is_read = [left > 0 for i, left in enumerate(lanes) if i != axis]
+        is_read = np.logical_and.reduce(np.broadcast_arrays(self.is_read(pointer.base.shape[1]), *is_read))
+        first = pointer.base // view.by_row
+        places = first[..., None] + step * np.arange(n)
+        read = (np.arange(n) < most[..., None]) & is_read[..., None]
+        places, read = np.broadcast_arrays(places, read)
+        rows = np.array(view.listed, np.int64)
+        if np.any((rows[np.clip(places, 0, len(rows) - 1)] < 0) & read):
+            raise op.fail(f"{view.parameter}: loaded integers lead beyond its elements, and no mask keeps it from that")
+        used = rows[np.unique(places[read])]
+        if op.name.endswith("store") and len(np.unique(used)) < len(used):
+            raise op.fail(f"{view.parameter}: two indices lead a store to the same row: which comes last is free")
+
     def _looked_up(
-        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
-    ) -> Affine | Condition:
+        self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
+    ) -> Affine | Listed | Condition:
         """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
+        of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
         if tensor.data is None:
-            raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
-        places, condition = elements(op, pointer), None if mask is None else self._condition(op, mask)
-        known = known_elements(op, pointer.limits(), pointer.shape)
+            raise op.fail(f"integers of {of}, whose values are not recorded: a descriptor's, or reinterpreted")
+        places, condition = elements_of(op, pointer), None
+        if isinstance(mask, ListedMask):
+            axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
+            rule = "slt", Affine(-count, one_hot(axis, pointer.shape), pointer.shape)
+            condition = Condition((rule,)) & mask.within if mask.within else Condition((rule,))
+        elif mask is not None:
+            condition = self._condition(op, mask)
+        limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
+        known = known_elements(op, limits, pointer.shape)
         if condition is not None:
             known = truth(op, condition) if known is None else known & truth(op, condition)
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
-            raise op.fail(f"{pointer.of}: a mask hides this integer; state its value with other=...")
+            raise op.fail(f"{of}: a mask hides this integer; state its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
         is_read = self.is_read(known.shape[1])
         known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
@@ -148,24 +271,26 @@ class Memory(Arithmetic):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
             program = program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(tensor.data)}, and no mask keeps it from that"
-            raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, 0)}")
+            raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
         values = wrapped(tensor.data[np.where(known, places, 0)], bits := bits_of(op.type))
-        is_whole = all(x is None for x in pointer.limits())
+        is_whole = all(x is None for x in limits)
         if (
             is_whole
             and isinstance(other, Affine)
             and (made := affine(np.where(known, values, elements(op, other)))) is not None
         ):
             return replace(made, bits=bits)
+        if isinstance(pointer, Listed):
+            return replace(table_of(op, values, known, pointer.shape, bits), beyond=_number_of(other))
         left = self._left(op, condition, pointer)
+        ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:
-            first = values[np.unravel_index(int(np.argmax(known)), known.shape)[:2]].ravel()[:4]
-            why = "addresses have to be linear along a block's axes: a block goes along one page of a table"
-            raise op.fail(
-                f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}"
-            )
-        limits = (x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
-        return replace(made, left=tuple(limits), bits=bits)
+            rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(pointer.shape), pointer.shape, bits=bits)
+            is_used = np.zeros(len(tensor.data), bool)
+            is_used[places[known]] = True
+            table = np.where(is_used, wrapped(tensor.data, bits), 0)
+            return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
+        return replace(made, left=ends, bits=bits)
 
     def _check_indices(self, op: Op, pointer: Affine, left: Sequence[Integers]) -> None:
         """Raise `ProgramError` for an address beyond a recorded view, whose integers may be data."""
@@ -289,6 +414,9 @@ class Memory(Arithmetic):
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
         if self._only is not None:
             left = [np.where(self._only, x, 0) for x in left]
+        if isinstance(mask, ListedMask):
+            axis, most = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
+            left[axis], mask = np.minimum(left[axis], most), mask.within
         condition = Condition(()) if mask is None else self._condition(op, mask)
         if condition.either and not np.all(answers(Condition((), condition.either))[0]):
             raise op.fail("the mask of a load or store that joins comparisons by | or ~: bounds of its axes by & alone")
@@ -306,9 +434,14 @@ class Memory(Arithmetic):
         return left
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        if not isinstance(pointer, Affine) or not isinstance(value, Floats):
-            raise op.fail("a store of a value that is no block of floats, or to a loaded address")
+        if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
+            fmt = self._element_of(pointer)
+            text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
+            value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
+        if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
+            raise op.fail("a store of a value that is no block of floats: integers, or masks")
         self.text(value)  # refuses a transposed one
+        pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_part(pointer)
         left = self._left(op, mask, pointer)
         value = self._spread(value, [n if step else 1 for n, step in zip(pointer.shape, pointer.steps, strict=True)])
@@ -339,6 +472,12 @@ class Memory(Arithmetic):
 def _read_of(lanes: list[Integers], pointer: Affine) -> list[Integers]:
     """Return how many elements the lanes of a block read along each axis: one where all have the same."""
     return [x if step else np.minimum(x, 1) for x, step in zip(lanes, pointer.steps, strict=True)]
+
+
+def _number_of(x: Known | None) -> int | None:
+    """Return the integer that all elements are in all programs; None for another value."""
+    is_one = isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base)
+    return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
 
 
 def are_alike(a: Integers, b: Integers) -> bool:

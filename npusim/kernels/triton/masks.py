@@ -81,7 +81,11 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     rules_of = listed[0]
     if grid.reader.hides_by_numbers:
         _check_rows(grid, rules_of)
-    if _form(rules_of[0]) in (((("sge", 1, -1),), ()), ((("sgt", 1, -1),), ())) and kind in (None, "cut"):
+    if (
+        _form(rules_of[0]) in (((("sge", 1, -1),), ()), ((("sgt", 1, -1),), ()))
+        and kind in (None, "cut")
+        and not grid.number
+    ):
         mask = TilingMask()
         try:
             mask.check(grid.sizes["row"], grid.sizes["key"])
@@ -94,7 +98,8 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     kinds, rows = tuple(dict.fromkeys(rules_of)), grid.out.shape[-2]
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     numbers = {rules: i for i, rules in enumerate(kinds)}
-    made = RuleMask("mask", "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
+    name = f"mask_{grid.number}" if grid.number else "mask"
+    made = RuleMask(name, "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
     return made, [numbers[rules] for rules in rules_of]
 
 

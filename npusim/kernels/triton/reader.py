@@ -24,8 +24,8 @@ from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Number, answers, lesser
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
+from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -428,16 +428,16 @@ class Reader(Memory):
         program, time = program[order], time[order][:, None]
         if not len(program):
             raise op.fail("a loop that no program enters")
+        for inner, start in zip(carried[::2], carried[1::2], strict=True):
+            if not isinstance(self.values[start], Affine):
+                why = "goes from one block that a loop stores to its next: store its blocks behind a loop of their own"
+                raise op.fail(f"{plain_name(inner)} {why}, or make them independent")
         moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
         self._keep(program)
         one = Affine(first).at(program).base + time * Affine(each).at(program).base
         self.values[op.operands[0]] = replace(cast("Affine", self.values[op.operands[1]]), base=one)
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
-            x = self.values[start]
-            if not isinstance(x, Affine):
-                raise op.fail(
-                    f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
-                )
+            x = cast("Affine", self.values[start])
             self.values[inner] = within(op, replace(x, base=x.base + time * Affine(by).at(program).base))
         for o in op.body:
             self._do(o)
@@ -467,10 +467,11 @@ class Reader(Memory):
         """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x = self.values[start]
-        if isinstance(x, Affine):  # a pointer or number that moves by the same step every time
-            self.values[inner] = within(
-                op, replace(x, base=x.base + times * self._moved(op, inner, op.body[-1].operands[at]))
-            )
+        if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
+            moved = x.rest if isinstance(x, Listed) else x
+            by = times * self._moved(op, inner, op.body[-1].operands[at])
+            moved = within(op, replace(moved, base=moved.base + by))
+            self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x
@@ -480,7 +481,7 @@ class Reader(Memory):
             return ""
         if not isinstance(x, Number):
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
-        types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
+        types = TYPES.findall(op.text.partition("-> (")[2])
         name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt

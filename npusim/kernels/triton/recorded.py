@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.problem import KernelProblem
 from npusim.config.tiling import BEST, SEARCHED, Field, part_of, with_fields
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError, one_line
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
 from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, call_of
@@ -26,6 +26,7 @@ from npusim.kernels.triton.launch import (
     exact_launch,
     options_of,
     phase_read,
+    read_as,
     takes_options,
 )
 from npusim.kernels.triton.tensor_axes import tensor_of
@@ -146,3 +147,20 @@ def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.nda
     configuration = _configuration(call, tiling)
     line = Line(call.path, call.line)
     return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))
+
+
+def unread(call: Call) -> str:
+    """Return why a recorded call is not read as a kernel of tiles, in one line; empty where it is.
+
+    Its TTIR is read as for GPUs, for NPUs and in float64, in the first configuration; nothing is computed or timed, and
+    a device may refuse a call that is read: for a format, or for its memories.
+    """
+    if refused := (configuration := call.configurations[0]).refused:
+        return " ".join(refused.split())
+    try:
+        for p in (EXACT, *(listed[0] for listed in PRECISIONS.values())):
+            check_arguments(read(configuration.ttir), call)
+            read_as(configuration.ttir, call.name, Line(call.path, call.line), *_launched(call, configuration, p), p)
+    except NpusimError as error:
+        return one_line(error)
+    return ""

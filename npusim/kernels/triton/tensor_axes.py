@@ -200,9 +200,9 @@ class View(Tensor):
         )
         return view.assigned()
 
-    def array(self, values: Any) -> Any:
-        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
-        whole, at = np.asarray(values), dict(self.fixed)
+    def laid_out(self, values: Any) -> Any:
+        """Return values in the argument's shape as the view's own axes have them."""
+        whole = np.asarray(values)
         if whole.shape == self.described:  # what repeats is there once
             whole = whole[
                 tuple(
@@ -210,7 +210,15 @@ class View(Tensor):
                     for n, step in zip(self.described, self.described_by, strict=True)
                 )
             ]
-        whole = whole.reshape(self.sizes)
+        return whole.reshape(self.sizes)
+
+    def drawn(self, values: Any) -> Any:
+        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        return values
+
+    def array(self, values: Any) -> Any:
+        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
+        whole, at = self.laid_out(values), dict(self.fixed)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
         batch, heads, splits, rows, columns = self.groups
@@ -229,10 +237,84 @@ class View(Tensor):
 
 
 @dataclass(frozen=True)
+class GatheredView(View):
+    """Rows of a view that are accessed by a table, as the outermost axis of a view of their own.
+
+    ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
+    first element there, -1 of an entry that leads to none.
+    """
+
+    source: View | None = None
+    along: Group = ()
+    listed: tuple[int, ...] = ()
+
+    @property
+    def by_row(self) -> int:
+        """Elements from one row to the next, as offsets here count them: more than the view has."""
+        assert self.source is not None
+        return 1 + sum((n - 1) * s for n, s in zip(self.source.sizes, self.source.by, strict=True))
+
+    def laid_out(self, values: Any) -> Any:
+        """Return values in the argument's shape with the rows in the table's order."""
+        assert self.source is not None
+        whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
+        rest = [i for i in range(whole.ndim) if i not in self.along]
+        at = tuple(self.source.index((i,), rows) for i in self.along)
+        made = whole.transpose((*self.along, *rest))[at]
+        return made.reshape(self.sizes)
+
+    def drawn(self, values: Any) -> Any:
+        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
+            return values
+        _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
+        return values[first[of]]
+
+    def own(self, offsets: Integers) -> Integers:
+        """Return the offsets that elements of the argument have here, -1 of those that are not here."""
+        assert self.source is not None
+        row, rest = np.zeros_like(offsets), np.zeros_like(offsets)
+        for i in range(len(self.source.by)):
+            part = self.source.index((i,), offsets) * self.source.by[i]
+            row, rest = (row + part, rest) if i in self.along else (row, rest + part)
+        known, first = np.unique(self.listed, return_index=True)
+        at = np.minimum(np.searchsorted(known, row), len(known) - 1)
+        return np.where((known[at] == row) & (offsets >= 0), first[at] * self.by_row + rest, -1)
+
+
+def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> GatheredView:
+    """Return the view of rows of another one by a table."""
+    inner = [i for i in range(len(source.sizes)) if i not in along]
+    ones = (1,) * len(AXES)
+    view = GatheredView(name, ones, source.fmt, ones, source=source, along=along, listed=listed)
+    sizes, by = tuple(source.sizes[i] for i in inner), tuple(source.by[i] for i in inner)
+    return replace(view, sizes=(len(listed), *sizes), by=(view.by_row, *by))
+
+
+@dataclass(frozen=True)
+class MaskView(View):
+    """A tensor of integers as a mask: 1 where ``holds`` has it for the element, in the order of memory."""
+
+    holds: Any = field(default=None, compare=False, repr=False)
+
+    def array(self, values: Any = None) -> Any:
+        """Return the mask as (batch * splits, heads, rows, columns), int8."""
+        places = np.zeros((1,) * len(self.sizes), np.int64)
+        for i, (n, step) in enumerate(zip(self.sizes, self.by, strict=True)):
+            places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.sizes[i + 1 :]))
+        return super().array(self.holds[places].astype(np.int8))
+
+
+@dataclass(frozen=True)
 class IntegerTensor(Tensor):
-    """A tensor of integers with known values: ``data`` in the order of memory, from its first element on."""
+    """A tensor of integers with known values: ``data`` in the order of memory, from its first element on.
+
+    ``sizes``, ``by``: as of `View`.
+    """
 
     data: Any = field(default=None, compare=False, repr=False)
+    sizes: tuple[int, ...] = ()
+    by: tuple[int, ...] = ()
 
 
 def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
@@ -243,14 +325,15 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     ones = (1,) * len(AXES)
     if min(x.strides, default=0) < 0:
         raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
-    if x.is_integer:
-        return IntegerTensor(name, ones, x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
     if not all(n for n, _ in axes):
         axes = []  # a tensor of no element is nobody's
     inner = sorted(((s, n) for n, s in axes), reverse=True)
-    if any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
+    if not x.is_integer and any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
         raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")
-    fmt = "float64" if is_exact else get_format(x.fmt).name
     sizes, by = tuple(n for n, _ in axes), tuple(s for _, s in axes)
+    if x.is_integer:
+        data = None if x.data is None else x.elements().astype(np.int64)
+        return IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by)
+    fmt = "float64" if is_exact else get_format(x.fmt).name
     return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)

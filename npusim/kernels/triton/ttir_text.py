@@ -20,6 +20,8 @@ FORMATS = MappingProxyType(
     | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
 )
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+#: Types in a list of them.
+TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")
 #: How deep regions and types of TTIR are nested: a kernel's loops and ifs are a few.
 MOST_NESTED = 64
 _NAMED = re.compile(r'^(#loc\w*) = loc\(("[^"]*"\(#loc\w*\))\)$', re.MULTILINE)
@@ -44,7 +46,8 @@ def refusing(line: Line, what: str) -> Iterator[None]:
     except (NpusimError, MemoryError):
         raise
     except Exception as error:
-        raise ProgramError(f"{line}: {what}: not read ({error}); `npusim help triton` has a list") from error
+        why = f"{what}: not read, the reader has no rule for this use of it ({type(error).__name__}: {error})"
+        raise ProgramError(f"{line}: {why}; `npusim help triton` lists the rules") from error
 
 
 @dataclass(eq=False)
@@ -101,7 +104,15 @@ def read(text: str) -> Function:
         raise ProgramError(f"{head[1]}: line {number:,} of its TTIR is no operation that can be read") from error
     if operations is None:
         raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+    _place_at(where(next(line for line in text.splitlines() if "tt.func public" in line)), operations)
     return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
+
+
+def _place_at(line: Line, operations: list[Op]) -> None:
+    """Place operations without a line of their own at that of the kernel."""
+    for op in operations:
+        op.line = op.line if op.line.number else line
+        _place_at(line, [*op.body, *op.otherwise])
 
 
 def with_own_names(text: str) -> str:

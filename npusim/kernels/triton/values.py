@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.formats import get_format
+from npusim.kernels.triton.ttir_text import FORMATS, shape_of
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
@@ -93,6 +94,10 @@ class Tensor:
     def has(self, offsets: Integers) -> Any:
         """Return which elements, by their offsets, are this tensor's: of a part of another one some are not."""
         return np.ones(offsets.shape, bool)
+
+    def own(self, offsets: Integers) -> Integers:
+        """Return the offsets that elements of the argument have here: others in a tensor of gathered rows."""
+        return offsets
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -176,6 +181,50 @@ class Condition:
 
 
 @dataclass(frozen=True, eq=False)
+class Listed:
+    """Integers, or pointers, of which a table has a part: ``rest`` and the entry of ``table`` at the places ``at``.
+
+    ``at``: along the axes of the block; ``beyond``: in place of entries beyond its ends (`Affine.left`), if known.
+    """
+
+    rest: Affine
+    table: Integers
+    at: Affine
+    beyond: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's."""
+        return self.rest.shape
+
+    def of_programs(self, programs: Integers) -> Listed:
+        """Return the integers of some programs, in that order."""
+        return replace(self, rest=self.rest.at(programs), at=self.at.at(programs))
+
+
+@dataclass(frozen=True, eq=False)
+class ListedMask:
+    """A mask of the entries of a table, ``holds``, at the places ``at`` along a block's axes; within one of indices.
+
+    ``beyond``: in place of entries beyond the ends of ``at``, if known.
+    """
+
+    holds: Any
+    at: Affine
+    within: Condition | None = None
+    beyond: bool | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's."""
+        return self.at.shape
+
+    def of_programs(self, programs: Integers) -> ListedMask:
+        """Return the mask in some programs, in that order."""
+        return replace(self, at=self.at.at(programs), within=self.within and self.within.at(programs))
+
+
+@dataclass(frozen=True, eq=False)
 class Masking:
     """A block that is 0 where a condition holds and a low number elsewhere: it masks the block that it is added to."""
 
@@ -242,7 +291,7 @@ class Identity:
     shape: tuple[int, ...]
 
 
-Known = Affine | Condition | Masking | Descriptor | Number | Floats | ValueComparison | Identity
+Known = Affine | Listed | Condition | ListedMask | Masking | Descriptor | Number | Floats | ValueComparison | Identity
 #: Elements of integers that are looked at one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
 
@@ -263,6 +312,11 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     if isinstance(x, ValueComparison):
         within = x.within and reshaped(x.within, shape, how)
         return ValueComparison(reshaped(x.of, shape, how), within)  # type: ignore[arg-type]
+    if isinstance(x, Listed):
+        return replace(x, rest=reshaped(x.rest, shape, how), at=reshaped(x.at, shape, how))  # type: ignore[arg-type]
+    if isinstance(x, ListedMask):
+        within = x.within and reshaped(x.within, shape, how)
+        return replace(x, at=reshaped(x.at, shape, how), within=within)  # type: ignore[arg-type]
     assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
@@ -298,12 +352,13 @@ def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
 
 def elements(op: Op, x: Affine) -> Integers:
     """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
-    if x.base.size * prod(x.shape) > MOST_ELEMENTS:
-        count = f"{x.base.size * prod(x.shape):,}"
+    if (size := x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step)) > MOST_ELEMENTS:
+        count = f"{size:,}"
         raise op.fail(f"{count} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")
     made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
     for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
-        made = made + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
+        if step:
+            made = made + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
     return np.broadcast_to(made, (*x.base.shape, *x.shape))
 
 
@@ -315,7 +370,12 @@ def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, 
 
 
 def _along(axis: int, base: Integers, shape: tuple[int, ...]) -> Affine:
-    return Affine(base, tuple(int(i == axis) for i in range(len(shape))), shape)
+    return Affine(base, one_hot(axis, shape), shape)
+
+
+def one_hot(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return strides of 1 along one axis of a block, and 0 along the others."""
+    return tuple(int(i == axis) for i in range(len(shape)))
 
 
 def truth(op: Op, x: Condition) -> Any:
@@ -374,6 +434,14 @@ def float_of(text: str, fmt: str) -> float:
         return float(text)
     bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
     return float(np.array(bits, f"u{size}").view(f"f{size}"))
+
+
+def number_of(op: Op) -> tuple[float | int, tuple[int, ...], str]:
+    """Return the value, shape and element type of a constant; of a bare ``true`` or ``false`` the type is i1."""
+    text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+    text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_ or "i1")
+    words = {"true": 1, "false": 0}
+    return float_of(text, fmt) if fmt in FORMATS else words[text] if text in words else int(text), shape, fmt
 
 
 def literal(value: float) -> str:

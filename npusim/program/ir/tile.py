@@ -57,6 +57,9 @@ class Arranged(Protocol):
     def array(self, values: Any) -> Any:
         """Return values as (batch, heads, rows, cols)."""
 
+    def drawn(self, values: Any) -> Any:
+        """Return drawn values of a head, (rows, cols), with rows of one place in memory alike."""
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:

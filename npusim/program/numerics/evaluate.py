@@ -422,15 +422,18 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most
     rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # blocks side by side have the same
     for b in blocks:
         rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
+    # By start, with the largest end so far: of thousands of rows each block finds its own by bisection.
+    starts = {place: np.array(sorted(of)) for place, of in rows.items()}
+    ends = {place: np.maximum.accumulate(of[:, 1]) for place, of in starts.items()}
     needed = []
     for b in phase.blocks:
-        within = [
-            (max(b.row, start), min(b.row + b.rows, end))
-            for start, end in rows.get((b.batch, b.head), ())
-            if b.row < end and start < b.row + b.rows
-        ]
-        if within:
-            first, last = min(within)[0], max(end for _, end in within)
+        if (place := (b.batch, b.head)) not in starts:
+            continue
+        begin = starts[place][:, 0]
+        low = np.searchsorted(ends[place], b.row, "right")
+        high = np.searchsorted(begin, b.row + b.rows)
+        if low < high:
+            first, last = max(b.row, int(begin[low])), min(b.row + b.rows, int(ends[place][high - 1]))
             needed.append(b if most is None or last - first == b.rows else b.part(first, last - first))
     return needed
 

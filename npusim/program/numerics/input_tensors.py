@@ -238,7 +238,8 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
         rows, fmt = ceil_div(t.rows // t.packed, t.shared_rows), formats.get_format(t.fmt)
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
-            return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
+            drawn = formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
+            return drawn if t.view is None else np.asarray(t.view.drawn(drawn))
         size = t.batch * t.heads * t.packed * rows * t.cols
         array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
         if t.view is not None and array.size:

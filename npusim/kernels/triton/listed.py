@@ -1,0 +1,260 @@
+"""Integers that a table has, such as loaded token numbers: arithmetic, comparisons, and rows of a tensor by them.
+
+Rows that a kernel accesses by a table are the rows of a tensor of their own, in the order of the table, so that the
+index in the table stands for the address and everything behind it is linear again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.kernels.triton.integers import DIVISIONS, WIDE, computed_of, limits_of
+from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
+from npusim.kernels.triton.values import (
+    RELATIONS,
+    Affine,
+    Condition,
+    Integers,
+    Listed,
+    ListedMask,
+    elements,
+    known_elements,
+    truth,
+)
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.ttir_text import Op
+
+#: Entries of a table that is made of the integers of all programs and iterations.
+MOST_LISTED = 1 << 22
+_SUMS = ("addi", "subi", "addptr")
+
+
+def table_of(op: Op, values: Integers, known: Any, shape: tuple[int, ...], bits: int) -> Listed:
+    """Return integers by their elements, (program, iteration, *axes), as a table; alike programs share its entries.
+
+    ``known``: which elements have a value: all, or the first ones of an axis.  Raises `ProgramError` for a block along
+    two axes, or too many.
+    """
+    wide = [i for i, n in enumerate(shape) if n > 1]
+    values, known = np.broadcast_arrays(values, True if known is None else known)
+    if len(wide) != 1:
+        raise op.fail("integers along two axes of a block that are not linear: rows go by a list of one axis")
+    if values.size > MOST_LISTED:
+        raise op.fail(f"{values.size:,} integers of all programs that are not linear; allowed: {MOST_LISTED:,}")
+    programs, times, n = *values.shape[:2], shape[wide[0]]
+    flat = np.where(known, values, 0).reshape(programs, times * n)
+    kinds, of_each = np.unique(flat, axis=0, return_inverse=True)
+    base = of_each.reshape(-1, 1) * (times * n) + np.arange(times)[None] * n
+    steps = tuple(int(i == wide[0]) for i in range(len(shape)))
+    count = known.reshape(programs, times, n).sum(2)
+    if np.any(known.reshape(programs, times, n) != (np.arange(n) < count[..., None])):
+        raise op.fail("integers that are not linear, of which a mask leaves other than the first ones of a block")
+    left = tuple(count if step and np.any(count < n) else None for step in steps)
+    rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(shape), shape, bits=bits)
+    return Listed(rest, kinds.reshape(-1), Affine(base, steps, shape, left=left))
+
+
+def elements_of(op: Op, x: Listed | Affine) -> Integers:
+    """Return every element, (program, iteration, *axes); of one that a mask hides any."""
+    if isinstance(x, Affine):
+        return elements(op, x)
+    places = np.clip(elements(op, x.at), 0, len(x.table) - 1)
+    return np.asarray(elements(op, x.rest) + x.table[places])
+
+
+def _uniform(x: Listed | Affine) -> int | None:
+    """Return the one integer of all elements in all programs; None where they differ."""
+    is_one = isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base) and not x.of
+    return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
+
+
+def _folded(x: Listed) -> Listed | None:
+    """Return a list whose table has all of it; None where the rest differs between elements or programs."""
+    if (number := _uniform(x.rest)) is None:
+        return None
+    beyond = None if x.beyond is None else x.beyond + number
+    return replace(x, rest=replace(x.rest, base=x.rest.base[:1, :1] * 0), table=x.table + number, beyond=beyond)
+
+
+def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Any) -> Listed:
+    """Return an integer operation of two, of which one is a list; ``sums(op, a, b)``: of two that are linear.
+
+    Raises `ProgramError` where the result is along two axes, or beyond its type.
+    """
+    name = op.name.partition(".")[2]
+    one, other = (a, b) if isinstance(a, Listed) else (b, a)
+    assert isinstance(one, Listed)
+    number, whole = _uniform(other), _folded(one)
+    is_sum = name in _SUMS and isinstance(other, Affine) and all(x is None for x in other.limits())
+    if is_sum:
+        rests = (one.rest, other) if one is a else (other, one.rest)
+        sign = -1 if name == "subi" and one is b else 1
+        beyond = None if one.beyond is None else sign * one.beyond
+        made = replace(one, rest=sums(op, *rests), table=sign * one.table, beyond=beyond)
+    elif number is not None and whole is not None and (one is a or name not in (*DIVISIONS, "shli", "shrsi", "shrui")):
+        _refuse_zero(op, name, np.asarray([number]))
+        ends = whole.table if whole.beyond is None else np.append(whole.table, whole.beyond)
+        pair = (ends, np.int64(number)) if one is a else (np.int64(number), ends)
+        ends = computed_of(op, name, *pair, one.rest.bits)
+        beyond = None if whole.beyond is None else int(ends[-1])
+        made = replace(whole, table=ends[: len(whole.table)], beyond=beyond)
+    elif name == "muli" and number is not None:
+        rest = replace(one.rest, base=one.rest.base * number, steps=tuple(s * number for s in one.rest.steps))
+        beyond = None if one.beyond is None else one.beyond * number
+        made = replace(one, rest=rest, table=one.table * number, beyond=beyond)
+    else:
+        return by_elements(op, a, b)
+    return _in_bits(op, made)
+
+
+def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
+    """Return an integer operation of two, element by element, as a table of all programs."""
+    name, values = op.name.partition(".")[2], [elements_of(op, x) for x in (a, b)]
+    _refuse_zero(op, name, values[1])
+    of = next((n for n in map(_pointer, (a, b)) if n), "")
+    bits = WIDE if of else (a.rest if isinstance(a, Listed) else a).bits
+    made = table_of(op, computed_of(op, name, *values, bits), _known(op, a, b), _shape(a, b), bits)
+    return _in_bits(op, replace(made, rest=replace(made.rest, of=of)))
+
+
+def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b: Listed | Affine) -> Listed:
+    """Return integers by a mask, element by element, as a table of all programs."""
+    (one, other), bits = (elements_of(op, x) for x in (a, b)), (a.rest if isinstance(a, Listed) else a).bits
+    if _pointer(a) != _pointer(b):
+        raise op.fail("tl.where of addresses of two tensors")
+    holds = _holds(op, mask)
+    made = table_of(op, np.where(holds, one, other), None, _shape(a, b), bits)
+    return replace(made, rest=replace(made.rest, of=_pointer(a)))
+
+
+def _holds(op: Op, mask: ListedMask | Condition) -> Any:
+    """Return of every element, (program, iteration, *axes), whether a mask holds."""
+    if isinstance(mask, Condition):
+        return truth(op, mask)
+    holds, known = mask.holds[np.clip(elements(op, mask.at), 0, len(mask.holds) - 1)], _known(op, mask)
+    holds = holds if known is None else np.where(known, holds, bool(mask.beyond))
+    return holds if mask.within is None else holds & truth(op, mask.within)
+
+
+def _known(op: Op, *values: Listed | ListedMask | Affine) -> Any:
+    """Return which elements all of some integers have; None for all."""
+    known = [known_elements(op, (x if isinstance(x, Affine) else x.at).limits(), x.shape) for x in values]
+    both = [k for k in known if k is not None]
+    return np.logical_and.reduce(np.broadcast_arrays(*both)) if both else None
+
+
+def _shape(*values: Listed | Affine) -> tuple[int, ...]:
+    return tuple(map(max, *(x.shape for x in values)))
+
+
+def _pointer(x: Listed | Affine) -> str:
+    return x.rest.of if isinstance(x, Listed) else x.of
+
+
+def _refuse_zero(op: Op, name: str, values: Integers) -> None:
+    if name in DIVISIONS and np.any(values == 0):
+        raise op.fail(f"{op.name}: a division by 0, which has no defined result")
+
+
+def _in_bits(op: Op, x: Listed) -> Listed:
+    """Return a list; raise `ProgramError` for one beyond its type."""
+    (low, high), rest = limits_of(x.rest.bits), x.rest
+    ends = [s * (n - 1) for s, n in zip(rest.steps, rest.shape, strict=True)]
+    least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(x.table.min(initial=0))
+    most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(x.table.max(initial=0))
+    if least < low or most > high:
+        raise op.fail(f"{op.name}: loaded integers beyond {rest.bits} bits")
+    return x
+
+
+def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
+    """Return a list in a type of other bits."""
+    if not is_signed and (int(x.rest.base.min()) < 0 or x.table.min(initial=0) < 0):
+        raise op.fail(f"{op.name}: loaded integers below 0 that are read without a sign")
+    return _in_bits(op, replace(x, rest=replace(x.rest, bits=bits)))
+
+
+def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> ListedMask:
+    """Return a comparison of a list, entry by entry of its table; of unlike elements or programs by a table of these.
+
+    Raises `ProgramError` for integers of two axes, or below 0 and compared without a sign.
+    """
+    name = f"s{relation[1:]}" if relation.startswith("u") else relation
+    one, other = (a, b) if isinstance(a, Listed) else (b, a)
+    assert isinstance(one, Listed)
+    number, whole = _uniform(other), _folded(one)
+    if number is not None and whole is not None:
+        ends = whole.table if whole.beyond is None else np.append(whole.table, whole.beyond)
+        pair, at = (ends, np.full_like(ends, number)), whole.at
+    else:
+        values = [np.broadcast_to(x, s) for x, s in _alike(elements_of(op, a), elements_of(op, b))]
+        values = values if one is a else values[::-1]
+        made = table_of(op, values[0] - values[1], None, _shape(a, b), WIDE)
+        pair, at = (made.table, np.zeros_like(made.table)), made.at
+    if relation.startswith("u") and any(np.any(x < 0) for x in pair):
+        raise op.fail("loaded integers below 0 that are compared without a sign")
+    holds = np.asarray(RELATIONS[name](np.subtract(*(pair if one is a else pair[::-1])), 0))
+    is_known = number is not None and whole is not None and whole.beyond is not None
+    return ListedMask(holds[:-1], at, beyond=bool(holds[-1])) if is_known else ListedMask(holds, at)
+
+
+def _alike(*values: Integers) -> list[tuple[Integers, tuple[int, ...]]]:
+    shape = np.broadcast_shapes(*(x.shape for x in values))
+    return [(x, shape) for x in values]
+
+
+def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) -> ListedMask | None:
+    """Return masks joined by ``andi``, those by one table by ``ori`` and ``xori`` too; None for others."""
+    if isinstance(b, Condition):
+        return replace(a, within=b & a.within if a.within else b) if name == "andi" else None
+    is_plain = a.within is None and b.within is None
+    is_one = (a.at.of, a.at.steps, a.at.shape) == (b.at.of, b.at.steps, b.at.shape) and len(a.holds) == len(b.holds)
+    if not is_one or not (is_plain or name == "andi") or not np.array_equal(a.at.base, b.at.base):
+        return None
+    how: Any = {"andi": np.logical_and, "ori": np.logical_or, "xori": np.logical_xor}.get(name)
+    if how is None:
+        return None
+    beyond = None if a.beyond is None or b.beyond is None else bool(how(a.beyond, b.beyond))
+    within = [w for w in (a.within, b.within) if w is not None]
+    both = within[0] & within[1] if len(within) > 1 else within[0] if within else None
+    return replace(a, holds=how(a.holds, b.holds), within=both, beyond=beyond)
+
+
+def first_ones(op: Op, mask: ListedMask, is_read: Any) -> tuple[int, Integers]:
+    """Return the axis of a mask by a table, and how many of its first elements it leaves; refuse other elements."""
+    wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
+    if len(wide) != 1:
+        raise op.fail("the mask of a load or store by loaded integers along two axes, or none, of its block")
+    at = replace(mask.at, shape=tuple(n if i == wide[0] else 1 for i, n in enumerate(mask.at.shape)))
+    places, known = elements(op, at), known_elements(op, at.limits(), at.shape)
+    holds = mask.holds[np.clip(places, 0, len(mask.holds) - 1)]
+    holds = holds if known is None else np.where(known, holds, bool(mask.beyond))
+    holds = holds.reshape(*holds.shape[:2], -1)
+    count = holds.sum(2)
+    first = np.arange(holds.shape[2]) < count[..., None]
+    if np.any((holds != first) & np.broadcast_to(is_read, holds.shape[:2])[..., None]):
+        raise op.fail("the mask of a load or store by loaded integers that leaves other than the first ones of a block")
+    return wide[0], count
+
+
+def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
+    """Return pointers by a table as linear ones into a tensor of the table's rows, and that tensor."""
+    last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
+    inside = (x.table >= 0) & (x.table <= last)
+    known = np.where(inside, x.table, 0)
+    along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), known)))
+    if not along:
+        along = tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
+    rest = sum(source.index((i,), known) * source.by[i] for i in along)
+    if np.any(rest != known):
+        raise op.fail(f"{source.name}: loaded integers that lead to no element of its axes")
+    if any(np.any(source.index((i,), x.rest.base)) for i in along) and len(along) < len(source.sizes):
+        raise op.fail(f"{source.name}: an axis along which loaded integers and others lead")
+    view = gathered(name, source, along, tuple(np.where(inside, x.table, -1).tolist()))
+    steps = tuple(s * view.by_row + t for s, t in zip(x.at.steps, x.rest.steps, strict=True))
+    base = x.at.base * view.by_row + x.rest.base
+    return Affine(base, steps, x.rest.shape, name, x.at.left), view

@@ -1,0 +1,114 @@
+"""Kernels whose masks and rows are given by loaded integers, as serving engines have them, for tests."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chosen(X, Mask, Y, M, N, BM: tl.constexpr, BN: tl.constexpr, HOW: tl.constexpr):
+    """Elements by a mask that is loaded: of all elements, of rows or of columns."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)
+    inside = (rm[:, None] < M) & (rn[None, :] < N)
+    x = tl.load(X + rm[:, None] * N + rn[None, :], mask=inside, other=0.0)
+    if HOW == "elements":
+        y = tl.where(tl.load(Mask + rm[:, None] * N + rn[None, :], mask=inside, other=0), x, -1.0)
+    elif HOW == "not elements":
+        y = tl.where(tl.load(Mask + rm[:, None] * N + rn[None, :], mask=inside, other=0) == 0, x, -1.0)
+    elif HOW == "rows":
+        y = tl.where((tl.load(Mask + rm, mask=rm < M, other=0) > 1)[:, None], x, 2.0 * x)
+    elif HOW == "columns":
+        y = tl.where((tl.load(Mask + rn, mask=rn < N, other=0) != 0)[None, :], x, 0.0)
+    else:
+        y = x * (tl.load(Mask + rn, mask=rn < N, other=0) != 0)[None, :].to(tl.float32)
+    tl.store(Y + rm[:, None] * N + rn[None, :], y, mask=inside)
+
+
+@triton.jit
+def masked_attention(
+    Q, K, V, Mask, O, S, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HOW: tl.constexpr
+):
+    """Attention whose mask is loaded: of queries and keys, or of the keys of a batch."""
+    pm, head = tl.program_id(0), tl.program_id(1)
+    rm, rn, d = pm * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + head * S * D + rm[:, None] * D + d[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        n = j + rn
+        k = tl.load(K + head * S * D + n[:, None] * D + d[None, :])
+        s = tl.dot(q, tl.trans(k)) * scale
+        if HOW == "matrix":
+            s = tl.where(tl.load(Mask + rm[:, None] * S + n[None, :]) != 0, s, -float("inf"))
+        else:
+            s = tl.where(tl.load(Mask + head * S + n)[None, :] != 0, s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        p, alpha = tl.exp(s - new[:, None]), tl.exp(m - new)
+        v = tl.load(V + head * S * D + n[:, None] * D + d[None, :])
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + head * S * D + rm[:, None] * D + d[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def experts(
+    A, B, C, Scale, Tokens, Experts, count, N, K, top, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """Tokens in the order of their experts times the experts' matrices, into a row for each choice of a token."""
+    pm, pn = tl.program_id(0), tl.program_id(1)
+    token = tl.load(Tokens + pm * BM + tl.arange(0, BM)).to(tl.int64)
+    is_one = token < count
+    expert = tl.load(Experts + pm).to(tl.int64)
+    rn, rk = (pn * BN + tl.arange(0, BN)) % N, tl.arange(0, BK)
+    a_at = A + token[:, None] // top * K + rk[None, :]
+    b_at = B + expert * N * K + rn[None, :] * K + rk[:, None]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(a_at, mask=is_one[:, None] & (rk[None, :] < K - k), other=0.0)
+        acc = tl.dot(a, tl.load(b_at, mask=rk[:, None] < K - k, other=0.0), acc)
+        a_at += BK
+        b_at += BK
+    if WEIGHTED:
+        acc = acc * tl.load(Scale + token, mask=is_one, other=0)[:, None]
+    cn = pn * BN + tl.arange(0, BN)
+    tl.store(C + token[:, None] * N + cn[None, :], acc.to(C.dtype.element_ty), mask=is_one[:, None] & (cn[None, :] < N))
+
+
+@triton.jit
+def chosen_rows(X, Rows, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    """Embeddings, or any rows by their numbers."""
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)
+    row = tl.load(Rows + rm, mask=rm < M, other=0)
+    x = tl.load(X + row[:, None] * N + rn[None, :], mask=(rm[:, None] < M) & (rn[None, :] < N), other=0.0)
+    tl.store(Y + rm[:, None] * N + rn[None, :], 2.0 * x, mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+@triton.jit
+def scattered(X, Rows, Y, B: tl.constexpr):
+    """Elements to where loaded numbers say."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + tl.load(Rows + i), tl.load(X + i))
+
+
+@triton.jit
+def listed_keys(Q, K, V, Slots, O, S, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Attention on keys of a pool, each in a slot of its own."""
+    batch, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    rm, d = tl.arange(0, BM), tl.arange(0, D)
+    q = tl.load(Q + (batch * BM + rm[:, None]) * heads * D + head * D + d[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        n = j + tl.arange(0, BN)
+        slot = tl.load(Slots + batch * S + n, mask=n < S, other=0)
+        k = tl.load(K + slot[None, :] * heads * D + head * D + d[:, None], mask=n[None, :] < S, other=0.0)
+        s = tl.where(n[None, :] < S, tl.dot(q, k) * scale, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        p, alpha = tl.exp(s - new[:, None]), tl.exp(m - new)
+        v = tl.load(V + slot[:, None] * heads * D + head * D + d[None, :], mask=n[:, None] < S, other=0.0)
+        acc = tl.dot(p.to(tl.float16), v, acc * alpha[:, None])
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    o = (acc / l[:, None]).to(tl.float16)
+    tl.store(O + (batch * BM + rm[:, None]) * heads * D + head * D + d[None, :], o)

@@ -1,0 +1,126 @@
+"""Masks and rows by loaded integers: results beside float64, on an NPU and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ttir.test_engines import DEVICES, Launch, check, named, normal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+
+
+def masks() -> Iterator[tuple[str, Launch]]:
+    rng, x = np.random.default_rng(3), normal(0, 10, 50)
+    wide = x.astype(np.float64)
+    elements = rng.integers(0, 2, (10, 50))
+    rows, columns = rng.integers(0, 4, 10).astype(np.int32), rng.integers(-1, 2, 50).astype(np.int8)
+    given: dict[str, tuple[Any, Any]] = {
+        "elements": (elements.astype(np.bool_), np.where(elements, wide, -1.0)),
+        "not elements": (elements.astype(np.int8), np.where(elements == 0, wide, -1.0)),
+        "rows": (rows, np.where(rows[:, None] > 1, wide, 2 * wide)),
+        "columns": (columns, np.where(columns != 0, wide, 0.0)),
+        "factors": (columns, wide * (columns != 0)),
+    }
+    for how, (mask, wanted) in given.items():
+        words = {"X": x, "Mask": mask, "Y": np.zeros_like(x), "M": 10, "N": 50, "BM": 4, "BN": 64, "HOW": how}
+        yield how, Launch("chosen", (3,), words, "Y", wanted)
+
+
+def attention() -> Iterator[tuple[str, Launch]]:
+    size, scale, rng = 64, 0.17, np.random.default_rng(5)
+    q, k, v = (normal(seed, 2, size, 32, fmt="float16") for seed in range(3))
+    matrix = rng.integers(0, 2, (size, size)).astype(np.int8)
+    matrix[:, 0] = 1
+    keys = rng.integers(0, 2, (2, size)).astype(np.int32)
+    keys[:, 0] = 1
+    for how, mask in (("matrix", matrix), ("keys", keys)):
+        seen = matrix[None] if how == "matrix" else keys[:, None, :]
+        scores = np.where(seen, q.astype(np.float64) @ k.astype(np.float64).transpose(0, 2, 1) * scale, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = weights @ v.astype(np.float64) / weights.sum(-1, keepdims=True)
+        words = {"Q": q, "K": k, "V": v, "Mask": mask, "O": np.zeros_like(q), "S": size, "scale": scale}
+        words |= {"D": 32, "BM": 32, "BN": 32, "HOW": how}
+        yield how, Launch("masked_attention", (2, 2), words, "O", wanted)
+
+
+def sorted_tokens() -> Iterator[tuple[str, Launch]]:
+    tokens, top, experts, block, n, k = 20, 2, 4, 16, 48, 64
+    rng = np.random.default_rng(7)
+    of = np.concatenate([rng.permutation(experts)[:top] for _ in range(tokens)])
+    listed, blocks = list[int](), list[int]()
+    for expert in range(experts):
+        own = [int(i) for i in np.flatnonzero(of == expert)]
+        own += [tokens * top] * (-len(own) % block)
+        listed += own
+        blocks += [expert] * (len(own) // block)
+    a, b = normal(0, tokens, k, fmt="float16"), normal(1, experts, n, k, fmt="float16")
+    scale = normal(2, tokens * top)
+    product = np.stack([a[i // top].astype(np.float64) @ b[of[i]].T.astype(np.float64) for i in range(tokens * top)])
+    words = {"A": a, "B": b, "C": np.zeros((tokens * top, n), np.float16), "Scale": scale}
+    words |= {"Tokens": np.array(listed, np.int32), "Experts": np.array(blocks, np.int32), "count": tokens * top}
+    words |= {"N": n, "K": k, "top": top, "BM": block, "BN": 32, "BK": 32}
+    for is_weighted, wanted in ((False, product), (True, product * scale[:, None])):
+        launch = Launch("experts", (len(blocks), 2), {**words, "WEIGHTED": is_weighted}, "C", wanted)
+        yield "weighted" if is_weighted else "plain", launch
+
+
+def rows() -> Iterator[tuple[str, Launch]]:
+    rng, x = np.random.default_rng(11), normal(0, 30, 40)
+    listed = rng.integers(0, 30, 10)
+    words = {"X": x, "Rows": listed, "Y": np.zeros((10, 40), np.float32), "M": 10, "N": 40, "BM": 4, "BN": 64}
+    yield "rows", Launch("chosen_rows", (3,), words, "Y", 2.0 * x[listed])
+    order, moved = rng.permutation(64), np.zeros(64)
+    moved[order] = x.ravel()[:64]
+    words = {"X": x.ravel()[:64], "Rows": order, "Y": np.zeros(64, np.float32), "B": 32}
+    yield "elements", Launch("scattered", (2,), words, "Y", moved)
+    batch, heads, size, each = 2, 2, 48, 16
+    q = normal(0, batch * each, heads, 32, fmt="float16")
+    k, v = (normal(seed, 128, heads, 32, fmt="float16") for seed in (1, 2))
+    slots = rng.permutation(128)[: batch * size].reshape(batch, size).astype(np.int32)
+    wanted = np.zeros((batch * each, heads, 32))
+    for b in range(batch):
+        for h in range(heads):
+            own = slice(b * each, (b + 1) * each)
+            scores = q[own, h].astype(np.float64) @ k[slots[b], h].T.astype(np.float64) * 0.17
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            wanted[own, h] = weights @ v[slots[b], h].astype(np.float64) / weights.sum(-1, keepdims=True)
+    words = {"Q": q, "K": k, "V": v, "Slots": slots, "O": np.zeros_like(q), "S": size, "scale": 0.17}
+    yield "keys", Launch("listed_keys", (batch, heads), {**words, "D": 32, "BM": each, "BN": 32}, "O", wanted)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(masks())
+def test_a_loaded_mask_chooses_elements(launch: Launch, hw: str) -> None:
+    check(launch, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(attention())
+def test_a_loaded_mask_hides_keys(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(sorted_tokens())
+def test_rows_of_a_product_go_by_sorted_tokens(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-2
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@named(rows())
+def test_rows_go_by_loaded_numbers(launch: Launch, hw: str) -> None:
+    assert check(launch, hw).numerics.error.rmse < 1e-3
+
+
+def test_single_elements_by_a_list_are_said_to_be_timed_as_neighbours() -> None:
+    launches = dict(rows())
+    why = "single elements by a list are timed as neighbours"
+    assert [n for n in check(launches["elements"], "h200").notes if why in n]
+    assert not [n for n in check(launches["rows"], "h200").notes if why in n]
