@@ -70,7 +70,7 @@ def record(
 
 def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, hw: str, *, floats: bool) -> "Calls":
     """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
-    from npusim.kernels.triton.recording import record as recording
+    from npusim.kernels.tilelang.recording import record as recording
 
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")

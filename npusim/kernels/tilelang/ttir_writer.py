@@ -1,0 +1,592 @@
+"""Writes a kernel of tiles as TTIR, which the reader of Triton kernels reads: overwritten buffers become values.
+
+A buffer is a name for its latest value; a loop carries the tiles that it reads before it writes them, or that are read
+behind it.  Accesses of tensors that may be out of bounds get masks, as TileLang's compiler gives them (other = 0).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from npusim.kernels.tilelang.statements import (
+    FLOATS,
+    TYPES,
+    Applied,
+    BoundValue,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    Elementwise,
+    Exposed,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileKernel,
+    TileReduction,
+    Variable,
+    interval,
+    refused,
+    variables_of,
+    written_tiles,
+)
+from npusim.kernels.triton.ttir_text import Line
+
+_OF_FLOATS = MappingProxyType(
+    {"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"}
+)
+_OF_INTEGERS = MappingProxyType(
+    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "max": "maxsi", "min": "minsi"}
+    | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
+)
+_RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+#: Functions of one number, by TileLang's name.
+FUNCTIONS: Mapping[str, str] = MappingProxyType(
+    {"exp2": "math.exp2", "exp": "math.exp", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
+    | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
+)
+_NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
+_SPECIAL = MappingProxyType(
+    {("f32", 1): "0x7F800000", ("f32", -1): "0xFF800000", ("f16", 1): "0x7C00", ("f16", -1): "0xFC00"}
+    | {("bf16", 1): "0x7F80", ("bf16", -1): "0xFF80"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileValue:
+    """A value of TTIR: its name, shape and format; ``number``: that of a constant."""
+
+    name: str
+    shape: tuple[int, ...]
+    fmt: str
+    number: float | None = None
+
+    @property
+    def type(self) -> str:
+        """The type in TTIR."""
+        return type_of(self.shape, self.fmt)
+
+
+def type_of(shape: Sequence[int], fmt: str) -> str:
+    """Return the type of a tensor in TTIR, of a number where the shape is empty."""
+    element = TYPES.get(fmt, fmt)
+    return f"tensor<{''.join(f'{n}x' for n in shape)}{element}>" if shape else element
+
+
+def folded(word: str, a: float, b: float) -> float | None:
+    """Return the number that an operation of two numbers makes without rounding; None for another operation."""
+    if word in ("//", "%"):
+        return a // b if word == "//" else a % b
+    if word in ("<<", ">>"):
+        return int(a) << int(b) if word == "<<" else int(a) >> int(b)
+    made = {"+": operator.add, "-": operator.sub, "*": operator.mul, "min": min, "max": max}
+    return made[word](a, b) if word in made else None
+
+
+def written(kernel: TileKernel) -> str:
+    """Return the TTIR of a kernel; raise `ProgramError` at a line that has no counterpart."""
+    return _Writer(kernel).text()
+
+
+class _Writer:
+    """Writes the operations of one kernel in their order."""
+
+    def __init__(self, kernel: TileKernel) -> None:
+        self.kernel, self.line, self.depth = kernel, kernel.line, 2
+        self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
+        self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
+        self.axes: tuple[tuple[str, int], ...] = ()
+        self.ranges = dict[str, tuple[float, float]]()
+        for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
+            self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
+            self.ranges[name] = (0, n - 1)
+        for p in kernel.parameters:
+            if not isinstance(p, TileBuffer):
+                self.values[p[0]] = TileValue(p[0], (), p[1])
+        self.statements(kernel.body, set())
+
+    def text(self) -> str:
+        heads = [
+            f"%{p.name}: !tt.ptr<{TYPES[p.fmt]}> {{tt.divisibility = 16 : i32}}"
+            if isinstance(p, TileBuffer)
+            else f"%{p[0]}: {TYPES[p[1]]}"
+            for p in self.kernel.parameters
+        ]
+        head = f"  tt.func public @{self.kernel.name}({', '.join(heads)}) attributes {{noinline = false}} {{"
+        places = [f'#loc{i} = loc("{line.file}":{line.number}:1)' for line, i in self.places.items()]
+        return "\n".join(["module {", head, *self.lines, "    tt.return", "  }", "}", *places, ""])
+
+    # ------------------------------------------------------------ operations
+    def put(self, text: str) -> None:
+        """Write a line, with the place of the statement."""
+        at = self.places.setdefault(self.line, len(self.places))
+        self.lines.append(f"{'  ' * self.depth}{text} loc(#loc{at})")
+
+    def open(self, text: str) -> None:
+        """Write a line that begins a region, whose end has the place."""
+        self.lines.append(f"{'  ' * self.depth}{text}")
+
+    def fresh(self, hint: str) -> str:
+        self.count += 1
+        return f"{hint}_{self.count}"
+
+    def op(
+        self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None
+    ) -> TileValue:
+        """Write an operation with one result, and return the result."""
+        made = TileValue(self.fresh(hint), tuple(shape), fmt, number)
+        self.put(f"%{made.name} = {text}")
+        return made
+
+    def constant(self, x: float, shape: Sequence[int], fmt: str) -> TileValue:
+        element = TYPES[fmt]
+        if fmt in FLOATS:
+            text = f"{float(x):.17e}"
+            if math.isinf(x):
+                if (element, int(math.copysign(1, x))) not in _SPECIAL:
+                    raise refused(self.line, f"an infinity in {fmt}")
+                text = _SPECIAL[element, int(math.copysign(1, x))]
+        else:
+            text = ("true" if x else "false") if fmt == "bool" else str(int(x))
+        written_as = f"dense<{text}>" if shape else text
+        return self.op(f"arith.constant {written_as} : {type_of(shape, fmt)}", shape, fmt, "c", x)
+
+    def widened(self, v: TileValue, shape: Sequence[int]) -> TileValue:
+        """Return a value in a shape: a number, or a tensor of equal rank."""
+        if v.shape == tuple(shape):
+            return v
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        word = "broadcast" if v.shape else "splat"
+        return self.op(f"tt.{word} %{v.name} : {v.type} -> {type_of(shape, v.fmt)}", shape, v.fmt, "w")
+
+    def alike(self, *values: TileValue) -> list[TileValue]:
+        """Return values in the smallest shape that has them all."""
+        shapes = [v.shape for v in values if v.shape]
+        return [self.widened(v, tuple(map(max, zip(*shapes, strict=True)))) for v in values] if shapes else [*values]
+
+    def cast(self, v: TileValue, fmt: str) -> TileValue:
+        """Return a value in a format."""
+        if TYPES[v.fmt] == TYPES[fmt]:
+            return v if v.fmt == fmt else replace(v, fmt=fmt)
+        if v.number is not None and not (fmt in FLOATS and v.fmt in FLOATS and FLOATS[fmt] < FLOATS[v.fmt]):
+            return self.constant(v.number, v.shape, fmt)
+        to, rounding = type_of(v.shape, fmt), ""
+        if v.fmt in FLOATS and fmt in FLOATS:
+            word = "arith.extf" if FLOATS[fmt] > FLOATS[v.fmt] else "arith.truncf"
+            if "float8" in v.fmt + fmt:
+                word, rounding = "tt.fp_to_fp", ", rounding = rtne" if FLOATS[fmt] < FLOATS[v.fmt] else ""
+        elif v.fmt in FLOATS:
+            word = "arith.fptoui" if fmt.startswith("u") else "arith.fptosi"
+        elif fmt in FLOATS:
+            word = "arith.uitofp" if v.fmt.startswith("u") or v.fmt == "bool" else "arith.sitofp"
+        elif fmt == "bool":
+            zero = self.constant(0, v.shape, v.fmt)
+            return self.op(f"arith.cmpi ne, %{v.name}, %{zero.name} : {v.type}", v.shape, "bool")
+        else:
+            bits = [int(TYPES[f][1:]) for f in (v.fmt, fmt)]
+            word = "arith.extui" if v.fmt.startswith("u") or v.fmt == "bool" else "arith.extsi"
+            word = word if bits[0] < bits[1] else "arith.trunci"
+        hint = v.name.rpartition("_")[0] or "t"
+        return self.op(f"{word} %{v.name}{rounding} : {v.type} to {to}", v.shape, fmt, hint)
+
+    # ------------------------------------------------------------ expressions
+    def value(self, e: Expression) -> TileValue:
+        """Return an expression's value: of the rank of the parallel loops, or a number."""
+        if isinstance(e, Literal):
+            return self.constant(e.value, (), e.fmt)
+        if isinstance(e, Variable):
+            names = [name for name, _ in self.axes]
+            if e.name in names:
+                return self.index_of(names.index(e.name))
+            if e.name not in self.values:
+                raise refused(self.line, f"{e.name}: a number of a thread; npusim has blocks, not threads")
+            return self.values[e.name]
+        if isinstance(e, BufferElement):
+            return self.loaded(e) if e.buffer.is_global else self.element(e)
+        return self.applied(e)
+
+    def applied(self, e: Applied) -> TileValue:
+        if e.word == "cast":
+            return self.cast(self.value(e.operands[0]), e.fmt)
+        if e.word == "select":
+            c, a, b = (self.value(x) for x in e.operands)
+            c, a, b = self.alike(c, *self.promoted(a, b))
+            text = f"arith.select %{c.name}, %{a.name}, %{b.name} : {c.type}, {a.type}"
+            return self.op(text, a.shape, a.fmt)
+        if e.word in FUNCTIONS:
+            v = self.value(e.operands[0])
+            if v.fmt not in FLOATS:
+                raise refused(self.line, f"T.{e.word} of {v.fmt}")
+            return self.op(f"{FUNCTIONS[e.word]} %{v.name} : {v.type}", v.shape, v.fmt)
+        if e.word == "not":
+            v = self.value(e.operands[0])
+            true = self.constant(1, v.shape, "bool")
+            return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
+        if len(e.operands) != 2:
+            raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
+        return self.of_two(e.word, *(self.value(x) for x in e.operands))
+
+    def promoted(self, a: TileValue, b: TileValue) -> tuple[TileValue, TileValue]:
+        """Return two values in the wider of their formats; a constant has the other's."""
+        formats = [v.fmt for v in (a, b) if v.fmt in FLOATS] or [a.fmt, b.fmt]
+        firm = [v.fmt for v in (a, b) if v.fmt in formats and v.number is None] or formats
+        fmt = max(firm, key=lambda f: FLOATS.get(f, 0) or int(TYPES[f][1:]))
+        return self.cast(a, fmt), self.cast(b, fmt)
+
+    def of_two(self, word: str, a: TileValue, b: TileValue) -> TileValue:
+        a, b = self.promoted(a, b)
+        whole = a.fmt not in FLOATS
+        if a.number is not None and b.number is not None and (whole or word == "*" and abs(b.number) == 1):
+            made = folded(word, a.number, b.number)
+            if made is not None:
+                return self.constant(made, a.shape or b.shape, a.fmt)
+        a, b = self.alike(a, b)
+        if word in _RELATIONS:
+            sign = ("" if word in ("eq", "ne") else "u" if a.fmt.startswith("u") else "s") if whole else "o"
+            sign = "u" if word == "ne" and not whole else sign
+            text = f"arith.cmp{'i' if whole else 'f'} {sign}{word}, %{a.name}, %{b.name} : {a.type}"
+            return self.op(text, a.shape, "bool")
+        names = _OF_INTEGERS if whole else _OF_FLOATS
+        if word not in names:
+            raise refused(self.line, f"{word} of {a.fmt}")
+        name = names[word]
+        if a.fmt.startswith("u") and name in ("divsi", "remsi", "shrsi", "maxsi", "minsi"):
+            name = name.replace("s", "u", 1) if name != "shrsi" else "shrui"
+        return self.op(f"arith.{name} %{a.name}, %{b.name} : {a.type}", a.shape, a.fmt)
+
+    def index_of(self, at: int) -> TileValue:
+        """Return the numbers of a parallel loop, along its axis."""
+        n = self.axes[at][1]
+        if n == 1:
+            return self.constant(0, (1,) * len(self.axes), "int32")
+        v = self.op(f"tt.make_range {{end = {n} : i32, start = 0 : i32}} : tensor<{n}xi32>", (n,), "int32", "r")
+        for i in range(len(self.axes)):
+            v = v if i == at else self.expanded(v, i)
+        return v
+
+    def expanded(self, v: TileValue, at: int) -> TileValue:
+        """Return a value with an axis of one element more."""
+        shape = (*v.shape[:at], 1, *v.shape[at:])
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        text = f"tt.expand_dims %{v.name} {{axis = {at} : i32}} : {v.type} -> {type_of(shape, v.fmt)}"
+        return self.op(text, shape, v.fmt, v.name.rpartition("_")[0] or "t")
+
+    def reshaped(self, v: TileValue, shape: tuple[int, ...]) -> TileValue:
+        if v.shape == shape:
+            return v
+        if v.number is not None or not v.shape:
+            return self.widened(v, shape)
+        return self.op(f"tt.reshape %{v.name} : {v.type} -> {type_of(shape, v.fmt)}", shape, v.fmt, "w")
+
+    def transposed(self, v: TileValue, order: Sequence[int] = (1, 0)) -> TileValue:
+        shape = tuple(v.shape[i] for i in order)
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        listed = ", ".join(map(str, order))
+        text = f"tt.trans %{v.name} {{order = array<i32: {listed}>}} : {v.type} -> {type_of(shape, v.fmt)}"
+        return self.op(text, shape, v.fmt, v.name.rpartition("_")[0] or "t")
+
+    # ------------------------------------------------------------ tensors
+    def pointers(self, of: BufferElement, shape: tuple[int, ...]) -> TileValue:
+        """Return pointers to elements of a tensor."""
+        buffer, total = of.buffer, None
+        is_long = sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True)) >= 1 << 31
+        for index, stride in zip(of.indices, buffer.strides, strict=True):
+            if index == Literal(0):
+                continue
+            v = self.cast(self.value(index), "int64" if is_long else "int32")
+            term = self.of_two("*", v, self.constant(stride, (), v.fmt)) if stride != 1 else v
+            total = term if total is None else self.of_two("+", total, term)
+        total = total if total is not None else self.constant(0, (), "int32")
+        total = self.widened(total, shape)
+        base = TileValue(buffer.name, (), f"!tt.ptr<{TYPES[buffer.fmt]}>")
+        base = self.widened(base, shape)
+        return self.op(f"tt.addptr %{base.name}, %{total.name} : {base.type}, {total.type}", shape, base.fmt, "p")
+
+    def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
+        """Return the name of the mask of an access with a comma before it; empty where none is needed."""
+        rules = [] if condition is None else [condition]
+        ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        for index, n in zip(of.indices, of.buffer.shape, strict=True):
+            low, high = interval(index, ranges)
+            if not self.kernel.is_guarded:
+                continue
+            rules += [Applied("lt", (index, Literal(n)))] if high >= n else []
+            rules += [Applied("ge", (index, Literal(0)))] if low < 0 and low > -math.inf else []
+        if not rules:
+            return ""
+        made = [self.widened(self.value(rule), shape) for rule in rules]
+        whole = made[0]
+        for rule in made[1:]:
+            whole = self.op(f"arith.andi %{whole.name}, %{rule.name} : {whole.type}", shape, "bool")
+        return f", %{whole.name}"
+
+    def loaded(self, e: BufferElement) -> TileValue:
+        used = variables_of(e.indices)
+        bound = any(self.values[n].shape for n in used & self.values.keys())
+        moving = [name in used or bound for name, _ in self.axes]
+        shape = tuple(n if m else 1 for m, (_, n) in zip(moving, self.axes, strict=True)) if any(moving) else ()
+        pointers, mask = self.pointers(e, shape), self.mask(e, None, shape)
+        other = f", %{self.constant(0, shape, e.buffer.fmt).name}" if mask else ""
+        return self.op(f"tt.load %{pointers.name}{mask}{other} : {pointers.type}", shape, e.buffer.fmt, e.buffer.name)
+
+    # ------------------------------------------------------------ tiles
+    def tile(self, buffer: TileBuffer) -> TileValue:
+        """Return the value of a tile; refuse one that nothing has written."""
+        if buffer not in self.tiles:
+            raise refused(self.line, f"{buffer.name} is read before it is written")
+        return self.tiles[buffer]
+
+    def axes_of(self, e: BufferElement, what: str) -> list[int]:
+        """Return the number of the parallel loop along each axis of a tile; refuse an access of a part of it."""
+        names, found = [name for name, _ in self.axes], list[int]()
+        for d in e.buffer.dims:
+            index = e.indices[d]
+            if not isinstance(index, Variable) or index.name not in names:
+                raise refused(self.line, f"a part of the tile {e.buffer.name} is {what}: its index {d} is no loop's")
+            found.append(names.index(index.name))
+            if self.axes[found[-1]][1] != e.buffer.shape[d]:
+                covered = f"{self.axes[found[-1]][1]} of {e.buffer.shape[d]}"
+                raise refused(self.line, f"a part of the tile {e.buffer.name} is {what}: {covered} of axis {d}")
+        if len(set(found)) < len(found):
+            raise refused(self.line, f"the diagonal of the tile {e.buffer.name} is {what}")
+        return found
+
+    def element(self, e: BufferElement) -> TileValue:
+        v, at = self.tile(e.buffer), self.axes_of(e, "read")
+        if at != sorted(at):
+            v = self.transposed(v, [at.index(i) for i in sorted(at)])
+        for i in range(len(self.axes)):
+            v = self.expanded(v, i) if i not in at and v.shape else v
+        return v
+
+    def bind(self, buffer: TileBuffer, v: TileValue) -> None:
+        """Have a value as a tile's, under the tile's name where the last operation made it."""
+        v = self.reshaped(self.cast(v, buffer.fmt), buffer.block)
+        made = f"{'  ' * self.depth}%{v.name} = "
+        if v.number is None and self.lines and self.lines[-1].startswith(made):
+            name = self.fresh(buffer.name)
+            self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
+            v = replace(v, name=name)
+        self.tiles[buffer] = v
+
+    # ------------------------------------------------------------ statements
+    def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
+        """Write statements; ``live``: the tiles that are read behind them."""
+        for i, s in enumerate(body):
+            rest = Exposed(body[i + 1 :])
+            self.line, after = s.line, rest.reads | (live - rest.writes)
+            if isinstance(s, SerialLoop):
+                self.loop(s, after)
+            elif isinstance(s, Conditional):
+                self.conditional(s, after)
+            elif isinstance(s, BoundValue):
+                self.bound(s)
+            elif isinstance(s, ParallelNest):
+                self.nest(s)
+            elif isinstance(s, MatrixProduct):
+                self.product(s)
+            else:
+                self.reduction(s)
+
+    def bound(self, s: BoundValue) -> None:
+        self.ranges[s.name] = interval(s.value, self.ranges)
+        self.values[s.name] = self.value(s.value)
+
+    def nest(self, s: ParallelNest) -> None:
+        self.axes = s.axes
+        bound = dict(self.values)
+        for x in s.body:
+            self.line = x.line
+            if isinstance(x, BoundValue):
+                self.bound(x)
+            else:
+                self.elementwise(x)
+        self.axes, self.values = (), bound
+
+    def elementwise(self, x: Elementwise) -> None:
+        target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
+        if x.buffer.is_global:
+            shape = tuple(n for _, n in self.axes)
+            v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
+            self.put(f"tt.store %{pointers.name}, %{v.name}{self.mask(target, x.condition, shape)} : {pointers.type}")
+            return
+        at = self.axes_of(target, "written")
+        if x.condition is not None:
+            condition, old = self.value(x.condition), self.element(target)
+            condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
+            text = f"arith.select %{condition.name}, %{v.name}, %{old.name} : {condition.type}, {v.type}"
+            v = self.op(text, v.shape, v.fmt)
+        full = tuple(n if i in at else 1 for i, (_, n) in enumerate(self.axes))
+        if v.shape and any(have not in (1, n) for have, n in zip(v.shape, full, strict=True)):
+            raise refused(self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place")
+        v = self.cast(v, x.buffer.fmt)
+        v = self.widened(v, full) if v.shape or not x.buffer.block else v
+        if at != sorted(at):
+            v = self.transposed(self.reshaped(v, tuple(n for n in full if n != 1)), [sorted(at).index(i) for i in at])
+        self.bind(x.buffer, self.scalar(v) if not x.buffer.block else v)
+
+    def scalar(self, v: TileValue) -> TileValue:
+        """Return a value of one element as a number."""
+        if not v.shape:
+            return v
+        if v.number is None:
+            raise refused(self.line, "a tile's only element as a number")
+        return self.constant(v.number, (), v.fmt)
+
+    def product(self, s: MatrixProduct) -> None:
+        for x in (s.a, s.b, s.c):
+            if not x.is_whole:
+                raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
+        a, b = (
+            self.transposed(self.tile(x.buffer)) if t else self.tile(x.buffer)
+            for x, t in zip((s.a, s.b), s.transposes, strict=True)
+        )
+        shape = s.c.buffer.block
+        if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
+            raise refused(s.line, "T.gemm of other than matrices")
+        if not isinstance(s.clears, Literal):
+            raise refused(s.line, "clear_accum that a value decides, other than the first iteration of the loop around")
+        start = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
+        text = f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
+        self.tiles[s.c.buffer] = self.op(text, shape, s.c.buffer.fmt, s.c.buffer.name)
+
+    def reduction(self, s: TileReduction) -> None:
+        if not s.source.is_whole or not s.target.is_whole:
+            raise refused(s.line, f"a reduction of a part of the tile {s.source.buffer.name}")
+        x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
+        if s.axis not in buffer.dims:
+            raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
+        at = buffer.dims.index(s.axis)
+        if word.startswith("abs"):
+            x, word = self.op(f"math.absf %{x.name} : {x.type}", x.shape, x.fmt), word.removeprefix("abs")
+        if word not in _NEUTRAL or x.fmt not in FLOATS:
+            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt}")
+        x = self.constant(x.number, x.shape, x.fmt) if x.number is not None else x
+        shape = x.shape if s.cumulates else (*x.shape[:at], *x.shape[at + 1 :])
+        name = _OF_FLOATS["+" if word == "sum" else word]
+        v = self.folded_over(s, x, at, shape, name)
+        if not s.clears:
+            before = self.cast(self.tile(s.target.buffer), v.fmt)
+            if before.number != _NEUTRAL[word]:
+                before = self.widened(before, shape)
+                v = self.op(f"arith.{name} %{v.name}, %{before.name} : {v.type}", shape, v.fmt)
+        self.bind(s.target.buffer, v)
+
+    def folded_over(
+        self, s: TileReduction, x: TileValue, at: int, shape: tuple[int, ...], name: str
+    ) -> TileValue:
+        """Write the reduction or scan of a value by an operation of two numbers."""
+        word, end = ("scan", ", reverse = false") if s.cumulates else ("reduce", "")
+        v = TileValue(self.fresh(s.target.buffer.name), shape, x.fmt)
+        first, second, made = (self.fresh("e") for _ in range(3))
+        element = TYPES[x.fmt]
+        self.open(f'%{v.name} = "tt.{word}"(%{x.name}) <{{axis = {at} : i32{end}}}> ({{')
+        self.open(f"^bb0(%{first}: {element}, %{second}: {element}):")
+        self.put(f"  %{made} = arith.{name} %{first}, %{second} : {element}")
+        self.put(f"  tt.{word}.return %{made} : {element}")
+        self.put(f"}}) : ({x.type}) -> {v.type}")
+        return v
+
+    # ------------------------------------------------------------ control flow
+    def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
+        s = self.with_cleared_starts(s)
+        (low, most), (least, high) = interval(s.low, self.ranges), interval(s.high, self.ranges)
+        body, first, last = Exposed(s.body), self.value(s.low), self.value(s.high)
+        carried = [b for b in written_tiles(s.body) if b in body.reads or b in live]
+        runs = least > most
+        starts = []
+        for b in carried:
+            if b not in self.tiles and (b in body.reads or not runs):
+                raise refused(s.line, f"{b.name} is read before it is written, by the loop or behind it")
+            starts.append(self.tiles[b] if b in self.tiles else self.constant(0, b.block, b.fmt))
+        one, name, made = self.constant(1, (), "int32"), self.fresh(s.variable), self.fresh("w")
+        inner = [TileValue(self.fresh(b.name), v.shape, v.fmt) for b, v in zip(carried, starts, strict=True)]
+        first, last = self.cast(first, "int32"), self.cast(last, "int32")
+        kinds = ", ".join(v.type for v in starts)
+        pairs = ", ".join(f"%{i.name} = %{v.name}" for i, v in zip(inner, starts, strict=True))
+        head, state = (f"%{made}:{len(carried)} = ", f"iter_args({pairs}) -> ({kinds}) ") if carried else ("", "")
+        self.open(f"{head}scf.for %{name} = %{first.name} to %{last.name} step %{one.name} {state} : i32 {{")
+        before = dict(self.tiles)
+        self.tiles |= dict(zip(carried, inner, strict=True))
+        self.values[s.variable], self.ranges[s.variable] = TileValue(name, (), "int32"), (low, high - 1)
+        with self.region(s.line, ""):
+            self.statements(s.body, set(carried))
+            self.yielded(carried, kinds)
+        results = {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(carried)}
+        self.tiles = before | results
+
+    def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
+        """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
+        body = list(s.body)
+        for i, x in enumerate(body):
+            is_first = isinstance(x, MatrixProduct) and x.clears == Applied("eq", (Variable(s.variable), s.low))
+            if is_first and isinstance(x, MatrixProduct):
+                earlier = Exposed(body[:i])
+                if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
+                    raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
+                body[i] = replace(x, clears=Literal(0, "bool"))
+                self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
+        return replace(s, body=tuple(body))
+
+    @contextmanager
+    def region(self, line: Line, otherwise: str) -> Iterator[None]:
+        """Write a region one level deeper, and its end."""
+        self.depth += 1
+        yield
+        self.depth, self.line = self.depth - 1, line
+        self.put(otherwise or "}")
+
+    def yielded(self, buffers: Sequence[TileBuffer], kinds: str) -> None:
+        values = [self.tile(b) for b in buffers]
+        self.put(f"scf.yield {', '.join(f'%{v.name}' for v in values)} : {kinds}" if values else "scf.yield")
+
+    def conditional(self, s: Conditional, live: set[TileBuffer]) -> None:
+        condition = self.value(s.condition)
+        if condition.number is not None:
+            self.statements(s.then if condition.number else s.otherwise, live)
+            return
+        both = [b for b in written_tiles((*s.then, *s.otherwise)) if b in live]
+        known, before = dict(self.values), dict(self.tiles)
+        surely = Exposed(s.then).writes & Exposed(s.otherwise).writes
+        for b in both:
+            if b not in before and b not in surely:
+                raise refused(s.line, f"{b.name} is read behind the if, and written on one of its ways alone")
+        kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
+        self.open((f"%{made}:{len(both)} = " if both else "") + f"scf.if %{condition.name} {f'-> ({kinds}) ' if both else ''}{{")
+        has_else = bool(both or s.otherwise)
+        for body, end in ((s.then, "} else {" if has_else else ""), *([(s.otherwise, "")] if has_else else [])):
+            self.tiles = dict(before)
+            with self.region(s.line, end):
+                self.statements(body, set(both))
+                self.yielded(both, kinds) if both else None
+            self.values = dict(known)
+        self.tiles = before | {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(both)}
+
+
+def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> ParallelNest:
+    """Return a copy as a nest of parallel loops; the axes of more than one element correspond in their order."""
+    extents = [[n for n in x.extent if n != 1] for x in (source, target)]
+    if extents[0] != extents[1]:
+        raise refused(line, f"a copy of {list(source.extent)} elements to {list(target.extent)}")
+    axes = tuple((f"#{i}", n) for i, n in enumerate(extents[0]))
+
+    def indices(x: BufferPart) -> tuple[Expression, ...]:
+        names, found = iter(axes), list[Expression]()
+        for first, n in zip(x.start, x.extent, strict=True):
+            moved = Variable(next(names)[0]) if n != 1 else Literal(0)
+            found.append(moved if first == Literal(0) else first if n == 1 else Applied("+", (first, moved)))
+        return tuple(found)
+
+    value = BufferElement(source.buffer, indices(source))
+    return ParallelNest(axes, (Elementwise(axes, target.buffer, indices(target), value, None, line),), line)
