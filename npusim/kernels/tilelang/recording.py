@@ -128,12 +128,39 @@ def _replaced_compiler(recorder: Recorder) -> Iterator[None]:
         return _SECONDS
 
     with contextlib.ExitStack() as stack:
+        for owner in (jit.JITImpl, tuner.AutoTuneImpl):
+            stack.enter_context(_with_own_caches(owner))
         stack.enter_context(replaced(jit, compile=compiled))
         stack.enter_context(replaced(package, compile=compiled))
         stack.enter_context(replaced(tuner.AutoTuner, run=as_method(tuned)))
         for module in (profiler, bench):
             stack.enter_context(replaced(module, do_bench=measured))
         yield
+
+
+@contextlib.contextmanager
+def _with_own_caches(owner: type) -> Iterator[None]:
+    """Have decorated functions forget the kernels that they made before, and at the end those that they make here."""
+    call, called = owner.__call__, dict[int, object]()
+
+    def fresh(of: object, *arguments: object, **named: object) -> object:
+        if id(of) not in called:
+            _forget(of)
+        called[id(of)] = of
+        return call(of, *arguments, **named)
+
+    try:
+        with replaced(owner, __call__=fresh):
+            yield
+    finally:
+        for of in called.values():
+            _forget(of)
+
+
+def _forget(of: object) -> None:
+    for name in ("_kernel_cache", "_call_form_cache", "_tuner_cache"):
+        if (cache := getattr(of, name, None)) is not None:
+            cache.clear()
 
 
 @dataclass(frozen=True)
