@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from npusim.errors import ProgramError
@@ -223,6 +223,17 @@ def tiles_read(expressions: Iterable[Expression]) -> set[TileBuffer]:
     return {x.buffer for x in elements if not x.buffer.is_global}
 
 
+def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
+    """Return an expression with others in place of some variables."""
+    if isinstance(e, Variable):
+        return by.get(e.name, e)
+    if isinstance(e, Applied):
+        return replace(e, operands=tuple(substituted(x, by) for x in e.operands))
+    if isinstance(e, BufferElement):
+        return replace(e, indices=tuple(substituted(x, by) for x in e.indices))
+    return e
+
+
 def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Return bounds of a whole number, both included, from those of variables; infinite where nothing is known."""
     unknown = (-math.inf, math.inf)
@@ -296,8 +307,8 @@ class Exposed:
             self.writes |= then.writes & otherwise.writes
 
 
-def written_tiles(statements: Iterable[Statement]) -> list[TileBuffer]:
-    """Return the tiles that statements may write, in their order, each once."""
+def written_buffers(statements: Iterable[Statement]) -> list[TileBuffer]:
+    """Return the tiles and tensors that statements may write, in their order, each once."""
     found = list[TileBuffer]()
     for s in statements:
         if isinstance(s, ParallelNest):
@@ -307,7 +318,12 @@ def written_tiles(statements: Iterable[Statement]) -> list[TileBuffer]:
         elif isinstance(s, TileReduction):
             found.append(s.target.buffer)
         elif isinstance(s, SerialLoop):
-            found += written_tiles(s.body)
+            found += written_buffers(s.body)
         elif isinstance(s, Conditional):
-            found += written_tiles((*s.then, *s.otherwise))
-    return list(dict.fromkeys(b for b in found if not b.is_global))
+            found += written_buffers((*s.then, *s.otherwise))
+    return list(dict.fromkeys(found))
+
+
+def written_tiles(statements: Iterable[Statement]) -> list[TileBuffer]:
+    """Return the tiles that statements may write, in their order, each once."""
+    return [b for b in written_buffers(statements) if not b.is_global]

@@ -35,7 +35,10 @@ from npusim.kernels.tilelang.statements import (
     Variable,
     interval,
     refused,
+    substituted,
+    tiles_read,
     variables_of,
+    written_buffers,
     written_tiles,
 )
 from npusim.kernels.triton.ttir_text import Line
@@ -75,6 +78,20 @@ class TileValue:
         return type_of(self.shape, self.fmt)
 
 
+@dataclass(frozen=True, slots=True)
+class TileOrigin:
+    """The element of a tensor that each element of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+
+    axes: tuple[str, ...]
+    element: BufferElement
+
+    def at(self, indices: Sequence[Expression]) -> BufferElement:
+        """Return the element of the tensor for an element of the tile."""
+        made = substituted(self.element, dict(zip(self.axes, indices, strict=True)))
+        assert isinstance(made, BufferElement)
+        return made
+
+
 def type_of(shape: Sequence[int], fmt: str) -> str:
     """Return the type of a tensor in TTIR, of a number where the shape is empty."""
     element = TYPES.get(fmt, fmt)
@@ -103,7 +120,9 @@ class _Writer:
         self.kernel, self.line, self.depth = kernel, kernel.line, 2
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
+        self.origins = dict[TileBuffer, TileOrigin]()
         self.axes: tuple[tuple[str, int], ...] = ()
+        self.outside = set[str]()
         self.ranges = dict[str, tuple[float, float]]()
         for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
             self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
@@ -347,23 +366,27 @@ class _Writer:
             raise refused(self.line, f"{buffer.name} is read before it is written")
         return self.tiles[buffer]
 
-    def axes_of(self, e: BufferElement, what: str) -> list[int]:
-        """Return the number of the parallel loop along each axis of a tile; refuse an access of a part of it."""
+    def axes_of(self, e: BufferElement) -> list[int] | str:
+        """Return the number of the parallel loop along each axis of a tile, or which part of it is accessed."""
         names, found = [name for name, _ in self.axes], list[int]()
         for d in e.buffer.dims:
             index = e.indices[d]
             if not isinstance(index, Variable) or index.name not in names:
-                raise refused(self.line, f"a part of the tile {e.buffer.name} is {what}: its index {d} is no loop's")
+                return f"its index {d} is no parallel loop's"
             found.append(names.index(index.name))
             if self.axes[found[-1]][1] != e.buffer.shape[d]:
-                covered = f"{self.axes[found[-1]][1]} of {e.buffer.shape[d]}"
-                raise refused(self.line, f"a part of the tile {e.buffer.name} is {what}: {covered} of axis {d}")
-        if len(set(found)) < len(found):
-            raise refused(self.line, f"the diagonal of the tile {e.buffer.name} is {what}")
-        return found
+                return f"{self.axes[found[-1]][1]} of {e.buffer.shape[d]} elements of axis {d}"
+        return found if len(set(found)) == len(found) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
-        v, at = self.tile(e.buffer), self.axes_of(e, "read")
+        """Return elements of a tile; a part of one that is a copy, from the tensor that it is a copy of."""
+        v, at = self.tile(e.buffer), self.axes_of(e)
+        if isinstance(at, str) and v.number is not None:
+            return self.constant(v.number, (), v.fmt)
+        if isinstance(at, str) and e.buffer in self.origins:
+            return self.cast(self.loaded(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
+        if isinstance(at, str):
+            raise refused(self.line, f"a part of the tile {e.buffer.name} is read ({at}), which is no copy of a tensor")
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
         for i in range(len(self.axes)):
@@ -379,6 +402,29 @@ class _Writer:
             self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
             v = replace(v, name=name)
         self.tiles[buffer] = v
+        self.origins.pop(buffer, None)
+
+    def origin(self, x: Elementwise) -> TileOrigin | None:
+        """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
+        value = x.value
+        while isinstance(value, Applied) and value.word == "cast":
+            value = value.operands[0]
+        if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
+            return None
+        source = self.origins.get(value.buffer)
+        element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
+        names = {name for name, _ in self.axes}
+        axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
+        is_wide = x.buffer.fmt in FLOATS and FLOATS[x.buffer.fmt] < FLOATS.get(value.buffer.fmt, 0)
+        inside = names - set(axes) | (self.values.keys() - self.outside)
+        if element is None or is_wide or variables_of(element.indices) & inside:
+            return None
+        return TileOrigin(tuple(axes), element)
+
+    def forget(self, buffers: Sequence[TileBuffer]) -> None:
+        """Drop the origins of tiles that are written, and of copies of tensors that are."""
+        gone = set(buffers)
+        self.origins = {b: o for b, o in self.origins.items() if b not in gone and o.element.buffer not in gone}
 
     # ------------------------------------------------------------ statements
     def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
@@ -406,6 +452,7 @@ class _Writer:
     def nest(self, s: ParallelNest) -> None:
         self.axes = s.axes
         bound = dict(self.values)
+        self.outside = set(bound)
         for x in s.body:
             self.line = x.line
             if isinstance(x, BoundValue):
@@ -420,8 +467,11 @@ class _Writer:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
             self.put(f"tt.store %{pointers.name}, %{v.name}{self.mask(target, x.condition, shape)} : {pointers.type}")
+            self.forget([x.buffer])
             return
-        at = self.axes_of(target, "written")
+        at, origin = self.axes_of(target), self.origin(x)
+        if isinstance(at, str):
+            raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at})")
         if x.condition is not None:
             condition, old = self.value(x.condition), self.element(target)
             condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
@@ -435,6 +485,9 @@ class _Writer:
         if at != sorted(at):
             v = self.transposed(self.reshaped(v, tuple(n for n in full if n != 1)), [sorted(at).index(i) for i in at])
         self.bind(x.buffer, self.scalar(v) if not x.buffer.block else v)
+        self.forget([x.buffer])
+        if origin is not None:
+            self.origins[x.buffer] = origin
 
     def scalar(self, v: TileValue) -> TileValue:
         """Return a value of one element as a number."""
@@ -460,6 +513,7 @@ class _Writer:
         start = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
         text = f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
         self.tiles[s.c.buffer] = self.op(text, shape, s.c.buffer.fmt, s.c.buffer.name)
+        self.forget([s.c.buffer])
 
     def reduction(self, s: TileReduction) -> None:
         if not s.source.is_whole or not s.target.is_whole:
@@ -518,13 +572,15 @@ class _Writer:
         head, state = (f"%{made}:{len(carried)} = ", f"iter_args({pairs}) -> ({kinds}) ") if carried else ("", "")
         self.open(f"{head}scf.for %{name} = %{first.name} to %{last.name} step %{one.name} {state} : i32 {{")
         before = dict(self.tiles)
+        self.forget(written_buffers(s.body))
+        origins = dict(self.origins)
         self.tiles |= dict(zip(carried, inner, strict=True))
         self.values[s.variable], self.ranges[s.variable] = TileValue(name, (), "int32"), (low, high - 1)
         with self.region(s.line, ""):
             self.statements(s.body, set(carried))
             self.yielded(carried, kinds)
         results = {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(carried)}
-        self.tiles = before | results
+        self.tiles, self.origins = before | results, origins
 
     def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
         """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
@@ -565,13 +621,16 @@ class _Writer:
         kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
         self.open((f"%{made}:{len(both)} = " if both else "") + f"scf.if %{condition.name} {f'-> ({kinds}) ' if both else ''}{{")
         has_else = bool(both or s.otherwise)
+        origins = dict(self.origins)
         for body, end in ((s.then, "} else {" if has_else else ""), *([(s.otherwise, "")] if has_else else [])):
-            self.tiles = dict(before)
+            self.tiles, self.origins = dict(before), dict(origins)
             with self.region(s.line, end):
                 self.statements(body, set(both))
                 self.yielded(both, kinds) if both else None
             self.values = dict(known)
         self.tiles = before | {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(both)}
+        self.origins = origins
+        self.forget(written_buffers((*s.then, *s.otherwise)))
 
 
 def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> ParallelNest:
