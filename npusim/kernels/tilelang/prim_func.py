@@ -120,9 +120,15 @@ class PrimFuncReader:
         self.line = self.first = _first_line(function.body)
         self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
         self.names, self.notes = dict[str, int](), list[str]()
+        self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
+        self.begin()
+        self.parameters = tuple(map(self.parameter, function.params))
+
+    def begin(self) -> None:
+        """Forget the grid and the options of the launch before."""
         self.grid, self.numbers = [1, 1, 1], ["", "", ""]
         self.threads, self.stages = 128, set[int]()
-        self.parameters = tuple(map(self.parameter, function.params))
+        self.accessed.clear()
 
     def parameter(self, p: tirx.Var) -> TileBuffer | tuple[str, str]:
         """Return a parameter: a tensor, or the name and format of a number."""
@@ -132,24 +138,47 @@ class PrimFuncReader:
         self.variables[p] = Variable(name)
         return name, self.format(str(p.dtype))
 
-    def kernel(self) -> TileKernel:
-        """Return the kernel's statements; raise `ProgramError` at the line that has no counterpart."""
+    def kernels(self) -> list[TileKernel]:
+        """Return the kernels, one for each ``T.Kernel``; raise `ProgramError` at the line that has no counterpart."""
         for name in sorted(n for n, x in self.configurations.items() if x):
             if name not in CONFIGURATIONS | {_FAST, _UNGUARDED}:
                 raise self.refuse(f"pass_configs: {name} is not read")
         if self.configurations.get(_FAST):
             self.note(_FAST_NOTE)
         with refusing(self.line, "a TileLang kernel"):
-            body = self.statements(self.function.body)
+            launches = self.launches(self.function.body)
+            return [self.kernel(node, i if len(launches) > 1 else 0) for i, node in enumerate(launches, 1)]
+
+    def launches(self, s: tirx.Stmt) -> list[tirx.For]:
+        """Return the launches of a function; its buffers in global memory are tensors of all."""
+        kind = type(s).__name__
+        self.line = _line_of(s) or self.line
+        if kind == "SBlockRealize":
+            return self.launches(s.block)
+        if kind == "SBlock":
+            self.annotated(dict(s.annotations or {}))
+            self.scratch += [self.buffer(b, is_global=True) for b in s.alloc_buffers]
+            return self.launches(s.body)
+        if kind == "SeqStmt":
+            return [x for inner in s.seq for x in self.launches(inner)]
+        if kind == "For" and s.thread_binding is not None:
+            return [s]
+        raise self.refuse("a statement outside of T.Kernel")
+
+    def kernel(self, node: tirx.For, number: int) -> TileKernel:
+        """Return one launch; ``number``: that of several, else 0."""
+        self.begin()
+        body = self.statements(node)
+        used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
         return TileKernel(
-            name_of(self.function),
-            self.parameters,
+            name_of(self.function) + (f"_{number}" if number else ""),
+            tuple(used),
             tuple(self.grid),
             tuple(n or self.name("program") for n in self.numbers),
             body,
             self.options(),
             tuple(self.notes),
-            self.first,
+            _line_of(node) or self.first,
             is_guarded=not self.configurations.get(_UNGUARDED),
         )
 
@@ -192,6 +221,7 @@ class PrimFuncReader:
 
     def buffer(self, node: tirx.Buffer, *, is_global: bool = False) -> TileBuffer:
         if node in self.buffers:
+            self.accessed.add(self.buffers[node])
             return self.buffers[node]
         if not is_global and str(node.scope()) not in _SCOPES:
             raise self.refuse(f"a buffer in {node.scope()}")

@@ -255,14 +255,21 @@ class RecordedKernel:
             arguments[name] = self._recorder.argument(name, x)
             if why := _unlike(p, arguments[name]):
                 raise SpecError(f"{name_of(self.prim_func)}: {name}: {why}")
-        readings = [_read(v, sizes) for v in self._variants]
-        line = next((kernel.line for kernel, _ in readings if kernel is not None), None)
-        if line is None:
-            line = PrimFuncReader(self.prim_func, {}, sizes).first
-        configurations = tuple(configuration for _, configuration in readings)
-        language = f"{PACKAGE} {version(PACKAGE)}"
-        called = name_of(self.prim_func), line.file, line.number, launching_line()
-        self._recorder.calls.append(Call(*called, arguments, configurations, language=language))
+        kernels = [_read(v, sizes) for v in self._variants]
+        made = next((k for k in kernels if not isinstance(k, str)), None)
+        for name, scratch in ((b.name, b) for kernel in made or () for b in kernel.parameters if isinstance(b, TileBuffer)):
+            if name not in arguments:
+                arguments[name] = self._recorder.argument(name, _empty(scratch))
+        for number, kernel in enumerate(made or [None]):
+            listed = [_configuration(v, k, number) for v, k in zip(self._variants, kernels, strict=True)]
+            given = arguments
+            if kernel is not None:
+                given = {n: arguments[n] for p in kernel.parameters for n in [p.name if isinstance(p, TileBuffer) else p[0]]}
+            line = kernel.line if kernel is not None else PrimFuncReader(self.prim_func, {}, sizes).first
+            name = kernel.name if kernel is not None else name_of(self.prim_func)
+            called = name, line.file, line.number, launching_line()
+            language = f"{PACKAGE} {version(PACKAGE)}"
+            self._recorder.calls.append(Call(*called, given, tuple(listed), language=language))
 
     def get_profiler(self, *_: object, **__: object) -> _Clock:
         """Return a clock that launches the kernel once, if the program has not."""
@@ -297,17 +304,28 @@ class _Clock:
     manual_assert_close = assert_consistent = run_once = assert_allclose
 
 
-def _read(variant: _Variant, sizes: Mapping[str, int]) -> tuple[TileKernel | None, CallConfiguration]:
-    """Return the statements and the record of a variant, with the reason where it is refused."""
-    constants = variant.constants
+def _read(variant: _Variant, sizes: Mapping[str, int]) -> list[TileKernel] | str:
+    """Return the kernels of a variant, or why it is refused."""
     if variant.function is None:
-        return None, CallConfiguration("", (1,), {}, constants, variant.refused)
+        return variant.refused
     try:
-        kernel = PrimFuncReader(variant.function, variant.configurations, sizes).kernel()
-        text = written(kernel)
+        return PrimFuncReader(variant.function, variant.configurations, sizes).kernels()
     except NpusimError as error:
-        return None, CallConfiguration("", (1,), {}, constants, str(error))
-    return kernel, CallConfiguration(text, kernel.grid, dict(kernel.options), constants, "", kernel.notes)
+        return str(error)
+
+
+def _configuration(variant: _Variant, kernels: list[TileKernel] | str, number: int) -> CallConfiguration:
+    """Return the record of one launch of a variant."""
+    constants = variant.constants
+    if not isinstance(kernels, str) and number >= len(kernels):
+        kernels = f"this configuration has {len(kernels)} launches, and the first has more"
+    if isinstance(kernels, str):
+        return CallConfiguration("", (1,), {}, constants, kernels)
+    kernel = kernels[number]
+    try:
+        return CallConfiguration(written(kernel), kernel.grid, dict(kernel.options), constants, "", kernel.notes)
+    except NpusimError as error:
+        return CallConfiguration("", (1,), {}, constants, str(error))
 
 
 def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:

@@ -34,6 +34,7 @@ from npusim.kernels.tilelang.statements import (
     TileReduction,
     Variable,
     interval,
+    parts_of,
     refused,
     substituted,
     tiles_read,
@@ -122,7 +123,7 @@ class _Writer:
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
         self.origins = dict[TileBuffer, TileOrigin]()
         self.axes: tuple[tuple[str, int], ...] = ()
-        self.outside = set[str]()
+        self.limits, self.outside = dict[str, int](), set[str]()
         self.ranges = dict[str, tuple[float, float]]()
         for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
             self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
@@ -335,7 +336,10 @@ class _Writer:
     def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
         """Return the name of the mask of an access with a comma before it; empty where none is needed."""
         rules = [] if condition is None else [condition]
-        ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        used = variables_of(of.indices)
+        longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
+        rules += [Applied("lt", (Variable(name), Literal(n))) for name, n in longer]
+        ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
         for index, n in zip(of.indices, of.buffer.shape, strict=True):
             low, high = interval(index, ranges)
             if not self.kernel.is_guarded:
@@ -366,7 +370,11 @@ class _Writer:
             raise refused(self.line, f"{buffer.name} is read before it is written")
         return self.tiles[buffer]
 
-    def axes_of(self, e: BufferElement) -> list[int] | str:
+    def shape_of(self, buffer: TileBuffer) -> tuple[int, ...]:
+        """Return the shape of a tile's value, which may have more elements than the tile."""
+        return self.tiles[buffer].shape if buffer in self.tiles and buffer.block else buffer.block
+
+    def axes_of(self, e: BufferElement, *, is_read: bool = True) -> list[int] | str:
         """Return the number of the parallel loop along each axis of a tile, or which part of it is accessed."""
         names, found = [name for name, _ in self.axes], list[int]()
         for d in e.buffer.dims:
@@ -374,8 +382,10 @@ class _Writer:
             if not isinstance(index, Variable) or index.name not in names:
                 return f"its index {d} is no parallel loop's"
             found.append(names.index(index.name))
-            if self.axes[found[-1]][1] != e.buffer.shape[d]:
-                return f"{self.axes[found[-1]][1]} of {e.buffer.shape[d]} elements of axis {d}"
+            length, limit = self.axes[found[-1]][1], self.limits[index.name]
+            have = self.shape_of(e.buffer)[e.buffer.dims.index(d)]
+            if length != have and (limit != e.buffer.shape[d] or is_read):
+                return f"{limit} of {e.buffer.shape[d]} elements of axis {d}"
         return found if len(set(found)) == len(found) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
@@ -395,7 +405,8 @@ class _Writer:
 
     def bind(self, buffer: TileBuffer, v: TileValue) -> None:
         """Have a value as a tile's, under the tile's name where the last operation made it."""
-        v = self.reshaped(self.cast(v, buffer.fmt), buffer.block)
+        v = self.cast(v, buffer.fmt)
+        v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
         made = f"{'  ' * self.depth}%{v.name} = "
         if v.number is None and self.lines and self.lines[-1].startswith(made):
             name = self.fresh(buffer.name)
@@ -450,7 +461,7 @@ class _Writer:
         self.values[s.name] = self.value(s.value)
 
     def nest(self, s: ParallelNest) -> None:
-        self.axes = s.axes
+        self.axes, self.limits = self.padded(s), dict(s.axes)
         bound = dict(self.values)
         self.outside = set(bound)
         for x in s.body:
@@ -461,6 +472,23 @@ class _Writer:
                 self.elementwise(x)
         self.axes, self.values = (), bound
 
+    def padded(self, s: ParallelNest) -> tuple[tuple[str, int], ...]:
+        """Return the loops of a nest, as long as the tiles whose first elements alone they read."""
+        lengths = dict(s.axes)
+        every = [e for x in s.body for e in parts_of(x.value)]
+        for e in every:
+            if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
+                continue
+            shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
+            for d, n in shape.items():
+                index = e.indices[d]
+                if isinstance(index, Variable) and index.name in lengths:
+                    lengths[index.name] = max(lengths[index.name], n)
+        targets = [x for x in s.body if isinstance(x, Elementwise)]
+        if any(x.condition is not None and not x.buffer.is_global for x in targets):
+            return s.axes
+        return tuple(lengths.items())
+
     def elementwise(self, x: Elementwise) -> None:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
         if x.buffer.is_global:
@@ -469,7 +497,7 @@ class _Writer:
             self.put(f"tt.store %{pointers.name}, %{v.name}{self.mask(target, x.condition, shape)} : {pointers.type}")
             self.forget([x.buffer])
             return
-        at, origin = self.axes_of(target), self.origin(x)
+        at, origin = self.axes_of(target, is_read=False), self.origin(x)
         if isinstance(at, str):
             raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at})")
         if x.condition is not None:
@@ -499,7 +527,7 @@ class _Writer:
 
     def product(self, s: MatrixProduct) -> None:
         for x in (s.a, s.b, s.c):
-            if not x.is_whole:
+            if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
                 raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
         a, b = (
             self.transposed(self.tile(x.buffer)) if t else self.tile(x.buffer)
@@ -516,7 +544,7 @@ class _Writer:
         self.forget([s.c.buffer])
 
     def reduction(self, s: TileReduction) -> None:
-        if not s.source.is_whole or not s.target.is_whole:
+        if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
             raise refused(s.line, f"a reduction of a part of the tile {s.source.buffer.name}")
         x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
         if s.axis not in buffer.dims:
@@ -605,6 +633,9 @@ class _Writer:
 
     def yielded(self, buffers: Sequence[TileBuffer], kinds: str) -> None:
         values = [self.tile(b) for b in buffers]
+        for b, v in zip(buffers, values, strict=True):
+            if v.shape != b.block:
+                raise refused(self.line, f"{b.name} is the first part of a tile, and behind the loop or if a tile")
         self.put(f"scf.yield {', '.join(f'%{v.name}' for v in values)} : {kinds}" if values else "scf.yield")
 
     def conditional(self, s: Conditional, live: set[TileBuffer]) -> None:
