@@ -98,6 +98,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
+    "tilelang": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
+    "tvm": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
     "triton": (
         "kernels/triton/compiler_process.py",
         "kernels/triton/compiler.py",
