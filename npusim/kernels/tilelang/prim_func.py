@@ -33,6 +33,7 @@ from npusim.kernels.tilelang.statements import (
     TileReduction,
     Variable,
     interval,
+    linear,
     refused,
 )
 from npusim.kernels.tilelang.ttir_writer import part_as_nest
@@ -93,12 +94,16 @@ _FAST_NOTE = (
 )
 
 
-def sizes_of(function: tirx.PrimFunc, given: Mapping[int, Sequence[int]]) -> dict[str, int]:
-    """Return the sizes of dynamic shapes by name, from the shapes of the tensors that a launch has by number."""
+def sizes_of(function: tirx.PrimFunc, given: Mapping[int, Sequence[int] | int | float]) -> dict[str, int]:
+    """Return the sizes of dynamic shapes, and whole numbers, by name: from the shapes and numbers of a launch."""
     sizes = dict[str, int]()
-    for i, shape in given.items():
-        buffer = function.buffer_map.get(function.params[i])
-        for node, n in zip(buffer.shape if buffer is not None else (), shape, strict=False):
+    for i, x in given.items():
+        parameter = function.params[i]
+        buffer = function.buffer_map.get(parameter)
+        if isinstance(x, int | float):
+            sizes |= {str(parameter.name): x} if isinstance(x, int) else {}
+            continue
+        for node, n in zip(buffer.shape if buffer is not None else (), x, strict=False):
             if type(node).__name__ == "Var":
                 sizes[str(node.name)] = int(n)
     return sizes
@@ -121,6 +126,7 @@ class PrimFuncReader:
         self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
         self.names, self.notes = dict[str, int](), list[str]()
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
+        self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
         self.begin()
         self.parameters = tuple(map(self.parameter, function.params))
 
@@ -136,6 +142,8 @@ class PrimFuncReader:
             return self.buffer(self.function.buffer_map[p], is_global=True)
         name = self.name(str(p.name))
         self.variables[p] = Variable(name)
+        if str(p.name) in self.sizes:
+            self.ranges[name] = (self.sizes[str(p.name)],) * 2
         return name, self.format(str(p.dtype))
 
     def kernels(self) -> list[TileKernel]:
@@ -214,10 +222,14 @@ class PrimFuncReader:
 
     def number(self, node: tirx.PrimExpr | int) -> int:
         """Return a size that the launch decides."""
-        low, high = interval(self.expression(node), {})
-        if low != high:
+        expression = self.expression(node)
+        low, high = interval(expression, self.ranges)
+        if low == high:
+            return int(low)
+        terms = linear(expression, self.bindings)
+        if set(terms) - {Literal(1)}:
             raise self.refuse(f"a size that the launch does not decide: {node}")
-        return int(low)
+        return int(terms.get(Literal(1), 0))
 
     def buffer(self, node: tirx.Buffer, *, is_global: bool = False) -> TileBuffer:
         if node in self.buffers:
@@ -285,7 +297,7 @@ class PrimFuncReader:
             self.variables[s.var] = Variable(f"thread_{len(self.variables)}")  # without a value: refused where it is read
             return ()
         name, value = self.name(str(s.var.name)), self.expression(s.value)
-        self.variables[s.var] = Variable(name)
+        self.variables[s.var], self.bindings[name] = Variable(name), value
         return (BoundValue(name, value, self.line),)
 
     def loop(self, s: tirx.For) -> tuple[Statement, ...]:

@@ -234,8 +234,7 @@ class RecordedKernel:
         if len(arguments) != len(given):
             raise SpecError(f"{name_of(self.prim_func)}: {len(arguments)} arguments for {len(given)} parameters")
         by_number = dict(zip(given, arguments, strict=True))
-        shapes = {i: tuple(x.shape) for i, x in by_number.items() if hasattr(x, "shape")}
-        sizes = sizes_of(self.prim_func, shapes)
+        sizes = sizes_of(self.prim_func, {i: getattr(x, "shape", x) for i, x in by_number.items()})
         parameters = PrimFuncReader(self.prim_func, {}, sizes).parameters
         made = [_empty(parameters[i]) for i in self._outputs if i not in by_number]
         by_number |= dict(zip((i for i in self._outputs if i not in by_number), made, strict=True))
@@ -290,6 +289,7 @@ class _Clock:
     """A stand-in for TileLang's profiler: it measures and compares nothing."""
 
     def __init__(self, kernel: RecordedKernel) -> None:
+        self.func = kernel
         self._kernel = kernel
 
     def do_bench(self, function: Callable[[], object] | None = None, *_: object, **__: object) -> float:

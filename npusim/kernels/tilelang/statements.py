@@ -234,6 +234,29 @@ def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
     return e
 
 
+def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, float]:
+    """Return a whole number as a sum: the factor of each term, of ``Literal(1)`` for the constant; 0 is left out.
+
+    ``bound``: what variables stand for.
+    """
+    if isinstance(e, Literal):
+        return {Literal(1): e.value} if e.value else {}
+    if isinstance(e, Variable) and e.name in bound:
+        return linear(bound[e.name], bound)
+    if isinstance(e, Applied) and e.word == "cast":
+        return linear(e.operands[0], bound)
+    if not isinstance(e, Applied) or e.word not in ("+", "-", "*"):
+        return {e: 1}
+    a, b = (linear(x, bound) for x in e.operands)
+    if e.word == "*":
+        one, other = (a, b) if set(a) <= {Literal(1)} else (b, a)
+        factor = one.get(Literal(1), 0)
+        return {e: 1} if set(one) - {Literal(1)} else {t: n * factor for t, n in other.items() if factor}
+    sign = 1 if e.word == "+" else -1
+    total = {t: a.get(t, 0) + sign * b.get(t, 0) for t in {**a, **b}}
+    return {t: n for t, n in total.items() if n}
+
+
 def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Return bounds of a whole number, both included, from those of variables; infinite where nothing is known."""
     unknown = (-math.inf, math.inf)
@@ -252,7 +275,7 @@ def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[
         return unknown
     (a, b), (c, d) = (interval(o, ranges) for o in x.operands)
     if x.word == "%":
-        return (max(0, a), min(b, d - 1)) if c > 0 and a >= 0 else (0, d - 1) if c > 0 else unknown
+        return unknown if c <= 0 else (a, b) if a >= 0 and b < c else (0, min(b, d - 1) if a >= 0 else d - 1)
     if x.word == "//":
         return (a // d if a >= 0 else a // c, b // c if b >= 0 else b // d) if c > 0 and d < math.inf else unknown
     if x.word == "*":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
 )
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
+#: A result that an operation has, and the names that a line has.
+_RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
 _SPECIAL = MappingProxyType(
     {("f32", 1): "0x7F800000", ("f32", -1): "0xFF800000", ("f16", 1): "0x7C00", ("f16", -1): "0xFC00"}
     | {("bf16", 1): "0x7F80", ("bf16", -1): "0xFF80"}
@@ -109,6 +112,17 @@ def folded(word: str, a: float, b: float) -> float | None:
     return made[word](a, b) if word in made else None
 
 
+def used_lines(lines: Sequence[str]) -> list[str]:
+    """Return lines of TTIR without the operations whose results nothing reads."""
+    used, last = set[str](), list[str]()
+    for line in reversed(lines):
+        result = _RESULT.match(line)
+        if result is None or result[1] in used or line.endswith("{"):
+            used.update(_NAME.findall(line if result is None else line[result.end() :]))
+            last.append(line)
+    return last[::-1]
+
+
 def written(kernel: TileKernel) -> str:
     """Return the TTIR of a kernel; raise `ProgramError` at a line that has no counterpart."""
     return _Writer(kernel).text()
@@ -141,6 +155,7 @@ class _Writer:
             for p in self.kernel.parameters
         ]
         head = f"  tt.func public @{self.kernel.name}({', '.join(heads)}) attributes {{noinline = false}} {{"
+        self.lines = used_lines(self.lines)
         places = [f'#loc{i} = loc("{line.file}":{line.number}:1)' for line, i in self.places.items()]
         return "\n".join(["module {", head, *self.lines, "    tt.return", "  }", "}", *places, ""])
 
@@ -253,7 +268,20 @@ class _Writer:
             return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
         if len(e.operands) != 2:
             raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
-        return self.of_two(e.word, *(self.value(x) for x in e.operands))
+        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
+        ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
+            return self.floored(e.word, made, *(self.value(x) for x in e.operands))
+        return made
+
+    def floored(self, word: str, made: TileValue, a: TileValue, b: TileValue) -> TileValue:
+        """Return a quotient or remainder that is rounded down, from one that is rounded to 0; the divisor is positive."""
+        rest = made if word == "%" else self.of_two("%", a, b)
+        less = self.of_two("lt", rest, self.constant(0, (), rest.fmt))
+        moved = self.of_two("+", made, b) if word == "%" else self.of_two("-", made, self.constant(1, (), made.fmt))
+        less, moved, made = self.alike(less, moved, made)
+        text = f"arith.select %{less.name}, %{moved.name}, %{made.name} : {less.type}, {made.type}"
+        return self.op(text, made.shape, made.fmt)
 
     def promoted(self, a: TileValue, b: TileValue) -> tuple[TileValue, TileValue]:
         """Return two values in the wider of their formats; a constant has the other's."""
@@ -286,8 +314,6 @@ class _Writer:
     def index_of(self, at: int) -> TileValue:
         """Return the numbers of a parallel loop, along its axis."""
         n = self.axes[at][1]
-        if n == 1:
-            return self.constant(0, (1,) * len(self.axes), "int32")
         v = self.op(f"tt.make_range {{end = {n} : i32, start = 0 : i32}} : tensor<{n}xi32>", (n,), "int32", "r")
         for i in range(len(self.axes)):
             v = v if i == at else self.expanded(v, i)
@@ -424,7 +450,7 @@ class _Writer:
             return None
         source = self.origins.get(value.buffer)
         element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
-        names = {name for name, _ in self.axes}
+        names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
         is_wide = x.buffer.fmt in FLOATS and FLOATS[x.buffer.fmt] < FLOATS.get(value.buffer.fmt, 0)
         inside = names - set(axes) | (self.values.keys() - self.outside)
@@ -445,6 +471,8 @@ class _Writer:
             self.line, after = s.line, rest.reads | (live - rest.writes)
             if isinstance(s, SerialLoop):
                 self.loop(s, after)
+            elif isinstance(s, Conditional) and (chosen := as_choice(s)) is not None:
+                self.nest(chosen)
             elif isinstance(s, Conditional):
                 self.conditional(s, after)
             elif isinstance(s, BoundValue):
@@ -461,9 +489,12 @@ class _Writer:
         self.values[s.name] = self.value(s.value)
 
     def nest(self, s: ParallelNest) -> None:
-        self.axes, self.limits = self.padded(s), dict(s.axes)
         bound = dict(self.values)
         self.outside = set(bound)
+        for name, n in s.axes:
+            if n == 1:
+                self.values[name], self.ranges[name] = self.constant(0, (), "int32"), (0, 0)
+        self.axes, self.limits = self.padded(s), dict(s.axes)
         for x in s.body:
             self.line = x.line
             if isinstance(x, BoundValue):
@@ -474,7 +505,7 @@ class _Writer:
 
     def padded(self, s: ParallelNest) -> tuple[tuple[str, int], ...]:
         """Return the loops of a nest, as long as the tiles whose first elements alone they read."""
-        lengths = dict(s.axes)
+        lengths = {name: n for name, n in s.axes if n != 1}
         every = [e for x in s.body for e in parts_of(x.value)]
         for e in every:
             if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
@@ -486,7 +517,7 @@ class _Writer:
                     lengths[index.name] = max(lengths[index.name], n)
         targets = [x for x in s.body if isinstance(x, Elementwise)]
         if any(x.condition is not None and not x.buffer.is_global for x in targets):
-            return s.axes
+            return tuple((name, n) for name, n in s.axes if n != 1)
         return tuple(lengths.items())
 
     def elementwise(self, x: Elementwise) -> None:
@@ -512,18 +543,10 @@ class _Writer:
         v = self.widened(v, full) if v.shape or not x.buffer.block else v
         if at != sorted(at):
             v = self.transposed(self.reshaped(v, tuple(n for n in full if n != 1)), [sorted(at).index(i) for i in at])
-        self.bind(x.buffer, self.scalar(v) if not x.buffer.block else v)
+        self.bind(x.buffer, v)
         self.forget([x.buffer])
         if origin is not None:
             self.origins[x.buffer] = origin
-
-    def scalar(self, v: TileValue) -> TileValue:
-        """Return a value of one element as a number."""
-        if not v.shape:
-            return v
-        if v.number is None:
-            raise refused(self.line, "a tile's only element as a number")
-        return self.constant(v.number, (), v.fmt)
 
     def product(self, s: MatrixProduct) -> None:
         for x in (s.a, s.b, s.c):
@@ -662,6 +685,40 @@ class _Writer:
         self.tiles = before | {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(both)}
         self.origins = origins
         self.forget(written_buffers((*s.then, *s.otherwise)))
+
+
+def as_choice(s: Conditional) -> ParallelNest | None:
+    """Return an if that assigns one tile on both ways as one assignment that chooses; None for another if."""
+    ways = [x for body in (s.then, s.otherwise) for x in body]
+    if len(s.then) != 1 or len(s.otherwise) != 1 or not all(isinstance(x, ParallelNest) for x in ways):
+        return None
+    nests = [x for x in ways if isinstance(x, ParallelNest)]
+    last = [x.body[-1] for x in nests]
+    one, other = (x if isinstance(x, Elementwise) else None for x in last)
+    if one is None or other is None or any(isinstance(x, Elementwise) for n in nests for x in n.body[:-1]):
+        return None
+    lengths = [[n for _, n in x.axes] for x in (one, other)]
+    if one.buffer is not other.buffer or one.buffer.is_global or lengths[0] != lengths[1]:
+        return None
+    if one.condition is not None or other.condition is not None:
+        return None
+    by = {b: Variable(a) for (a, _), (b, _) in zip(one.axes, other.axes, strict=True)}
+    bound = tuple(replace(x, value=substituted(x.value, by)) for x in nests[1].body[:-1] if isinstance(x, BoundValue))
+    if tuple(substituted(i, by) for i in other.indices) != one.indices:
+        return None
+    value = chosen_value(s.condition, one.value, substituted(other.value, by))
+    return ParallelNest(one.axes, (*nests[0].body[:-1], *bound, replace(one, value=value)), s.line)
+
+
+def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
+    """Return a where a condition holds, else b: of two elements of a tensor one with chosen indices, of masks a mask."""
+    if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
+        pairs = zip(a.indices, b.indices, strict=True)
+        return replace(a, indices=tuple(x if x == y else Applied("select", (condition, x, y)) for x, y in pairs))
+    if isinstance(a, Applied) and a.word == "select" and a.operands[1] == b:
+        rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
+        return replace(a, operands=(rule, *a.operands[1:]))
+    return Applied("select", (condition, a, b))
 
 
 def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> ParallelNest:
