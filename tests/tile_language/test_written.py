@@ -175,7 +175,7 @@ def test_a_part_of_a_copy_is_read_from_its_tensor() -> None:
 def test_a_part_of_a_computed_tile_is_refused() -> None:
     half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
     changed = assigned(TILE, Applied("*", (at(TILE), Literal(2.0, "float32"))))
-    with pytest.raises(ProgramError, match="a part of the tile tile is read .* no copy of a tensor"):
+    with pytest.raises(ProgramError, match=r"a part of the tile tile is read .* no copy of a tensor"):
         written(kernel(copied(A, TILE), changed, assigned(OTHER, half), copied(OTHER, Y)))
 
 
@@ -197,9 +197,7 @@ def test_the_first_part_of_a_tile_is_copied_alone() -> None:
     small = TileBuffer("small", (8, 32), "float32")
     whole, target = (BufferPart(b, (x, Literal(0)), (8, 32)) for b, x in ((small, Literal(0)), (Y, BLOCK)))
     doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
-    a, y = computed(
-        copied(A, TILE), doubled, part_as_nest(first, whole, LINE), part_as_nest(whole, target, LINE)
-    )
+    a, y = computed(copied(A, TILE), doubled, part_as_nest(first, whole, LINE), part_as_nest(whole, target, LINE))
     wanted = (2 * a).reshape(4, 16, 32)
     wanted[:, 8:] = 0
     assert np.array_equal(y, wanted.reshape(64, 32))

@@ -35,7 +35,9 @@ def matmul(rows: int, columns: int, depth: int, tile: int = 64, part: int = 32, 
 
 
 @tilelang.jit(out_idx=[3])
-def flash(heads: int, groups: int, length: int, dim: int, causal: bool, rows: int = 64, columns: int = 64, stages: int = 1):
+def flash(
+    heads: int, groups: int, length: int, dim: int, causal: bool, rows: int = 64, columns: int = 64, stages: int = 1
+):
     scale = dim**-0.5 * LOG2_E
 
     @T.prim_func

@@ -115,12 +115,31 @@ def name_of(function: tirx.PrimFunc) -> str:
     return _identifier(str(attributes.get("global_symbol", "main")))
 
 
-class PrimFuncReader:
-    """Walks one PrimFunc; ``sizes``: those of dynamic shapes, by name."""
+def parameters_of(function: tirx.PrimFunc, sizes: Mapping[str, int]) -> tuple[TileBuffer | tuple[str, str], ...]:
+    """Return the parameters of a PrimFunc: a tensor, or the name and format of a number."""
+    return _PrimFuncReader(function, {}, sizes).parameters
 
-    def __init__(
-        self, function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]
-    ) -> None:
+
+def first_line(function: tirx.PrimFunc) -> Line:
+    """Return the first line that a statement of a PrimFunc has."""
+    return _first_line(function.body)
+
+
+def kernels_of(
+    function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]
+) -> list[TileKernel]:
+    """Return the kernels of a PrimFunc, one for each ``T.Kernel``.
+
+    ``configurations``: of passes; ``sizes``: those of dynamic shapes, and numbers of the launch, by name.  Raises
+    `ProgramError` at the line that has no counterpart.
+    """
+    return _PrimFuncReader(function, configurations, sizes).kernels()
+
+
+class _PrimFuncReader:
+    """Walks one PrimFunc."""
+
+    def __init__(self, function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]) -> None:
         self.function, self.sizes, self.configurations = function, sizes, configurations
         self.line = self.first = _first_line(function.body)
         self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
@@ -294,7 +313,9 @@ class PrimFuncReader:
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
-            self.variables[s.var] = Variable(f"thread_{len(self.variables)}")  # without a value: refused where it is read
+            self.variables[s.var] = Variable(
+                f"thread_{len(self.variables)}"
+            )  # without a value: refused where it is read
             return ()
         name, value = self.name(str(s.var.name)), self.expression(s.value)
         self.variables[s.var], self.bindings[name] = Variable(name), value

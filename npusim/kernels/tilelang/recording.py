@@ -19,7 +19,7 @@ from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 from npusim.errors import NpusimError, SpecError
-from npusim.kernels.tilelang.prim_func import PrimFuncReader, name_of, sizes_of
+from npusim.kernels.tilelang.prim_func import first_line, kernels_of, name_of, parameters_of, sizes_of
 from npusim.kernels.tilelang.statements import TYPES, TileBuffer, TileKernel
 from npusim.kernels.tilelang.ttir_writer import written
 from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, Calls
@@ -94,7 +94,7 @@ class _WhenImported(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: D102
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name != PACKAGE:
             return None
         self.remove()
@@ -235,7 +235,7 @@ class RecordedKernel:
             raise SpecError(f"{name_of(self.prim_func)}: {len(arguments)} arguments for {len(given)} parameters")
         by_number = dict(zip(given, arguments, strict=True))
         sizes = sizes_of(self.prim_func, {i: getattr(x, "shape", x) for i, x in by_number.items()})
-        parameters = PrimFuncReader(self.prim_func, {}, sizes).parameters
+        parameters = parameters_of(self.prim_func, sizes)
         made = [_empty(parameters[i]) for i in self._outputs if i not in by_number]
         by_number |= dict(zip((i for i in self._outputs if i not in by_number), made, strict=True))
         self._add([by_number[i] for i in range(len(parameters))], parameters, sizes)
@@ -256,15 +256,19 @@ class RecordedKernel:
                 raise SpecError(f"{name_of(self.prim_func)}: {name}: {why}")
         kernels = [_read(v, sizes) for v in self._variants]
         made = next((k for k in kernels if not isinstance(k, str)), None)
-        for name, scratch in ((b.name, b) for kernel in made or () for b in kernel.parameters if isinstance(b, TileBuffer)):
+        for name, scratch in (
+            (b.name, b) for kernel in made or () for b in kernel.parameters if isinstance(b, TileBuffer)
+        ):
             if name not in arguments:
                 arguments[name] = self._recorder.argument(name, _empty(scratch))
         for number, kernel in enumerate(made or [None]):
             listed = [_configuration(v, k, number) for v, k in zip(self._variants, kernels, strict=True)]
             given = arguments
             if kernel is not None:
-                given = {n: arguments[n] for p in kernel.parameters for n in [p.name if isinstance(p, TileBuffer) else p[0]]}
-            line = kernel.line if kernel is not None else PrimFuncReader(self.prim_func, {}, sizes).first
+                given = {
+                    n: arguments[n] for p in kernel.parameters for n in [p.name if isinstance(p, TileBuffer) else p[0]]
+                }
+            line = kernel.line if kernel is not None else first_line(self.prim_func)
             name = kernel.name if kernel is not None else name_of(self.prim_func)
             called = name, line.file, line.number, launching_line()
             language = f"{PACKAGE} {version(PACKAGE)}"
@@ -277,7 +281,7 @@ class RecordedKernel:
     def launch_once(self) -> None:
         """Record a launch on tensors that npusim makes, where the program itself launches none."""
         if not self._was_launched:
-            parameters = PrimFuncReader(self.prim_func, {}, {}).parameters
+            parameters = parameters_of(self.prim_func, {})
             self._add([_empty(p) for p in parameters], parameters, {})
 
     def get_kernel_source(self, *_: object, **__: object) -> str:
@@ -309,7 +313,7 @@ def _read(variant: _Variant, sizes: Mapping[str, int]) -> list[TileKernel] | str
     if variant.function is None:
         return variant.refused
     try:
-        return PrimFuncReader(variant.function, variant.configurations, sizes).kernels()
+        return kernels_of(variant.function, variant.configurations, sizes)
     except NpusimError as error:
         return str(error)
 
@@ -349,6 +353,3 @@ def _unlike(p: TileBuffer | tuple[str, str], x: object) -> str:
         return f"a tensor of shape {list(x.shape)}; the kernel takes {list(p.shape)}"
     pairs = zip(x.shape, x.strides, p.strides, strict=True)
     return "" if all(a == b for n, a, b in pairs if n > 1) else f"strides {x.strides}; the kernel takes {p.strides}"
-
-
-

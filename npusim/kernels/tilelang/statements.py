@@ -310,7 +310,7 @@ class Exposed:
             for x in s.body:
                 self._read(x.value)
                 if isinstance(x, Elementwise):
-                    self._read(*x.indices, *filter(None, [x.condition]))
+                    self._read(*x.indices, *([] if x.condition is None else [x.condition]))
                     self._written(x.buffer, is_whole=x.condition is None)
         elif isinstance(s, MatrixProduct):
             sources = [s.a.buffer, s.b.buffer, *([] if s.clears == Literal(1, "bool") else [s.c.buffer])]

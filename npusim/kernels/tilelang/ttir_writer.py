@@ -45,9 +45,7 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.triton.ttir_text import Line
 
-_OF_FLOATS = MappingProxyType(
-    {"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"}
-)
+_OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"})
 _OF_INTEGERS = MappingProxyType(
     {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "max": "maxsi", "min": "minsi"}
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
@@ -84,7 +82,7 @@ class TileValue:
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """The element of a tensor that each element of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+    """The element of a tensor that an element of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
 
     axes: tuple[str, ...]
     element: BufferElement
@@ -108,7 +106,9 @@ def folded(word: str, a: float, b: float) -> float | None:
         return a // b if word == "//" else a % b
     if word in ("<<", ">>"):
         return int(a) << int(b) if word == "<<" else int(a) >> int(b)
-    made = {"+": operator.add, "-": operator.sub, "*": operator.mul, "min": min, "max": max}
+    if word in ("min", "max"):
+        return min(a, b) if word == "min" else max(a, b)
+    made = {"+": operator.add, "-": operator.sub, "*": operator.mul}
     return made[word](a, b) if word in made else None
 
 
@@ -173,9 +173,7 @@ class _Writer:
         self.count += 1
         return f"{hint}_{self.count}"
 
-    def op(
-        self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None
-    ) -> TileValue:
+    def op(self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None) -> TileValue:
         """Write an operation with one result, and return the result."""
         made = TileValue(self.fresh(hint), tuple(shape), fmt, number)
         self.put(f"%{made.name} = {text}")
@@ -275,7 +273,7 @@ class _Writer:
         return made
 
     def floored(self, word: str, made: TileValue, a: TileValue, b: TileValue) -> TileValue:
-        """Return a quotient or remainder that is rounded down, from one that is rounded to 0; the divisor is positive."""
+        """Return a quotient or remainder that is rounded down, from one rounded to 0; the divisor is positive."""
         rest = made if word == "%" else self.of_two("%", a, b)
         less = self.of_two("lt", rest, self.constant(0, (), rest.fmt))
         moved = self.of_two("+", made, b) if word == "%" else self.of_two("-", made, self.constant(1, (), made.fmt))
@@ -293,7 +291,7 @@ class _Writer:
     def of_two(self, word: str, a: TileValue, b: TileValue) -> TileValue:
         a, b = self.promoted(a, b)
         whole = a.fmt not in FLOATS
-        if a.number is not None and b.number is not None and (whole or word == "*" and abs(b.number) == 1):
+        if a.number is not None and b.number is not None and (whole or (word == "*" and abs(b.number) == 1)):
             made = folded(word, a.number, b.number)
             if made is not None:
                 return self.constant(made, a.shape or b.shape, a.fmt)
@@ -538,7 +536,9 @@ class _Writer:
             v = self.op(text, v.shape, v.fmt)
         full = tuple(n if i in at else 1 for i, (_, n) in enumerate(self.axes))
         if v.shape and any(have not in (1, n) for have, n in zip(v.shape, full, strict=True)):
-            raise refused(self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place")
+            raise refused(
+                self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+            )
         v = self.cast(v, x.buffer.fmt)
         v = self.widened(v, full) if v.shape or not x.buffer.block else v
         if at != sorted(at):
@@ -562,7 +562,9 @@ class _Writer:
         if not isinstance(s.clears, Literal):
             raise refused(s.line, "clear_accum that a value decides, other than the first iteration of the loop around")
         start = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
-        text = f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
+        text = (
+            f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
+        )
         self.tiles[s.c.buffer] = self.op(text, shape, s.c.buffer.fmt, s.c.buffer.name)
         self.forget([s.c.buffer])
 
@@ -588,9 +590,7 @@ class _Writer:
                 v = self.op(f"arith.{name} %{v.name}, %{before.name} : {v.type}", shape, v.fmt)
         self.bind(s.target.buffer, v)
 
-    def folded_over(
-        self, s: TileReduction, x: TileValue, at: int, shape: tuple[int, ...], name: str
-    ) -> TileValue:
+    def folded_over(self, s: TileReduction, x: TileValue, at: int, shape: tuple[int, ...], name: str) -> TileValue:
         """Write the reduction or scan of a value by an operation of two numbers."""
         word, end = ("scan", ", reverse = false") if s.cumulates else ("reduce", "")
         v = TileValue(self.fresh(s.target.buffer.name), shape, x.fmt)
@@ -673,7 +673,10 @@ class _Writer:
             if b not in before and b not in surely:
                 raise refused(s.line, f"{b.name} is read behind the if, and written on one of its ways alone")
         kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
-        self.open((f"%{made}:{len(both)} = " if both else "") + f"scf.if %{condition.name} {f'-> ({kinds}) ' if both else ''}{{")
+        self.open(
+            (f"%{made}:{len(both)} = " if both else "")
+            + f"scf.if %{condition.name} {f'-> ({kinds}) ' if both else ''}{{"
+        )
         has_else = bool(both or s.otherwise)
         origins = dict(self.origins)
         for body, end in ((s.then, "} else {" if has_else else ""), *([(s.otherwise, "")] if has_else else [])):
@@ -711,7 +714,7 @@ def as_choice(s: Conditional) -> ParallelNest | None:
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a where a condition holds, else b: of two elements of a tensor one with chosen indices, of masks a mask."""
+    """Return a where a condition holds, else b: of one tensor's elements one with chosen indices, of masks a mask."""
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)
         return replace(a, indices=tuple(x if x == y else Applied("select", (condition, x, y)) for x, y in pairs))

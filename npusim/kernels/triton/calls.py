@@ -92,8 +92,8 @@ class Call:
     """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
 
     The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: of the kernel;
-    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: another language's release,
-    whose kernel npusim wrote as TTIR; no compiler makes code from that text.
+    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: the release of another
+    language, whose kernel npusim wrote as TTIR; no compiler makes code from that text.
     """
 
     name: str
