@@ -82,3 +82,42 @@ def test_a_tile_that_nothing_has_written_is_refused_at_its_line() -> None:
     call = recorded(lambda: no_start(32, 64)(x))
     with pytest.raises(SpecError, match=r"tile_kernels\.py:\d+: y(_frag)? is read before it is written"):
         npusim.run(call, hw="h200")
+
+
+def test_configurations_of_a_tuner_are_one_call_and_chosen_ones_are_not_tuned() -> None:
+    from tests.tile_language.tile_kernels import doubled, drawn
+
+    (x,) = drawn((64, 32))
+    with npusim.record() as calls:
+        doubled(64, 32)(x)
+        doubled(64, 32, tile=16)(x)
+    tuned, chosen = calls
+    assert [dict(c.constants) for c in tuned.configurations] == [
+        {"tile": tile, "stages": stages} for tile in (32, 64) for stages in (1, 2)
+    ]
+    assert [c.grid for c in tuned.configurations] == [(2, 1, 1), (2, 1, 1), (1, 1, 1), (1, 1, 1)]
+    assert len(chosen.configurations) == 1
+    assert chosen.grid == (4, 1, 1)
+
+
+def test_two_launches_of_a_function_are_two_calls() -> None:
+    from tests.tile_language.tile_kernels import drawn, in_two, torch
+
+    (a,) = drawn((32, 64), dtype=torch.float32)
+    with npusim.record(floats=True) as calls:
+        in_two(32, 64)(a)
+    first, second = calls
+    assert first.tensors["between"].storage == second.tensors["between"].storage
+    assert error(first, "ascend_910b2", "between", 2.0 * a.numpy().astype(np.float64)) < 1e-6
+
+
+def test_what_changes_the_time_alone_is_named() -> None:
+    from tests.tile_language.tile_kernels import drawn, matmul
+
+    a, b = drawn((64, 64), (64, 64))
+    with npusim.record() as calls:
+        matmul(64, 64, 64)(a, b)
+        matmul(64, 64, 64, swizzle=True)(a, b)
+    plain, swizzled = ([n.partition(": ")[2] for n in c.configurations[0].notes] for c in calls)
+    assert plain == ["the policy of T.gemm changes the time alone, and is not followed"]
+    assert swizzled[0] == "the order of blocks (T.use_swizzle) changes the time alone, and is not followed"

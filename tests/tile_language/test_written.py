@@ -105,6 +105,7 @@ def test_the_stored_text_is_what_the_reader_writes() -> None:
 A = TileBuffer("A", (64, 32), "float32", (32, 1), is_global=True)
 Y = TileBuffer("Y", (64, 32), "float32", (32, 1), is_global=True)
 TILE, OTHER = TileBuffer("tile", (16, 32), "float32"), TileBuffer("other", (16, 32), "float32")
+ONCE = TileBuffer("once", (16, 32), "float32")
 BLOCK = Applied("*", (Variable("b"), Literal(16)))
 ROWS = (("i", 16), ("j", 32))
 
@@ -164,6 +165,19 @@ def test_a_loop_carries_the_tiles_that_it_changes() -> None:
     doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
     a, y = computed(copied(A, TILE), SerialLoop("k", Literal(0), Literal(3), (doubled,), LINE), copied(TILE, Y))
     assert np.array_equal(y, 8 * a)
+
+
+def test_a_tile_that_each_iteration_clears_is_no_state() -> None:
+    """As an accumulator of a few products that is added to another one and cleared."""
+    zero = Literal(0.0, "float32")
+    added = assigned(TILE, Applied("+", (at(TILE), at(ONCE))))
+    total = assigned(OTHER, Applied("+", (at(OTHER), at(TILE))))
+    loop = SerialLoop("k", Literal(0), Literal(3), (added, total, assigned(TILE, zero)), LINE)
+    body = (copied(A, ONCE), assigned(TILE, zero), assigned(OTHER, zero), loop, copied(OTHER, Y))
+    a, y = computed(*body)
+    assert np.allclose(y, 3 * a, rtol=1e-6)
+    assert "iter_args(%other_" in written(kernel(*body))
+    assert "iter_args(%tile_" not in written(kernel(*body))
 
 
 def test_a_part_of_a_copy_is_read_from_its_tensor() -> None:

@@ -154,3 +154,40 @@ def drawn(*shapes: tuple[int, ...], dtype: Any = torch.float16) -> list[torch.Te
     """Return tensors of normal numbers."""
     generator = torch.Generator().manual_seed(73)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@tilelang.autotune(configs=[{"tile": tile, "stages": stages} for tile in (32, 64) for stages in (1, 2)])
+@tilelang.jit(out_idx=[1])
+def doubled(rows: int, columns: int, tile: int = 16, stages: int = 0):
+    """Twice a matrix, with configurations of its own."""
+
+    @T.prim_func
+    def twice(X: T.Tensor((rows, columns), "float16"), Y: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(T.ceildiv(rows, tile), threads=128) as b:
+            x = T.alloc_shared((tile, columns), "float16")
+            T.copy(X[b * tile, 0], x)
+            for i, j in T.Parallel(tile, columns):
+                x[i, j] = x[i, j] + x[i, j]
+            T.copy(x, Y[b * tile, 0])
+
+    return twice
+
+
+@tilelang.jit(out_idx=[1])
+def in_two(rows: int, columns: int):
+    """Two launches in one function: a matrix, and the sums of its rows, through a buffer in global memory."""
+
+    @T.prim_func
+    def summed(A: T.Tensor((rows, columns), "float32"), B: T.Tensor((rows,), "float32")):
+        between = T.alloc_global((rows, columns), "float32")
+        with T.Kernel(rows // 16, threads=128) as b:
+            for i, j in T.Parallel(16, columns):
+                between[b * 16 + i, j] = A[b * 16 + i, j] * 2.0
+        with T.Kernel(rows // 16, threads=128) as b:
+            x = T.alloc_fragment((16, columns), "float32")
+            y = T.alloc_fragment((16,), "float32")
+            T.copy(between[b * 16, 0], x)
+            T.reduce_sum(x, y, dim=1)
+            T.copy(y, B[b * 16])
+
+    return summed

@@ -196,6 +196,9 @@ def _tuned(recorder: Recorder, tuner: SimpleNamespace) -> SimpleNamespace:
     if callable(tuner.configs):
         arguments, named = tuner._kernel_parameters
         tuner.configs = tuner.configs(*arguments, **dict(named))
+    if _is_chosen(tuner):
+        kernel = tuner.jit_compile()
+        return SimpleNamespace(kernel=kernel, func=kernel.prim_func, config=None, latency=None, ref_latency=None)
     elaborate, options, variants = tuner.jit_elaborate or tuner.fn, tuner.compile_args, list[_Variant]()
     for config in tuner.configs:
         own = {n: x for n, x in config.items() if n != "pass_configs"}
@@ -212,6 +215,15 @@ def _tuned(recorder: Recorder, tuner: SimpleNamespace) -> SimpleNamespace:
     kernel, (config, *_) = RecordedKernel(recorder, tuple(variants)), tuner.configs
     known = {"config": dict(config), "latency": _SECONDS, "ref_latency": _SECONDS, "libcode": ""}
     return SimpleNamespace(kernel=kernel, func=kernel.prim_func, **known)
+
+
+def _is_chosen(tuner: SimpleNamespace) -> bool:
+    """Return whether the program gives a value to a parameter that configurations have: TileLang then tunes nothing."""
+    if tuner._kernel_parameters is None or not tuner.configs:
+        return False
+    (arguments, named), order = tuner._kernel_parameters, list(tuner._function_parameters)
+    tuned = [n for n in tuner.configs[0] if n != "pass_configs"]
+    return any(n in tuned for n, _ in named) or any(order.index(n) < len(arguments) for n in tuned)
 
 
 class RecordedKernel:

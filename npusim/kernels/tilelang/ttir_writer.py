@@ -82,7 +82,7 @@ class TileValue:
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """The element of a tensor that an element of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+    """The element of a tensor that one of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
 
     axes: tuple[str, ...]
     element: BufferElement
@@ -605,10 +605,20 @@ class _Writer:
 
     # ------------------------------------------------------------ control flow
     def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
-        s = self.with_cleared_starts(s)
+        """Write a loop; a tile that begins and ends each iteration as the same number is no state of it."""
+        s, constant = self.with_cleared_starts(s), set[TileBuffer]()
+        before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
+        while unchanged := self.loop_with(s, live, constant):
+            constant |= unchanged
+            length, self.count, *known = before
+            del self.lines[length:]
+            self.tiles, self.values, self.ranges, self.origins = (dict(x) for x in known)
+
+    def loop_with(self, s: SerialLoop, live: set[TileBuffer], constant: set[TileBuffer]) -> set[TileBuffer]:
+        """Write a loop; return its states that are the same number at the begin and end of an iteration."""
         (low, most), (least, high) = interval(s.low, self.ranges), interval(s.high, self.ranges)
         body, first, last = Exposed(s.body), self.value(s.low), self.value(s.high)
-        carried = [b for b in written_tiles(s.body) if b in body.reads or b in live]
+        carried = [b for b in written_tiles(s.body) if (b in body.reads or b in live) and b not in constant]
         runs = least > most
         starts = []
         for b in carried:
@@ -630,8 +640,11 @@ class _Writer:
         with self.region(s.line, ""):
             self.statements(s.body, set(carried))
             self.yielded(carried, kinds)
+        ends = [self.tiles[b].number for b in carried]
         results = {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(carried)}
         self.tiles, self.origins = before | results, origins
+        numbers = zip(carried, starts, ends, strict=True)
+        return {b for b, v, end in numbers if end is not None and v.number == end}
 
     def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
         """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
