@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.errors import NpusimError
-    from npusim.kernels.triton.recording import record
+    from npusim.kernels.tilelang.recording import record
     from npusim.report.comparison import compare
     from npusim.run import RunResult, run, run_calls
     from npusim.studies.evaluate import evaluate
@@ -54,7 +54,7 @@ _HOMES = MappingProxyType(
         "explore": "npusim.studies.explore",
         "formats": "npusim.formats",
         "invariant": "npusim.studies.invariance",
-        "record": "npusim.kernels.triton.recording",
+        "record": "npusim.kernels.tilelang.recording",
         "run": "npusim.run",
         "run_calls": "npusim.run",
         "stress": "npusim.studies.stress",

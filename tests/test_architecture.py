@@ -98,6 +98,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
+    "tilelang": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
+    "tvm": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
     "triton": (
         "kernels/triton/compiler_process.py",
         "kernels/triton/compiler.py",
@@ -375,6 +377,7 @@ NAMES_PARTS = {
     "config/family.py": "the entry points of npusim's own families, one of which is a folder named after its core",
     "config/cases.py": "quantities of measurement files, as profilers call them",
     "formats/mma_arithmetic.py": "names of arithmetic: ascend.cube.k16.f16.f32",
+    "kernels/tilelang/prim_func.py": "a key of TileLang's, min_blocks_per_sm",
     "kernels/tilelang/expert.py": "words of TileLang-Ascend: memories and pipes that a program's text names",
 }
 #: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.

@@ -1,4 +1,4 @@
-"""``npusim record``: the launches of Triton kernels that a program makes, without a GPU."""
+"""``npusim record``: the launches of Triton and TileLang kernels that a program makes, without a GPU."""
 
 import inspect
 import runpy
@@ -42,7 +42,7 @@ def record(
     floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Run a program on the CPU and record the Triton kernels that it launches, with their arguments and grids.
+    """Run a program on the CPU and record the Triton and TileLang kernels that it launches, with arguments and grids.
 
     Kernels do not run; tensors on a GPU are on the CPU instead. The file has TTIR, integers and grids, and no code:
     every verb with a schedule accepts calls.npz::0, the first call.
@@ -70,7 +70,8 @@ def record(
 
 def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, hw: str, *, floats: bool) -> "Calls":
     """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
-    from npusim.kernels.triton.recording import record as recording
+    from npusim.kernels.tilelang.recording import MISSING, PACKAGE
+    from npusim.kernels.tilelang.recording import record as recording
 
     if not path.is_file():
         raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
@@ -87,12 +88,16 @@ def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, 
                 say(f"{path} exits with {error.code}")
         except SpecError:
             raise
+        except ModuleNotFoundError as error:
+            if error.name != PACKAGE:
+                raise SpecError(f"{_place(error, path)}: {error}") from error
+            raise SpecError(f"{_place(error, path)}: {MISSING}") from None
         except Exception as error:
             raise SpecError(
                 f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
             ) from error
     if not calls:
-        raise SpecError(f"{path}: the program launched no Triton kernel")
+        raise SpecError(f"{path}: the program launched no kernel of Triton or TileLang")
     return calls
 
 

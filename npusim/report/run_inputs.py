@@ -146,7 +146,7 @@ CALLS = Columns(
     Column("grid", "grid"),
     Column("launched at", "launched_at"),
     Column("configurations", "configurations", align=">"),
-    Column("Triton", "triton"),
+    Column("compiler", "compiler"),
 )
 
 
@@ -159,16 +159,17 @@ KERNELS = Columns(
 def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
     """Return the content of a file of recorded calls."""
     listed = _calls(calls)
-    rows = [{**row, "triton": row["refused"] or "compiles"} for row in listed]
+    rows = [{**row, "compiler": row["refused"] or ("read" if row["language"] else "compiles")} for row in listed]
+    made_by = dict.fromkeys(call.language or f"Triton {call.triton}" for call in calls)
     read = sum(row["unread"] == "" for row in listed)
-    heading = Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0")
+    heading = Heading(path, f"recorded with {' and '.join(made_by)}; npusim run {path}::0")
     of_all = Heading("read", f"{read} of {len(listed)} {plural(len(listed), 'launch')} as kernels of tiles")
     return (heading, CALLS.grid(rows), of_all, KERNELS.grid(_kernels(listed)))
 
 
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
     """Return the content of a file of recorded calls, as JSON."""
-    return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
+    return document("calls", file=path, triton=next((c.triton for c in calls if c.triton), ""), calls=_calls(calls))
 
 
 SEQUENCE = Columns(
@@ -224,6 +225,7 @@ def _calls(calls: Calls) -> list[dict[str, Any]]:
             "grid": " x ".join(map(str, call.grid)),
             "launched_at": call.where,
             "configurations": len(call.configurations),
+            "language": call.language,
             "refused": call.configurations[0].refused,
             "unread": unread(call),
         }

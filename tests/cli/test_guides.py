@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,8 @@ def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypat
         for line, lines in shown(block["text"]):
             command = COMMAND.match(line)
             assert command, f"{topic}: {line!r} is no command"
+            if topic == "tilelang" and find_spec("tilelang") is None and re.search(r"record|calls\.npz", line):
+                continue  # npusim[tilelang] is not installed
             words = shlex.split(command["words"])
             done = CliRunner().invoke(app, [*words, *(["-j1"] if words[0] == "explore" else [])])
             assert done.exit_code == int(command["code"] or 0), f"{line}: {done.stderr}"

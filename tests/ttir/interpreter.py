@@ -83,7 +83,7 @@ class Program:
             else:
                 out = args[0]  # extsi and the like
             if op.results:
-                self.env.update(zip(op.results, out if op.name == "scf.for" else [out], strict=True))
+                self.env.update(zip(op.results, out if op.name.startswith("scf.") else [out], strict=True))
         return []
 
     def arith_constant(self, op: Op) -> Any:
@@ -182,6 +182,9 @@ class Program:
         if self.how.is_fresh:
             return formats.add(c, formats.matmul(a, b, None, arithmetic=arithmetic), fmt_of(op.type))
         return formats.matmul(a, b, c, arithmetic=arithmetic)
+
+    def scf_if(self, op: Op, condition: Any) -> Any:
+        return self.run(op.body if condition else op.otherwise)
 
     def scf_for(self, op: Op) -> Any:
         number, low, high, step, *carried = op.operands

@@ -70,7 +70,8 @@ class Argument:
 class CallConfiguration(NamedTuple):
     """One configuration of a launch: its TTIR, grid and options, and the constexprs that the tuner chose.
 
-    ``refused``: Triton's message for a configuration that it does not compile; the TTIR is then empty.
+    ``refused``: the compiler's message for a configuration that it does not compile; the TTIR is then empty.
+    ``notes``: what a run says about it.
     """
 
     ttir: str
@@ -78,6 +79,7 @@ class CallConfiguration(NamedTuple):
     options: Mapping[str, int]
     constants: Mapping[str, Any]
     refused: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -90,7 +92,8 @@ class Call:
     """One launch: the kernel, the places of its definition and launch, its arguments, and its configurations.
 
     The launch has the first configuration; the others belong to its autotuner.  ``path``, ``line``: of the kernel;
-    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.
+    ``where``: of the launch.  ``triton``: the release that compiled the TTIR.  ``language``: the release of another
+    language, whose kernel npusim wrote as TTIR; no compiler makes code from that text.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Call:
     arguments: Mapping[str, Any]
     configurations: tuple[CallConfiguration, ...]
     triton: str = ""
+    language: str = ""
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -138,7 +142,7 @@ class Calls(list[Call]):
         if path.suffix != SUFFIX:
             raise SpecError(f"{path}: a file of calls ends with {SUFFIX}")
         if not self:
-            raise SpecError(f"{path}: no launch of a Triton kernel was recorded")
+            raise SpecError(f"{path}: no launch of a kernel was recorded")
         path.write_bytes(_packed(self))
         return path
 
@@ -204,13 +208,15 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
     for name, x in each["arguments"].items():
         is_tensor = isinstance(x, dict)
         arguments[name] = _argument(name, x, arrays.get(f"{number}.{name}")) if is_tensor else _value(name, x)
-    configurations = tuple(_configuration(v, texts, arguments) for v in each["configurations"])
+    language = _text("language", each.get("language", ""))
+    named = None if language else {n for n, x in arguments.items() if not isinstance(x, Argument)}
+    configurations = tuple(_configuration(v, texts, named) for v in each["configurations"])
     if not configurations:
         raise ValueError("a call without a configuration")
     name, path, where = (_text(n, each[n]) for n in ("name", "path", "where"))
     if not name.isidentifier():
         raise ValueError(f"a kernel called {name!r}")
-    return Call(name, path, _whole("line", each["line"]), where, arguments, configurations, release)
+    return Call(name, path, _whole("line", each["line"]), where, arguments, configurations, release, language)
 
 
 def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
@@ -256,15 +262,17 @@ def _short(x: object) -> str:
     return text if len(text) < 80 else f"{text[:80]}... ({len(text):,} letters)"
 
 
-def _configuration(of: Mapping[str, Any], texts: Sequence[str], arguments: Mapping[str, Any]) -> CallConfiguration:
+def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] | None) -> CallConfiguration:
+    """Return a configuration of a file; ``named``: what its constants may name, None where that is any name."""
     text = texts[_whole("ttir", of["ttir"])] if of["ttir"] is not None else ""
     options = {n: _whole(n, x) for n, x in of["options"].items()}
     if why := refused_option(options):
         raise ValueError(why)
     constants = {n: _value(n, x) for n, x in of["constants"].items()}
-    if unknown := [n for n in constants if n not in arguments or isinstance(arguments[n], Argument)]:
+    if unknown := [n for n in constants if named is not None and n not in named]:
         raise ValueError(f"constant {_short(unknown[0])}, which is no parameter of the kernel that takes a number")
-    return CallConfiguration(text, _grid(of["grid"]), options, constants, str(of["refused"]))
+    notes = tuple(_text("note", x) for x in of.get("notes", ()))
+    return CallConfiguration(text, _grid(of["grid"]), options, constants, str(of["refused"]), notes)
 
 
 def _grid(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -297,12 +305,15 @@ def _packed(calls: Sequence[Call]) -> bytes:
                 "options": dict(v.options),
                 "constants": dict(v.constants),
                 "refused": v.refused,
+                **({"notes": v.notes} if v.notes else {}),
             }
             for v in call.configurations
         ]
         named = {"name": call.name, "path": call.path, "line": call.line, "where": call.where}
+        named |= {"language": call.language} if call.language else {}
         listed.append({**named, "arguments": arguments, "configurations": configurations})
-    document = {"format": FORMAT, "triton": calls[0].triton, "ttir": list(texts), "calls": listed}
+    release = next((call.triton for call in calls if call.triton), "")
+    document = {"format": FORMAT, "triton": release, "ttir": list(texts), "calls": listed}
     arrays["calls"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)

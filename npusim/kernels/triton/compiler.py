@@ -78,6 +78,7 @@ class Compiled:
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
     ``body``: the instructions of a warp for a block of a kernel without products (`npusim.machines.sm.compiled_rows`).
     ``made_by``: the releases of Triton and of the assembler that made the code.
+    ``is_foreign``: whether another compiler makes the code, whose choices are not known.
     """
 
     ttir: str
@@ -93,11 +94,12 @@ class Compiled:
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""
+    is_foreign: bool = False
 
     @property
     def choices(self) -> str:
         """A digest of the choices that decide bits; ``?`` where one is unknown, empty where no code was compiled."""
-        if UNKNOWN in self.orders.values():
+        if self.is_foreign or UNKNOWN in self.orders.values():
             return UNKNOWN
         by_place = sorted((place.partition("[")[0], order) for place, order in self.orders.items())
         return self.contraction and sha256(repr((self.contraction, by_place)).encode()).hexdigest()[:16]

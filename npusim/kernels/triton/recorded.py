@@ -13,7 +13,7 @@ from npusim.errors import NpusimError, SpecError, one_line
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
 from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, call_of
-from npusim.kernels.triton.compiler import compiled_text
+from npusim.kernels.triton.compiler import Compiled, compiled_text
 from npusim.kernels.triton.foreign_ttir import check_arguments
 from npusim.kernels.triton.kernel_draft import plain_name
 from npusim.kernels.triton.launch import (
@@ -33,7 +33,7 @@ from npusim.kernels.triton.tensor_axes import tensor_of
 from npusim.kernels.triton.ttir_text import Line, read, refusing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Triton's default of a launch (triton 3.6, CUDAOptions).
 WARPS = 4
+#: What a run says where no compiler made the code of a kernel.
+NO_CODE = "{}: registers are an estimate, because no compiler made the code; multiplications contract as nvcc has them"
 
 
 def load(name: str) -> tuple[Schedule, ...]:
@@ -67,7 +69,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         usual=options_of(first.get("num_warps", WARPS), first.get("num_stages", STAGES)),
         origin=f"{call.path}:{call.line}",
         problem=KernelProblem,
-        summary=f"Triton's {called}, as recorded at {call.where}",
+        summary=f"{call.language.title() or 'Triton'}'s {called}, as recorded at {call.where}",
     )
     shapes = {"tensors": {n: [*x.shape, x.fmt] for n, x in call.tensors.items()}}
     stated: dict[str, Any] = {"shapes": shapes, "exact": partial(_exact, call), "is_stated": True}
@@ -118,16 +120,24 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         check_arguments(read(configuration.ttir), call)
-    made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
+    made = _compiled(call, configuration.ttir, architecture_of(machine.device), options)
     line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
     *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
+    phase, *more = last if isinstance(last, tuple) else (last,)
+    notes = [*configuration.notes, *([NO_CODE.format(call.language)] if call.language and made.fuses else [])]
+    phase = replace(phase, notes=(*phase.notes, *notes))
     if len(call.configurations) > 1:
-        phase, *more = last if isinstance(last, tuple) else (last,)
         number, count = call.configurations.index(configuration), len(call.configurations)
         note = f"configuration {number + 1} of {count} (config={number}: {_said(configuration)}); "
         phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
-        last = (phase, *more) if more else phase
-    return [*before, last]
+    return [*before, (phase, *more) if more else phase]
+
+
+def _compiled(call: Call, ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
+    """Return Triton's result for the TTIR of a call; the text alone where another compiler makes the code."""
+    if not call.language:
+        return compiled_text(ttir, architecture, options)
+    return Compiled(ttir, fuses=bool(architecture), is_foreign=True)
 
 
 def _launched(
@@ -140,7 +150,7 @@ def _launched(
     grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
     if 0 in grid:
         raise SpecError(f"{call}: a grid without a program: nothing is launched")
-    return arguments | dict(configuration.constants), grid
+    return arguments if call.language else arguments | dict(configuration.constants), grid
 
 
 def _exact(call: Call, _problem: object, tiling: Tiling) -> Callable[..., np.ndarray[Any, Any]]:

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,61 +30,65 @@ from npusim.machines.sm.core import shared_memory_bytes, warp_issue
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
+#: Packages whose frames are between a program's launch and its record.
+_LANGUAGES = ("npusim.kernels.", "triton.runtime", "tilelang")
 #: Lanes of a warp on every GPU of NVIDIA's (CUDA C++ Programming Guide).
 WARP = 32
 
 
 @contextlib.contextmanager
-def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
-    """Record the launches of Triton kernels inside a ``with`` block, without a GPU.
+def recording(
+    *, hw: str, floats: bool, others: Sequence[Callable[[Recorder], contextlib.AbstractContextManager[None]]] = ()
+) -> Iterator[Calls]:
+    """Record the launches of Triton kernels, and of ``others``, inside a ``with`` block (`npusim.record`).
 
-    Yields a list (`Calls`) that launches are added to in their order; each replaces a schedule's name in `run`,
-    `explore`, `compare` and the other verbs, and ``calls.save("calls.npz")`` writes all to a file.
-
-    hw
-        The GPU that the program sees: number of multiprocessors, memory, compute capability (9.0 at least; predictions
-        for every other device start from this TTIR).
-    floats
-        Whether values of floating-point tensors are recorded too; values of integers always are.
-
-    Tensors may be PyTorch's (on the CPU; ``device="cuda"`` means the CPU) or NumPy's arrays.  Kernels do not run: their
-    outputs stay unchanged, so that a launch whose grid or integers an earlier kernel computes is recorded with other
-    ones.  Raises `SpecError`: Triton is missing or its release is untried, ``hw`` is no such GPU, or Triton's
-    interpreter is on.
-
-    Examples
-    --------
-    >>> with record() as calls:
-    ...     pass
-    >>> list(calls)
-    []
+    ``others``: contexts that record launches of other languages; with these, Triton may be missing.
     """
-    release()
+    has_triton = bool(find_spec("triton")) or not others
+    if has_triton:
+        release()
     device = load_device(hw)
-    target = gpu_target(device.architecture) if device.family == "nvidia" else None
-    if target is None or target.arch < 90:
+    capability = int(device.architecture.rpartition("_")[2] or 0) if device.family == "nvidia" else 0
+    if capability < 90:
         raise SpecError(f"record: {hw} is no GPU of compute capability 9.0 or more; the default is h200")
-    if import_module("triton").knobs.runtime.interpret:
-        raise SpecError("record: TRITON_INTERPRET is set, which runs kernels in Python; unset it")
-    recorder = _Recorder(target, device.architecture, floats=floats)
-    jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
-    driver, torch = import_module("triton.runtime").driver, import_module("torch") if find_spec("torch") else None
+    torch = import_module("torch") if find_spec("torch") else None
+    recorder = Recorder(device.architecture, floats=floats)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(jit.JITFunction, run=_method(recorder.launch)))
-        stack.enter_context(_replaced(tuner.Autotuner, run=_method(recorder.tuned)))
-        before = driver._active  # reading `active` makes one, which needs a GPU
-        stack.callback(setattr, driver, "_active", before)
-        driver.set_active(_driver(target, torch, device))
+        if has_triton:
+            stack.enter_context(_of_triton(recorder, torch, device))
         if torch is not None:
-            stack.enter_context(_torch_on_cpu(torch, device, target))
+            stack.enter_context(_torch_on_cpu(torch, device, capability))
+        for other in others:
+            stack.enter_context(other(recorder))
         yield recorder.calls
 
 
-class _Recorder:
+@contextlib.contextmanager
+def _of_triton(recorder: Recorder, torch: Any, device: DeviceSpec) -> Iterator[None]:
+    """Record launches of Triton's kernels."""
+    if import_module("triton").knobs.runtime.interpret:
+        raise SpecError("record: TRITON_INTERPRET is set, which runs kernels in Python; unset it")
+    jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
+    driver = import_module("triton.runtime").driver
+    recorder.target = gpu_target(device.architecture)
+    before = driver._active  # reading `active` makes one, which needs a GPU
+    with (
+        replaced(jit.JITFunction, run=as_method(recorder.launch)),
+        replaced(tuner.Autotuner, run=as_method(recorder.tuned)),
+    ):
+        driver.set_active(_driver(recorder.target, torch, device))
+        try:
+            yield
+        finally:
+            driver._active = before
+
+
+class Recorder:
     """Makes a call of each launch; configurations of an autotuner are one call's."""
 
-    def __init__(self, target: Any, architecture: str, *, floats: bool) -> None:
-        self.target, self.architecture, self.floats, self.calls = target, architecture, floats, Calls()
+    def __init__(self, architecture: str, *, floats: bool) -> None:
+        self.target: Any = None
+        self.architecture, self.floats, self.calls = architecture, floats, Calls()
         self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and what keeps an address from being used again
         self._texts: dict[Any, Any] = {}
         self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
@@ -119,9 +123,9 @@ class _Recorder:
             return
         if self._chosen is not None:
             self._tuning = len(self.calls)
-        arguments = {n: self._argument(n, x) for n, x in bound.items()}
+        arguments = {n: self.argument(n, x) for n, x in bound.items()}
         path, name, line = place_of(function)
-        self.calls.append(Call(name, path, line, _launching_line(), arguments, (configuration,), release()))
+        self.calls.append(Call(name, path, line, launching_line(), arguments, (configuration,), release()))
 
     _tuning: int | None = None  # which call the tuner's configurations are added to
 
@@ -149,15 +153,15 @@ class _Recorder:
         given = {n: _pointer(x) for n, x in arguments.items()}
         return ttir_of(function, given, options, self.target, self._texts)
 
-    def _argument(self, name: str, x: Any) -> Any:
+    def argument(self, name: str, x: Any) -> Any:
         """Return the record of an argument."""
         x = x.value if type(x).__name__ == "constexpr" else x
         if type(x).__name__ == "TensorDescriptor":
-            whole = self._argument(name, x.base)
+            whole = self.argument(name, x.base)
             lists = {"shape": tuple(x.shape), "strides": tuple(x.strides), "block": tuple(x.block_shape)}
             return replace(whole, data=_strided(whole, lists["shape"], lists["strides"]), **lists)
         if type(x).__name__ == "TensorWrapper":  # triton.reinterpret
-            return replace(self._argument(name, x.base), fmt=_format(x.dtype), data=None)
+            return replace(self.argument(name, x.base), fmt=_format(x.dtype), data=None)
         if isinstance(x, np.ndarray):
             return self._view(x, x.shape, [s // x.itemsize for s in x.strides], x, _base(x))
         if hasattr(x, "untyped_storage"):
@@ -196,7 +200,7 @@ class Launched:
     """A stand-in for a compiled kernel, with the attributes that programs read, and its launch."""
 
     def __init__(
-        self, recorder: _Recorder, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
+        self, recorder: Recorder, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
     ) -> None:
         self._recorder, self.function, self.arguments, self.options = recorder, function, arguments, options
 
@@ -261,7 +265,7 @@ def _base(x: Any) -> int:
     return int(x.ctypes.data)
 
 
-def _method(function: Any) -> Any:
+def as_method(function: Any) -> Any:
     """Return a function as one that becomes a method where it is an attribute of a class."""
 
     def method(*positional: Any, **by_name: Any) -> Any:
@@ -288,10 +292,10 @@ def _numpy_format(fmt: str) -> Any:
     return get_format(fmt).dtype
 
 
-def _launching_line() -> str:
-    """Return the file and line that launches: the last frame of neither Triton nor this file."""
+def launching_line() -> str:
+    """Return the file and line that launches: the last frame of neither a language nor this package."""
     frame = inspect.currentframe()
-    own = {__file__, *(m.__file__ for n, m in list(sys.modules.items()) if n.startswith("triton.runtime"))}
+    own = {getattr(m, "__file__", "") for n, m in list(sys.modules.items()) if n.startswith(_LANGUAGES)}
     while frame is not None and frame.f_code.co_filename in own:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
@@ -320,7 +324,7 @@ def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     """Replace some attributes, and restore them."""
     missing = object()
     before = {n: owner.__dict__.get(n, missing) for n in attributes}
@@ -334,7 +338,7 @@ def _replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]:
+def _torch_on_cpu(torch: Any, device: DeviceSpec, capability: int) -> Iterator[None]:
     """Take every GPU that PyTorch is asked for as the CPU, and answer as the device would."""
 
     def on_cpu(x: Any) -> Any:
@@ -359,8 +363,8 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]
     said = types.SimpleNamespace(
         multi_processor_count=device.group_count.value,
         name=f"NVIDIA {device.name.upper()}",
-        major=target.arch // 10,
-        minor=target.arch % 10,
+        major=capability // 10,
+        minor=capability % 10,
         total_memory=device.memory.gm.capacity_bytes.value,
         L2_cache_size=device.memory.l2.capacity_bytes.value,
         warp_size=WARP,
@@ -381,5 +385,5 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]
     answers |= {"get_device_name": said.name, "current_stream": stream, "empty_cache": None, "synchronize": None}
     cuda: dict[str, Any] = {n: (lambda *_a, _x=x, **_k: _x) for n, x in answers.items()}
     cuda |= {"device": Nothing, "device_of": Nothing}
-    with _replaced(torch.cuda, **cuda), _replaced(torch.Tensor, is_cuda=property(lambda _x: True)), Mode():
+    with replaced(torch.cuda, **cuda), replaced(torch.Tensor, is_cuda=property(lambda _x: True)), Mode():
         yield

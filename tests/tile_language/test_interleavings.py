@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from npusim.studies.flags.order import HappensBefore
-from tests.tilelang.interleavings import drawn, outcomes
+from tests.tile_language.interleavings import drawn, outcomes
 
 #: What an execution shows of a fault of the check: a wait without a set, or a cycle, is a deadlock.
 SHOWN = {"race": "race", "lost set": "lost set", "left set": "left set"}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from npusim.cli.app import app
 from npusim.errors import SpecError
 from npusim.studies.flags import check_program
-from tests.tilelang.flag_programs import FLASH, ONE_CORE, PUBLISHED, program, removals, written
+from tests.tile_language.flag_programs import FLASH, ONE_CORE, PUBLISHED, program, removals, written
 
 if TYPE_CHECKING:
     from pathlib import Path

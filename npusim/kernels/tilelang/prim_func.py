@@ -1,0 +1,535 @@
+"""Reads the PrimFunc that TileLang's parser makes of a kernel, before any pass, as statements on tiles.
+
+Copies, fills, products and reductions are single calls there, and loops have the annotations of the program.  Layouts,
+vectors, threads and barriers, which later passes add, decide no value.  Where a line of the program has no counterpart
+it is refused; what changes times alone is named in a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.errors import ProgramError
+from npusim.kernels.tilelang.statements import (
+    TYPES,
+    Applied,
+    BoundValue,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    Elementwise,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileKernel,
+    TileReduction,
+    Variable,
+    interval,
+    linear,
+    refused,
+)
+from npusim.kernels.tilelang.ttir_writer import part_as_nest
+from npusim.kernels.triton.compiler import OPTIONS
+from npusim.kernels.triton.ttir_text import Line, refusing
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+_WARP = 32
+_PARALLEL = 1  # tirx.ForKind
+#: Words of two operands by the class of their node.
+_OF_TWO = MappingProxyType(
+    {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "%"}
+    | {"Min": "min", "Max": "max", "And": "and", "Or": "or"}
+    | {name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+)
+#: Calls of two operands.
+_CALLS_OF_TWO = MappingProxyType(
+    {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "<<", "shift_right": ">>"}
+    | {"fmax": "max", "fmin": "min", "max": "max", "min": "min", "ieee_add": "+", "ieee_sub": "-", "ieee_mul": "*"}
+    | {"ieee_fdiv": "/"}
+)
+#: Calls of one operand that have another word in `ttir_writer.FUNCTIONS`.
+_RENAMED = MappingProxyType({"__exp": "exp", "__log": "log", "__log2": "log2", "ieee_fsqrt": "sqrt"})
+#: Calls without an effect on values.
+_QUIET = frozenset(
+    {"no_set_max_nreg", "set_max_nreg", "assume", "tvm_storage_sync", "sync_threads", "inject_fence_proxy"}
+    | {"wait_wgmma", "warpgroup_arrive", "print", "device_assert", "annotate_producer_reg_dealloc"}
+    | {"annotate_consumer_reg_alloc", "fence_proxy_async"}
+)
+#: Annotations and attributes that change the time alone, and are not followed.
+TIME_ALONE: Mapping[str, str] = MappingProxyType(
+    {"threadblock_swizzle_pattern": "the order of blocks (T.use_swizzle)", "layout_map": "T.annotate_layout"}
+    | {"l2_hit_ratio_map": "T.annotate_l2_hit_ratio", "tl.min_blocks_per_sm": "T.annotate_min_blocks_per_sm"}
+    | {"tl_pipeline_order": "T.Pipelined(order=)", "tl_pipeline_stage": "T.Pipelined(stage=)"}
+    | {"tl_pipeline_group": "T.Pipelined(group=)", "software_pipeline_order": "T.Pipelined(order=)"}
+    | {"software_pipeline_stage": "T.Pipelined(stage=)", "coalesced_width": "coalesced_width"}
+    | {"parallel_loop_layout": "loop_layout", "prefer_async": "prefer_async", "disable_tma": "disable_tma"}
+    | {"eviction_policy": "eviction_policy", "prefer_instruction": "prefer_instruction", "k_pack": "k_pack"}
+    | {"wg_wait": "wg_wait", "batch": "batch of a reduction", "tl.ws_pipeline_depth": "T.annotate_ws_pipeline_depth"}
+    | {"pragma_unroll_explicit": "T.unroll", "pragma_unroll_factor": "T.unroll", "use_async_copy": "an async copy"}
+)
+#: Keys of pass configurations that change the time alone; of others, fast math is said, and the rest is refused.
+CONFIGURATIONS = frozenset(
+    {"tl.disable_warp_specialized", "tl.enable_auto_schedule", "tl.enable_auto_warp_specialization"}
+    | {"tl.ptxas_register_usage_level", "tl.emit_line_directives", "tl.config_index_bitwidth"}
+    | {"tl.layout_cost_model", "tl.disable_tma_lower", "tl.disable_vectorize_256", "tl.enable_async_copy"}
+    | {"tl.enable_aggressive_shared_memory_merge", "tl.enable_ptxas_verbose_output", "tl.ast_print_enable"}
+    | {"tl.disable_data_race_check", "tl.disable_buffer_init_check", "tl.disable_prelower_semantic_check"}
+    | {"tl.Simplify", "tl.enable_reducer_plan_verbose", "tl.disable_dynamic_tail_split"}
+    | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
+    | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
+)
+_FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
+_FAST_NOTE = (
+    "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here each is as without"
+)
+
+
+def sizes_of(function: tirx.PrimFunc, given: Mapping[int, Sequence[int] | int | float]) -> dict[str, int]:
+    """Return the sizes of dynamic shapes, and whole numbers, by name: from the shapes and numbers of a launch."""
+    sizes = dict[str, int]()
+    for i, x in given.items():
+        parameter = function.params[i]
+        buffer = function.buffer_map.get(parameter)
+        if isinstance(x, int | float):
+            sizes |= {str(parameter.name): x} if isinstance(x, int) else {}
+            continue
+        for node, n in zip(buffer.shape if buffer is not None else (), x, strict=False):
+            if type(node).__name__ == "Var":
+                sizes[str(node.name)] = int(n)
+    return sizes
+
+
+def name_of(function: tirx.PrimFunc) -> str:
+    """Return the name of a kernel."""
+    attributes = dict(function.attrs) if function.attrs else {}
+    return _identifier(str(attributes.get("global_symbol", "main")))
+
+
+def parameters_of(function: tirx.PrimFunc, sizes: Mapping[str, int]) -> tuple[TileBuffer | tuple[str, str], ...]:
+    """Return the parameters of a PrimFunc: a tensor, or the name and format of a number."""
+    return _PrimFuncReader(function, {}, sizes).parameters
+
+
+def first_line(function: tirx.PrimFunc) -> Line:
+    """Return the first line that a statement of a PrimFunc has."""
+    return _first_line(function.body)
+
+
+def kernels_of(
+    function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]
+) -> list[TileKernel]:
+    """Return the kernels of a PrimFunc, one for each ``T.Kernel``.
+
+    ``configurations``: of passes; ``sizes``: those of dynamic shapes, and numbers of the launch, by name.  Raises
+    `ProgramError` at the line that has no counterpart.
+    """
+    return _PrimFuncReader(function, configurations, sizes).kernels()
+
+
+class _PrimFuncReader:
+    """Walks one PrimFunc."""
+
+    def __init__(self, function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]) -> None:
+        self.function, self.sizes, self.configurations = function, sizes, configurations
+        self.line = self.first = _first_line(function.body)
+        self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
+        self.names, self.notes = dict[str, int](), list[str]()
+        self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
+        self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
+        self.begin()
+        self.parameters = tuple(map(self.parameter, function.params))
+
+    def begin(self) -> None:
+        """Forget the grid and the options of the launch before."""
+        self.grid, self.numbers = [1, 1, 1], ["", "", ""]
+        self.threads, self.stages = 128, set[int]()
+        self.accessed.clear()
+
+    def parameter(self, p: tirx.Var) -> TileBuffer | tuple[str, str]:
+        """Return a parameter: a tensor, or the name and format of a number."""
+        if p in self.function.buffer_map:
+            return self.buffer(self.function.buffer_map[p], is_global=True)
+        name = self.name(str(p.name))
+        self.variables[p] = Variable(name)
+        if str(p.name) in self.sizes:
+            self.ranges[name] = (self.sizes[str(p.name)],) * 2
+        return name, self.format(str(p.dtype))
+
+    def kernels(self) -> list[TileKernel]:
+        """Return the kernels, one for each ``T.Kernel``; raise `ProgramError` at the line that has no counterpart."""
+        for name in sorted(n for n, x in self.configurations.items() if x):
+            if name not in CONFIGURATIONS | {_FAST, _UNGUARDED}:
+                raise self.refuse(f"pass_configs: {name} is not read")
+        if self.configurations.get(_FAST):
+            self.note(_FAST_NOTE)
+        with refusing(self.line, "a TileLang kernel"):
+            launches = self.launches(self.function.body)
+            return [self.kernel(node, i if len(launches) > 1 else 0) for i, node in enumerate(launches, 1)]
+
+    def launches(self, s: tirx.Stmt) -> list[tirx.For]:
+        """Return the launches of a function; its buffers in global memory are tensors of all."""
+        kind = type(s).__name__
+        self.line = _line_of(s) or self.line
+        if kind == "SBlockRealize":
+            return self.launches(s.block)
+        if kind == "SBlock":
+            self.annotated(dict(s.annotations or {}))
+            self.scratch += [self.buffer(b, is_global=True) for b in s.alloc_buffers]
+            return self.launches(s.body)
+        if kind == "SeqStmt":
+            return [x for inner in s.seq for x in self.launches(inner)]
+        if kind == "For" and s.thread_binding is not None:
+            return [s]
+        raise self.refuse("a statement outside of T.Kernel")
+
+    def kernel(self, node: tirx.For, number: int) -> TileKernel:
+        """Return one launch; ``number``: that of several, else 0."""
+        self.begin()
+        body = self.statements(node)
+        used = [p for p in (*self.parameters, *self.scratch) if not isinstance(p, TileBuffer) or p in self.accessed]
+        return TileKernel(
+            name_of(self.function) + (f"_{number}" if number else ""),
+            tuple(used),
+            tuple(self.grid),
+            tuple(n or self.name("program") for n in self.numbers),
+            body,
+            self.options(),
+            tuple(self.notes),
+            _line_of(node) or self.first,
+            is_guarded=not self.configurations.get(_UNGUARDED),
+        )
+
+    def options(self) -> dict[str, int]:
+        """Return the warps and the stages of the deepest pipelined loop."""
+        warps = max(1, self.threads // _WARP)
+        timed = max(n for n in OPTIONS["num_warps"] if n <= warps)
+        if timed * _WARP != self.threads:
+            self.note(f"threads={self.threads}: times are those of {timed * _WARP} threads")
+        stages = max(1, *self.stages, 1)
+        if len(self.stages) > 1:
+            self.note(f"num_stages of loops: {sorted(self.stages)}; times are those of {stages} for all")
+        return {"num_warps": timed, "num_stages": min(stages, max(OPTIONS["num_stages"]))}
+
+    def note(self, text: str) -> None:
+        """Add a note once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def refuse(self, why: str) -> ProgramError:
+        return refused(self.line, why)
+
+    def name(self, text: str) -> str:
+        """Return a name of this kernel alone."""
+        base = _identifier(text)
+        self.names[base] = self.names.get(base, 0) + 1
+        return base if self.names[base] == 1 else self.name(f"{base}{self.names[base]}")
+
+    def format(self, dtype: str) -> str:
+        if dtype not in TYPES:
+            raise self.refuse(f"the format {dtype}")
+        return dtype
+
+    def number(self, node: tirx.PrimExpr | int) -> int:
+        """Return a size that the launch decides."""
+        expression = self.expression(node)
+        low, high = interval(expression, self.ranges)
+        if low == high:
+            return int(low)
+        terms = linear(expression, self.bindings)
+        if set(terms) - {Literal(1)}:
+            raise self.refuse(f"a size that the launch does not decide: {node}")
+        return int(terms.get(Literal(1), 0))
+
+    def buffer(self, node: tirx.Buffer, *, is_global: bool = False) -> TileBuffer:
+        if node in self.buffers:
+            self.accessed.add(self.buffers[node])
+            return self.buffers[node]
+        if not is_global and str(node.scope()) not in _SCOPES:
+            raise self.refuse(f"a buffer in {node.scope()}")
+        shape = tuple(self.number(n) for n in node.shape)
+        strides = tuple(self.number(n) for n in node.strides)
+        strides = strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        made = TileBuffer(self.name(str(node.name)), shape, self.format(str(node.dtype)), strides, is_global)
+        self.buffers[node] = made
+        return made
+
+    # ------------------------------------------------------------ statements
+    def statements(self, s: tirx.Stmt) -> tuple[Statement, ...]:
+        """Return the statements of a node."""
+        before, self.line = self.line, _line_of(s) or self.line
+        kind = type(s).__name__
+        if kind == "SeqStmt":
+            made = tuple(x for inner in s.seq for x in self.statements(inner))
+        elif kind == "SBlockRealize":
+            made = self.statements(s.block)
+        elif kind == "SBlock":
+            made = self.block(s)
+        elif kind == "For":
+            made = self.loop(s)
+        elif kind == "Bind":
+            made = self.bound(s)
+        elif kind == "IfThenElse":
+            line, condition = self.line, self.expression(s.condition)
+            then = self.statements(s.then_case)
+            otherwise = self.statements(s.else_case) if s.else_case is not None else ()
+            made = (Conditional(condition, then, otherwise, line),)
+        elif kind == "AttrStmt":
+            self.annotated({str(s.attr_key): s.value})
+            made = self.statements(s.body)
+        elif kind == "BufferStore":
+            made = (ParallelNest((), (self.stored(s, (), None),), self.line),)
+        elif kind == "Evaluate":
+            made = self.called(s.value)
+        else:
+            raise self.refuse(f"the statement {kind}")
+        self.line = before
+        return made
+
+    def block(self, s: tirx.SBlock) -> tuple[Statement, ...]:
+        known = dict(s.annotations or {})
+        if "tl.launch_threads" in known:
+            self.threads = math.prod(int(n) for n in known.pop("tl.launch_threads"))
+        self.annotated(known)
+        for b in s.alloc_buffers:
+            self.buffer(b)
+        return self.statements(s.body)
+
+    def annotated(self, annotations: Mapping[str, object]) -> None:
+        """Read annotations: name those that change the time alone, refuse others."""
+        for key in map(str, annotations):
+            if key not in TIME_ALONE:
+                raise self.refuse(f"the annotation {key}, which may change values")
+            self.note(f"{self.line}: {TIME_ALONE[key]} changes the time alone, and is not followed")
+
+    def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
+        if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
+            self.variables[s.var] = Variable(
+                f"thread_{len(self.variables)}"
+            )  # without a value: refused where it is read
+            return ()
+        name, value = self.name(str(s.var.name)), self.expression(s.value)
+        self.variables[s.var], self.bindings[name] = Variable(name), value
+        return (BoundValue(name, value, self.line),)
+
+    def loop(self, s: tirx.For) -> tuple[Statement, ...]:
+        tag = str(s.thread_binding.thread_tag) if s.thread_binding is not None else ""
+        name = self.name(str(s.loop_var.name))
+        self.variables[s.loop_var] = Variable(name)
+        if tag.startswith("blockIdx"):
+            at = "xyz".index(tag[-1])
+            self.grid[at], self.numbers[at] = self.number(s.extent), name
+            return self.statements(s.body)
+        if tag:
+            raise self.refuse(f"a loop over {tag}: npusim has blocks, not threads")
+        if int(s.kind) == _PARALLEL:
+            return self.nest(s, name)
+        known, line = dict(s.annotations or {}), self.line
+        if "num_stages" in known:
+            self.stages.add(int(known.pop("num_stages")))
+        self.annotated(known)
+        low, extent = self.expression(s.min), self.expression(s.extent)
+        high = extent if low == Literal(0) else Applied("+", (low, extent))
+        return (SerialLoop(name, low, high, self.statements(s.body), line),)
+
+    def nest(self, s: tirx.For, name: str) -> tuple[Statement, ...]:
+        """Return parallel loops as one statement."""
+        line, axes, inner = self.line, [(name, self.number(s.extent))], s.body
+        self.annotated(dict(s.annotations or {}))
+        while type(inner).__name__ == "For" and int(inner.kind) == _PARALLEL:
+            axes.append((self.name(str(inner.loop_var.name)), self.number(inner.extent)))
+            self.variables[inner.loop_var] = Variable(axes[-1][0])
+            self.annotated(dict(inner.annotations or {}))
+            inner = inner.body
+        return (ParallelNest(tuple(axes), tuple(self.in_nest(inner, tuple(axes), None)), line),)
+
+    def in_nest(
+        self, s: tirx.Stmt, axes: tuple[tuple[str, int], ...], condition: Expression | None
+    ) -> list[Elementwise | BoundValue]:
+        self.line, kind = _line_of(s) or self.line, type(s).__name__
+        if kind == "SeqStmt":
+            return [x for inner in s.seq for x in self.in_nest(inner, axes, condition)]
+        if kind == "Bind":
+            name = self.name(str(s.var.name))
+            made = BoundValue(name, self.expression(s.value), self.line)
+            self.variables[s.var] = Variable(name)
+            return [made]
+        if kind == "BufferStore":
+            return [self.stored(s, axes, condition)]
+        if kind == "IfThenElse":
+            own, name = self.expression(s.condition), self.name("condition")
+            then = Variable(name)
+            ways = [(s.then_case, then), *([] if s.else_case is None else [(s.else_case, Applied("not", (then,)))])]
+            made_of: list[Elementwise | BoundValue] = [BoundValue(name, own, self.line)]
+            for body, rule in ways:
+                whole = rule if condition is None else Applied("and", (condition, rule))
+                made_of += self.in_nest(body, axes, whole)
+            return made_of
+        if kind == "Evaluate" and _word(s.value) in _QUIET:
+            return []
+        what = f"T.{_word(s.value)}" if kind == "Evaluate" else "a loop" if kind == "For" else kind
+        raise self.refuse(f"{what} in a T.Parallel nest")
+
+    def stored(
+        self, s: tirx.BufferStore, axes: tuple[tuple[str, int], ...], condition: Expression | None
+    ) -> Elementwise:
+        indices = tuple(self.expression(i) for i in s.indices)
+        return Elementwise(axes, self.buffer(s.buffer), indices, self.expression(s.value), condition, self.line)
+
+    # ------------------------------------------------------------ calls
+    def part(self, node: tirx.Call) -> BufferPart:
+        """Return the part of a buffer that ``T.region(buffer[start], mode, extents)`` is."""
+        load, extents = node.args[0], [self.number(x) for x in node.args[2:]]
+        return BufferPart(self.buffer(load.buffer), tuple(self.expression(i) for i in load.indices), tuple(extents))
+
+    def called(self, node: tirx.Call) -> tuple[Statement, ...]:
+        """Return a call that is a statement."""
+        word = _word(node)
+        if word in _QUIET:
+            return ()
+        known = dict(getattr(node, "annotations", None) or {})
+        if word in ("copy", "async_copy", "tma_copy") and len(node.args) == 2:
+            self.annotated(known)
+            return (part_as_nest(self.part(node.args[0]), self.part(node.args[1]), self.line),)
+        if word == "fill":
+            target = self.part(node.args[0])
+            axes = tuple((f"#{i}", n) for i, n in enumerate(n for n in target.extent if n != 1))
+            nest = part_as_nest(BufferPart(target.buffer, target.start, target.extent), target, self.line)
+            (x,) = nest.body
+            assert isinstance(x, Elementwise)
+            filled = Elementwise(axes, x.buffer, x.indices, self.expression(node.args[1]), None, self.line)
+            return (ParallelNest(axes, (filled,), self.line),)
+        if word in ("gemm", "wgmma_gemm"):
+            self.annotated({k: v for k, v in known.items() if str(k) != "use_2cta" or int(v)})
+            a, b, c = (self.part(x) for x in node.args[:3])
+            transposes = bool(int(node.args[3])), bool(int(node.args[4]))
+            if int(node.args[8]):
+                self.note(f"{self.line}: the policy of T.gemm changes the time alone, and is not followed")
+            return (MatrixProduct(a, b, c, transposes, self.expression(node.args[9]), self.line),)
+        if word in ("reduce", "cumsum"):
+            return (self.reduction(word, node, known),)
+        raise self.refuse(f"T.{word}: no counterpart in the language of kernels{_INSTEAD.get(word, '')}")
+
+    def reduction(self, word: str, node: tirx.Call, known: dict[object, object]) -> TileReduction:
+        if known.pop("nan_propagate", None):
+            raise self.refuse("nan_propagate of a reduction")
+        self.annotated({str(k): v for k, v in known.items() if str(k) != "enable_fadd2"})
+        source, target = self.part(node.args[0]), self.part(node.args[1])
+        axis = int(node.args[3 if word == "reduce" else 2]) % len(source.extent)
+        if word == "cumsum":
+            if int(node.args[3]):
+                raise self.refuse("T.cumsum(reverse=True)")
+            return TileReduction(source, target, "sum", axis, True, self.line, cumulates=True)
+        how = str(getattr(node.args[2], "value", node.args[2]))
+        return TileReduction(source, target, how, axis, bool(int(node.args[4])), self.line)
+
+    # ------------------------------------------------------------ expressions
+    def expression(self, e: tirx.PrimExpr | int | float) -> Expression:
+        """Return an expression."""
+        kind = type(e).__name__
+        if kind in ("int", "float", "bool"):
+            return Literal(e, {"int": "int32", "float": "float32"}.get(kind, "bool"))
+        if kind in ("IntImm", "FloatImm"):
+            return Literal(int(e.value) if kind == "IntImm" else float(e.value), self.format(str(e.dtype)))
+        if kind == "Var":
+            return self.variable(e)
+        if kind in _OF_TWO:
+            return _simpler(Applied(_OF_TWO[kind], (self.expression(e.a), self.expression(e.b))))
+        if kind == "Not":
+            return Applied("not", (self.expression(e.a),))
+        if kind == "Select":
+            return Applied("select", tuple(map(self.expression, (e.condition, e.true_value, e.false_value))))
+        if kind == "Cast":
+            return Applied("cast", (self.expression(e.value),), self.format(str(e.dtype)))
+        if kind == "BufferLoad":
+            return BufferElement(self.buffer(e.buffer), tuple(self.expression(i) for i in e.indices))
+        if kind == "Call":
+            return self.function_call(e)
+        raise self.refuse(f"the expression {kind}: {e!s:.80}")
+
+    def variable(self, e: tirx.Var) -> Expression:
+        if e in self.variables:
+            return self.variables[e]
+        if str(e.name) in self.sizes:
+            return Literal(self.sizes[str(e.name)], "int32")
+        raise self.refuse(f"{e.name}: a size that no argument of the launch has")
+
+    def function_call(self, e: tirx.Call) -> Expression:
+        word = _word(e)
+        if word == "infinity":
+            return Literal(math.inf, self.format(str(e.dtype)))
+        if word in ("max_value", "min_value"):
+            raise self.refuse(f"T.{word}")
+        operands = tuple(self.expression(a) for a in e.args if type(a).__name__ != "StringImm")
+        if word in ("likely", "tvm_thread_invariant"):
+            return operands[0]
+        if word == "if_then_else":
+            return Applied("select", operands)
+        if word == "clamp":
+            return Applied("min", (Applied("max", operands[:2]), operands[2]))
+        if word in ("sigmoid", "fast_rcp", "ieee_frcp"):
+            one, x = Literal(1.0, self.format(str(e.dtype))), operands[0]
+            below = x if word != "sigmoid" else Applied("+", (one, Applied("exp", (Applied("-", (_ZERO, x)),))))
+            return Applied("/", (one, below))
+        if word in _CALLS_OF_TWO:
+            return Applied(_CALLS_OF_TWO[word], operands[:2])
+        return Applied(_RENAMED.get(word, word), operands)
+
+
+_ZERO = Literal(0.0, "float32")
+_SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.var", "global"})
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {"atomicadd": ": let each block store its part, and add the parts in a kernel of its own"}
+)
+
+
+def _simpler(e: Applied) -> Expression:
+    """Return a sum or product without a neutral number of integers."""
+    a, b = e.operands
+    for x, y in ((a, b), (b, a)):
+        neutral = {"+": 0, "*": 1}.get(e.word)
+        if isinstance(x, Literal) and x.fmt in ("int32", "int64") and x.value == neutral:
+            return y
+    return e
+
+
+def _word(node: tirx.Call) -> str:
+    """Return the name of what a call calls, without the folders of its registry."""
+    name = str(getattr(node.op, "name", node.op)) if type(node).__name__ == "Call" else type(node).__name__
+    if name.endswith(("call_extern", "call_pure_extern")):
+        return str(getattr(node.args[0], "value", node.args[0]))
+    return name.rpartition(".")[2]
+
+
+def _identifier(text: str) -> str:
+    made = "".join(c if c.isalnum() and c.isascii() else "_" for c in text) or "_"
+    return f"_{made}" if made[0].isdigit() else made
+
+
+def _line_of(s: tirx.Stmt) -> Line | None:
+    """Return the line of the program that a statement is from; None for statements of TileLang's own macros."""
+    import tilelang
+    from tilelang.ir import get_stmt_span
+
+    span = get_stmt_span(s)
+    if span is None or str(span.source_name.name).startswith(str(Path(tilelang.__file__).parent)):
+        return None
+    return Line(str(span.source_name.name), int(span.line))
+
+
+def _first_line(s: tirx.Stmt) -> Line:
+    """Return the first line that a statement, or one in it, has."""
+    while s is not None:
+        if (line := _line_of(s)) is not None:
+            return line
+        s = getattr(s, "body", None) or getattr(s, "block", None)
+    return Line("", 0)

@@ -1,0 +1,352 @@
+"""Statements of a TileLang kernel before any pass of a compiler: buffers of tiles, and what writes them.
+
+Copies, fills and ``T.Parallel`` nests are one kind, `Elementwise`: each element of a part of a buffer is an expression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from npusim.errors import ProgramError
+from npusim.kernels.triton.ttir_text import Line
+
+#: Formats of numbers by TileLang's names, and how TTIR has them.
+TYPES: Mapping[str, str] = MappingProxyType(
+    {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+    | {"float8_e4m3": "f8E4M3FN", "float8_e4m3fn": "f8E4M3FN", "float8_e5m2": "f8E5M2", "bool": "i1"}
+    | {f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+#: Bytes of an element of a floating-point format.
+FLOATS: Mapping[str, int] = MappingProxyType(
+    {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+    | dict.fromkeys(("float8_e4m3", "float8_e4m3fn", "float8_e5m2"), 1)
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TileBuffer:
+    """A buffer: of a tile (shared memory or registers), or a tensor in global memory with its strides in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    fmt: str
+    strides: tuple[int, ...] = ()
+    is_global: bool = False
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The axes that the value of a tile has: those of more than one element."""
+        return tuple(i for i, n in enumerate(self.shape) if n != 1)
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The shape of the value of a tile."""
+        return tuple(n for n in self.shape if n != 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number."""
+
+    value: float
+    fmt: str = "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable: a program's number, a loop's, a parallel loop's, a number of the launch, or a bound value."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function of expressions by its word: ``+``, ``lt``, ``select``, ``exp2``; of ``cast`` the format is stated."""
+
+    word: str
+    operands: tuple[Expression, ...]
+    fmt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferElement:
+    """One element of a buffer."""
+
+    buffer: TileBuffer
+    indices: tuple[Expression, ...]
+
+
+Expression = Literal | Variable | Applied | BufferElement
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPart:
+    """A part of a buffer: its first element, and its elements along each axis."""
+
+    buffer: TileBuffer
+    start: tuple[Expression, ...]
+    extent: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole of a tile."""
+        return all(self.extent[d] == self.buffer.shape[d] for d in self.buffer.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundValue:
+    """A name for the value of an expression."""
+
+    name: str
+    value: Expression
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """Elements of a buffer under parallel loops: ``axes`` has each loop's variable and length.
+
+    ``condition``: where it is false an element stays as it is.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    buffer: TileBuffer
+    indices: tuple[Expression, ...]
+    value: Expression
+    condition: Expression | None
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelNest:
+    """Parallel loops around several statements, and values that are bound between them."""
+
+    axes: tuple[tuple[str, int], ...]
+    body: tuple[Elementwise | BoundValue, ...]
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """``c += a @ b``; ``clears``: the condition under which c is 0 before."""
+
+    a: BufferPart
+    b: BufferPart
+    c: BufferPart
+    transposes: tuple[bool, bool]
+    clears: Expression
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class TileReduction:
+    """A sum, maximum or minimum along an axis; without ``clears`` the target takes part.
+
+    ``cumulates``: the sums up to each element instead.
+    """
+
+    source: BufferPart
+    target: BufferPart
+    word: str
+    axis: int
+    clears: bool
+    line: Line
+    cumulates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SerialLoop:
+    """A loop of whole numbers from ``low`` to below ``high``."""
+
+    variable: str
+    low: Expression
+    high: Expression
+    body: tuple[Statement, ...]
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """An ``if`` of a condition that all elements answer alike."""
+
+    condition: Expression
+    then: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
+    line: Line
+
+
+Statement = BoundValue | ParallelNest | MatrixProduct | TileReduction | SerialLoop | Conditional
+
+
+@dataclass(frozen=True, slots=True)
+class TileKernel:
+    """A kernel: parameters (tensors, and numbers as name and format), grid, the program's numbers, and statements.
+
+    ``notes``: what changes times alone and is not followed.
+    """
+
+    name: str
+    parameters: tuple[TileBuffer | tuple[str, str], ...]
+    grid: tuple[int, ...]
+    numbers: tuple[str, ...]
+    body: tuple[Statement, ...]
+    options: Mapping[str, int]
+    notes: tuple[str, ...]
+    line: Line
+    is_guarded: bool = True
+
+
+def refused(line: Line, why: str) -> ProgramError:
+    """Return the error of a statement that is not read, at its line."""
+    return ProgramError(f"{line}: {why}")
+
+
+def parts_of(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and all expressions in it."""
+    yield expression
+    inside = expression.operands if isinstance(expression, Applied) else ()
+    for x in expression.indices if isinstance(expression, BufferElement) else inside:
+        yield from parts_of(x)
+
+
+def variables_of(expressions: Iterable[Expression]) -> set[str]:
+    """Return the names of the variables in some expressions."""
+    return {x.name for e in expressions for x in parts_of(e) if isinstance(x, Variable)}
+
+
+def tiles_read(expressions: Iterable[Expression]) -> set[TileBuffer]:
+    """Return the tiles that some expressions read."""
+    elements = (x for e in expressions for x in parts_of(e) if isinstance(x, BufferElement))
+    return {x.buffer for x in elements if not x.buffer.is_global}
+
+
+def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
+    """Return an expression with others in place of some variables."""
+    if isinstance(e, Variable):
+        return by.get(e.name, e)
+    if isinstance(e, Applied):
+        return replace(e, operands=tuple(substituted(x, by) for x in e.operands))
+    if isinstance(e, BufferElement):
+        return replace(e, indices=tuple(substituted(x, by) for x in e.indices))
+    return e
+
+
+def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, float]:
+    """Return a whole number as a sum: the factor of each term, of ``Literal(1)`` for the constant; 0 is left out.
+
+    ``bound``: what variables stand for.
+    """
+    if isinstance(e, Literal):
+        return {Literal(1): e.value} if e.value else {}
+    if isinstance(e, Variable) and e.name in bound:
+        return linear(bound[e.name], bound)
+    if isinstance(e, Applied) and e.word == "cast":
+        return linear(e.operands[0], bound)
+    if not isinstance(e, Applied) or e.word not in ("+", "-", "*"):
+        return {e: 1}
+    a, b = (linear(x, bound) for x in e.operands)
+    if e.word == "*":
+        one, other = (a, b) if set(a) <= {Literal(1)} else (b, a)
+        factor = one.get(Literal(1), 0)
+        return {e: 1} if set(one) - {Literal(1)} else {t: n * factor for t, n in other.items() if factor}
+    sign = 1 if e.word == "+" else -1
+    total = {t: a.get(t, 0) + sign * b.get(t, 0) for t in {**a, **b}}
+    return {t: n for t, n in total.items() if n}
+
+
+def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """Return bounds of a whole number, both included, from those of variables; infinite where nothing is known."""
+    unknown = (-math.inf, math.inf)
+    if isinstance(x, Literal):
+        return (x.value, x.value)
+    if isinstance(x, Variable):
+        return ranges.get(x.name, unknown)
+    if isinstance(x, BufferElement):
+        return unknown
+    if x.word == "cast":
+        return interval(x.operands[0], ranges)
+    if x.word == "select":
+        (a, b), (c, d) = (interval(o, ranges) for o in x.operands[1:])
+        return min(a, c), max(b, d)
+    if x.word not in ("+", "-", "*", "//", "%", "min", "max"):
+        return unknown
+    (a, b), (c, d) = (interval(o, ranges) for o in x.operands)
+    if x.word == "%":
+        return unknown if c <= 0 else (a, b) if a >= 0 and b < c else (0, min(b, d - 1) if a >= 0 else d - 1)
+    if x.word == "//":
+        return (a // d if a >= 0 else a // c, b // c if b >= 0 else b // d) if c > 0 and d < math.inf else unknown
+    if x.word == "*":
+        corners = [0 if 0 in (p, q) else p * q for p in (a, b) for q in (c, d)]
+        return min(corners), max(corners)
+    return {"+": (a + c, b + d), "-": (a - d, b - c), "min": (min(a, c), min(b, d)), "max": (max(a, c), max(b, d))}[
+        x.word
+    ]
+
+
+class Exposed:
+    """The tiles that statements read before they write them (``reads``), and those that they surely write."""
+
+    def __init__(self, statements: Iterable[Statement], before: Iterable[TileBuffer] = ()) -> None:
+        self.reads, self.writes = set[TileBuffer](), set(before)
+        for s in statements:
+            self._follow(s)
+
+    def _read(self, *expressions: Expression) -> None:
+        self.reads |= tiles_read(expressions) - self.writes
+
+    def _written(self, buffer: TileBuffer, *, is_whole: bool) -> None:
+        if not buffer.is_global and not is_whole:
+            self.reads |= {buffer} - self.writes
+        elif not buffer.is_global:
+            self.writes.add(buffer)
+
+    def _follow(self, s: Statement) -> None:
+        if isinstance(s, BoundValue):
+            self._read(s.value)
+        elif isinstance(s, ParallelNest):
+            for x in s.body:
+                self._read(x.value)
+                if isinstance(x, Elementwise):
+                    self._read(*x.indices, *([] if x.condition is None else [x.condition]))
+                    self._written(x.buffer, is_whole=x.condition is None)
+        elif isinstance(s, MatrixProduct):
+            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == Literal(1, "bool") else [s.c.buffer])]
+            self.reads |= set(sources) - self.writes
+            self._read(s.clears)
+            self._written(s.c.buffer, is_whole=True)
+        elif isinstance(s, TileReduction):
+            self.reads |= {s.source.buffer, *([] if s.clears else [s.target.buffer])} - self.writes
+            self._written(s.target.buffer, is_whole=True)
+        elif isinstance(s, SerialLoop):
+            self._read(s.low, s.high)
+            self.reads |= Exposed(s.body, self.writes).reads - self.writes
+        else:
+            self._read(s.condition)
+            then, otherwise = Exposed(s.then, self.writes), Exposed(s.otherwise, self.writes)
+            self.reads |= (then.reads | otherwise.reads) - self.writes
+            self.writes |= then.writes & otherwise.writes
+
+
+def written_buffers(statements: Iterable[Statement]) -> list[TileBuffer]:
+    """Return the tiles and tensors that statements may write, in their order, each once."""
+    found = list[TileBuffer]()
+    for s in statements:
+        if isinstance(s, ParallelNest):
+            found += [x.buffer for x in s.body if isinstance(x, Elementwise)]
+        elif isinstance(s, MatrixProduct):
+            found.append(s.c.buffer)
+        elif isinstance(s, TileReduction):
+            found.append(s.target.buffer)
+        elif isinstance(s, SerialLoop):
+            found += written_buffers(s.body)
+        elif isinstance(s, Conditional):
+            found += written_buffers((*s.then, *s.otherwise))
+    return list(dict.fromkeys(found))
+
+
+def written_tiles(statements: Iterable[Statement]) -> list[TileBuffer]:
+    """Return the tiles that statements may write, in their order, each once."""
+    return [b for b in written_buffers(statements) if not b.is_global]

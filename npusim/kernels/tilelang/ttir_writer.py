@@ -1,0 +1,755 @@
+"""Writes a kernel of tiles as TTIR, which the reader of Triton kernels reads: overwritten buffers become values.
+
+A buffer is a name for its latest value; a loop carries the tiles that it reads before it writes them, or that are read
+behind it.  Accesses of tensors that may be out of bounds get masks, as TileLang's compiler gives them (other = 0).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from npusim.kernels.tilelang.statements import (
+    FLOATS,
+    TYPES,
+    Applied,
+    BoundValue,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    Elementwise,
+    Exposed,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileKernel,
+    TileReduction,
+    Variable,
+    interval,
+    parts_of,
+    refused,
+    substituted,
+    tiles_read,
+    variables_of,
+    written_buffers,
+    written_tiles,
+)
+from npusim.kernels.triton.ttir_text import Line
+
+_OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"})
+_OF_INTEGERS = MappingProxyType(
+    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "max": "maxsi", "min": "minsi"}
+    | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
+)
+_RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+#: Functions of one number, by TileLang's name.
+FUNCTIONS: Mapping[str, str] = MappingProxyType(
+    {"exp2": "math.exp2", "exp": "math.exp", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
+    | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
+)
+_NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
+#: A result that an operation has, and the names that a line has.
+_RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
+_SPECIAL = MappingProxyType(
+    {("f32", 1): "0x7F800000", ("f32", -1): "0xFF800000", ("f16", 1): "0x7C00", ("f16", -1): "0xFC00"}
+    | {("bf16", 1): "0x7F80", ("bf16", -1): "0xFF80"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileValue:
+    """A value of TTIR: its name, shape and format; ``number``: that of a constant."""
+
+    name: str
+    shape: tuple[int, ...]
+    fmt: str
+    number: float | None = None
+
+    @property
+    def type(self) -> str:
+        """The type in TTIR."""
+        return type_of(self.shape, self.fmt)
+
+
+@dataclass(frozen=True, slots=True)
+class TileOrigin:
+    """The element of a tensor that one of a tile is a copy of; ``axes``: a variable for each axis of the tile."""
+
+    axes: tuple[str, ...]
+    element: BufferElement
+
+    def at(self, indices: Sequence[Expression]) -> BufferElement:
+        """Return the element of the tensor for an element of the tile."""
+        made = substituted(self.element, dict(zip(self.axes, indices, strict=True)))
+        assert isinstance(made, BufferElement)
+        return made
+
+
+def type_of(shape: Sequence[int], fmt: str) -> str:
+    """Return the type of a tensor in TTIR, of a number where the shape is empty."""
+    element = TYPES.get(fmt, fmt)
+    return f"tensor<{''.join(f'{n}x' for n in shape)}{element}>" if shape else element
+
+
+def folded(word: str, a: float, b: float) -> float | None:
+    """Return the number that an operation of two numbers makes without rounding; None for another operation."""
+    if word in ("//", "%"):
+        return a // b if word == "//" else a % b
+    if word in ("<<", ">>"):
+        return int(a) << int(b) if word == "<<" else int(a) >> int(b)
+    if word in ("min", "max"):
+        return min(a, b) if word == "min" else max(a, b)
+    made = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+    return made[word](a, b) if word in made else None
+
+
+def used_lines(lines: Sequence[str]) -> list[str]:
+    """Return lines of TTIR without the operations whose results nothing reads."""
+    used, last = set[str](), list[str]()
+    for line in reversed(lines):
+        result = _RESULT.match(line)
+        if result is None or result[1] in used or line.endswith("{"):
+            used.update(_NAME.findall(line if result is None else line[result.end() :]))
+            last.append(line)
+    return last[::-1]
+
+
+def written(kernel: TileKernel) -> str:
+    """Return the TTIR of a kernel; raise `ProgramError` at a line that has no counterpart."""
+    return _Writer(kernel).text()
+
+
+class _Writer:
+    """Writes the operations of one kernel in their order."""
+
+    def __init__(self, kernel: TileKernel) -> None:
+        self.kernel, self.line, self.depth = kernel, kernel.line, 2
+        self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
+        self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
+        self.origins = dict[TileBuffer, TileOrigin]()
+        self.axes: tuple[tuple[str, int], ...] = ()
+        self.limits, self.outside = dict[str, int](), set[str]()
+        self.ranges = dict[str, tuple[float, float]]()
+        for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
+            self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
+            self.ranges[name] = (0, n - 1)
+        for p in kernel.parameters:
+            if not isinstance(p, TileBuffer):
+                self.values[p[0]] = TileValue(p[0], (), p[1])
+        self.statements(kernel.body, set())
+
+    def text(self) -> str:
+        heads = [
+            f"%{p.name}: !tt.ptr<{TYPES[p.fmt]}> {{tt.divisibility = 16 : i32}}"
+            if isinstance(p, TileBuffer)
+            else f"%{p[0]}: {TYPES[p[1]]}"
+            for p in self.kernel.parameters
+        ]
+        head = f"  tt.func public @{self.kernel.name}({', '.join(heads)}) attributes {{noinline = false}} {{"
+        self.lines = used_lines(self.lines)
+        places = [f'#loc{i} = loc("{line.file}":{line.number}:1)' for line, i in self.places.items()]
+        return "\n".join(["module {", head, *self.lines, "    tt.return", "  }", "}", *places, ""])
+
+    # ------------------------------------------------------------ operations
+    def put(self, text: str) -> None:
+        """Write a line, with the place of the statement."""
+        at = self.places.setdefault(self.line, len(self.places))
+        self.lines.append(f"{'  ' * self.depth}{text} loc(#loc{at})")
+
+    def open(self, text: str) -> None:
+        """Write a line that begins a region, whose end has the place."""
+        self.lines.append(f"{'  ' * self.depth}{text}")
+
+    def fresh(self, hint: str) -> str:
+        self.count += 1
+        return f"{hint}_{self.count}"
+
+    def op(self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None) -> TileValue:
+        """Write an operation with one result, and return the result."""
+        made = TileValue(self.fresh(hint), tuple(shape), fmt, number)
+        self.put(f"%{made.name} = {text}")
+        return made
+
+    def constant(self, x: float, shape: Sequence[int], fmt: str) -> TileValue:
+        element = TYPES[fmt]
+        if fmt in FLOATS:
+            text = f"{float(x):.17e}"
+            if math.isinf(x):
+                if (element, int(math.copysign(1, x))) not in _SPECIAL:
+                    raise refused(self.line, f"an infinity in {fmt}")
+                text = _SPECIAL[element, int(math.copysign(1, x))]
+        else:
+            text = ("true" if x else "false") if fmt == "bool" else str(int(x))
+        written_as = f"dense<{text}>" if shape else text
+        return self.op(f"arith.constant {written_as} : {type_of(shape, fmt)}", shape, fmt, "c", x)
+
+    def widened(self, v: TileValue, shape: Sequence[int]) -> TileValue:
+        """Return a value in a shape: a number, or a tensor of equal rank."""
+        if v.shape == tuple(shape):
+            return v
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        word = "broadcast" if v.shape else "splat"
+        return self.op(f"tt.{word} %{v.name} : {v.type} -> {type_of(shape, v.fmt)}", shape, v.fmt, "w")
+
+    def alike(self, *values: TileValue) -> list[TileValue]:
+        """Return values in the smallest shape that has them all."""
+        shapes = [v.shape for v in values if v.shape]
+        return [self.widened(v, tuple(map(max, zip(*shapes, strict=True)))) for v in values] if shapes else [*values]
+
+    def cast(self, v: TileValue, fmt: str) -> TileValue:
+        """Return a value in a format."""
+        if TYPES[v.fmt] == TYPES[fmt]:
+            return v if v.fmt == fmt else replace(v, fmt=fmt)
+        if v.number is not None and not (fmt in FLOATS and v.fmt in FLOATS and FLOATS[fmt] < FLOATS[v.fmt]):
+            return self.constant(v.number, v.shape, fmt)
+        to, rounding = type_of(v.shape, fmt), ""
+        if v.fmt in FLOATS and fmt in FLOATS:
+            word = "arith.extf" if FLOATS[fmt] > FLOATS[v.fmt] else "arith.truncf"
+            if "float8" in v.fmt + fmt:
+                word, rounding = "tt.fp_to_fp", ", rounding = rtne" if FLOATS[fmt] < FLOATS[v.fmt] else ""
+        elif v.fmt in FLOATS:
+            word = "arith.fptoui" if fmt.startswith("u") else "arith.fptosi"
+        elif fmt in FLOATS:
+            word = "arith.uitofp" if v.fmt.startswith("u") or v.fmt == "bool" else "arith.sitofp"
+        elif fmt == "bool":
+            zero = self.constant(0, v.shape, v.fmt)
+            return self.op(f"arith.cmpi ne, %{v.name}, %{zero.name} : {v.type}", v.shape, "bool")
+        else:
+            bits = [int(TYPES[f][1:]) for f in (v.fmt, fmt)]
+            word = "arith.extui" if v.fmt.startswith("u") or v.fmt == "bool" else "arith.extsi"
+            word = word if bits[0] < bits[1] else "arith.trunci"
+        hint = v.name.rpartition("_")[0] or "t"
+        return self.op(f"{word} %{v.name}{rounding} : {v.type} to {to}", v.shape, fmt, hint)
+
+    # ------------------------------------------------------------ expressions
+    def value(self, e: Expression) -> TileValue:
+        """Return an expression's value: of the rank of the parallel loops, or a number."""
+        if isinstance(e, Literal):
+            return self.constant(e.value, (), e.fmt)
+        if isinstance(e, Variable):
+            names = [name for name, _ in self.axes]
+            if e.name in names:
+                return self.index_of(names.index(e.name))
+            if e.name not in self.values:
+                raise refused(self.line, f"{e.name}: a number of a thread; npusim has blocks, not threads")
+            return self.values[e.name]
+        if isinstance(e, BufferElement):
+            return self.loaded(e) if e.buffer.is_global else self.element(e)
+        return self.applied(e)
+
+    def applied(self, e: Applied) -> TileValue:
+        if e.word == "cast":
+            return self.cast(self.value(e.operands[0]), e.fmt)
+        if e.word == "select":
+            c, a, b = (self.value(x) for x in e.operands)
+            c, a, b = self.alike(c, *self.promoted(a, b))
+            text = f"arith.select %{c.name}, %{a.name}, %{b.name} : {c.type}, {a.type}"
+            return self.op(text, a.shape, a.fmt)
+        if e.word in FUNCTIONS:
+            v = self.value(e.operands[0])
+            if v.fmt not in FLOATS:
+                raise refused(self.line, f"T.{e.word} of {v.fmt}")
+            return self.op(f"{FUNCTIONS[e.word]} %{v.name} : {v.type}", v.shape, v.fmt)
+        if e.word == "not":
+            v = self.value(e.operands[0])
+            true = self.constant(1, v.shape, "bool")
+            return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
+        if len(e.operands) != 2:
+            raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
+        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
+        ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
+            return self.floored(e.word, made, *(self.value(x) for x in e.operands))
+        return made
+
+    def floored(self, word: str, made: TileValue, a: TileValue, b: TileValue) -> TileValue:
+        """Return a quotient or remainder that is rounded down, from one rounded to 0; the divisor is positive."""
+        rest = made if word == "%" else self.of_two("%", a, b)
+        less = self.of_two("lt", rest, self.constant(0, (), rest.fmt))
+        moved = self.of_two("+", made, b) if word == "%" else self.of_two("-", made, self.constant(1, (), made.fmt))
+        less, moved, made = self.alike(less, moved, made)
+        text = f"arith.select %{less.name}, %{moved.name}, %{made.name} : {less.type}, {made.type}"
+        return self.op(text, made.shape, made.fmt)
+
+    def promoted(self, a: TileValue, b: TileValue) -> tuple[TileValue, TileValue]:
+        """Return two values in the wider of their formats; a constant has the other's."""
+        formats = [v.fmt for v in (a, b) if v.fmt in FLOATS] or [a.fmt, b.fmt]
+        firm = [v.fmt for v in (a, b) if v.fmt in formats and v.number is None] or formats
+        fmt = max(firm, key=lambda f: FLOATS.get(f, 0) or int(TYPES[f][1:]))
+        return self.cast(a, fmt), self.cast(b, fmt)
+
+    def of_two(self, word: str, a: TileValue, b: TileValue) -> TileValue:
+        a, b = self.promoted(a, b)
+        whole = a.fmt not in FLOATS
+        if a.number is not None and b.number is not None and (whole or (word == "*" and abs(b.number) == 1)):
+            made = folded(word, a.number, b.number)
+            if made is not None:
+                return self.constant(made, a.shape or b.shape, a.fmt)
+        a, b = self.alike(a, b)
+        if word in _RELATIONS:
+            sign = ("" if word in ("eq", "ne") else "u" if a.fmt.startswith("u") else "s") if whole else "o"
+            sign = "u" if word == "ne" and not whole else sign
+            text = f"arith.cmp{'i' if whole else 'f'} {sign}{word}, %{a.name}, %{b.name} : {a.type}"
+            return self.op(text, a.shape, "bool")
+        names = _OF_INTEGERS if whole else _OF_FLOATS
+        if word not in names:
+            raise refused(self.line, f"{word} of {a.fmt}")
+        name = names[word]
+        if a.fmt.startswith("u") and name in ("divsi", "remsi", "shrsi", "maxsi", "minsi"):
+            name = name.replace("s", "u", 1) if name != "shrsi" else "shrui"
+        return self.op(f"arith.{name} %{a.name}, %{b.name} : {a.type}", a.shape, a.fmt)
+
+    def index_of(self, at: int) -> TileValue:
+        """Return the numbers of a parallel loop, along its axis."""
+        n = self.axes[at][1]
+        v = self.op(f"tt.make_range {{end = {n} : i32, start = 0 : i32}} : tensor<{n}xi32>", (n,), "int32", "r")
+        for i in range(len(self.axes)):
+            v = v if i == at else self.expanded(v, i)
+        return v
+
+    def expanded(self, v: TileValue, at: int) -> TileValue:
+        """Return a value with an axis of one element more."""
+        shape = (*v.shape[:at], 1, *v.shape[at:])
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        text = f"tt.expand_dims %{v.name} {{axis = {at} : i32}} : {v.type} -> {type_of(shape, v.fmt)}"
+        return self.op(text, shape, v.fmt, v.name.rpartition("_")[0] or "t")
+
+    def reshaped(self, v: TileValue, shape: tuple[int, ...]) -> TileValue:
+        if v.shape == shape:
+            return v
+        if v.number is not None or not v.shape:
+            return self.widened(v, shape)
+        return self.op(f"tt.reshape %{v.name} : {v.type} -> {type_of(shape, v.fmt)}", shape, v.fmt, "w")
+
+    def transposed(self, v: TileValue, order: Sequence[int] = (1, 0)) -> TileValue:
+        shape = tuple(v.shape[i] for i in order)
+        if v.number is not None:
+            return self.constant(v.number, shape, v.fmt)
+        listed = ", ".join(map(str, order))
+        text = f"tt.trans %{v.name} {{order = array<i32: {listed}>}} : {v.type} -> {type_of(shape, v.fmt)}"
+        return self.op(text, shape, v.fmt, v.name.rpartition("_")[0] or "t")
+
+    # ------------------------------------------------------------ tensors
+    def pointers(self, of: BufferElement, shape: tuple[int, ...]) -> TileValue:
+        """Return pointers to elements of a tensor."""
+        buffer, total = of.buffer, None
+        is_long = sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True)) >= 1 << 31
+        for index, stride in zip(of.indices, buffer.strides, strict=True):
+            if index == Literal(0):
+                continue
+            v = self.cast(self.value(index), "int64" if is_long else "int32")
+            term = self.of_two("*", v, self.constant(stride, (), v.fmt)) if stride != 1 else v
+            total = term if total is None else self.of_two("+", total, term)
+        total = total if total is not None else self.constant(0, (), "int32")
+        total = self.widened(total, shape)
+        base = TileValue(buffer.name, (), f"!tt.ptr<{TYPES[buffer.fmt]}>")
+        base = self.widened(base, shape)
+        return self.op(f"tt.addptr %{base.name}, %{total.name} : {base.type}, {total.type}", shape, base.fmt, "p")
+
+    def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
+        """Return the name of the mask of an access with a comma before it; empty where none is needed."""
+        rules = [] if condition is None else [condition]
+        used = variables_of(of.indices)
+        longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
+        rules += [Applied("lt", (Variable(name), Literal(n))) for name, n in longer]
+        ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
+        for index, n in zip(of.indices, of.buffer.shape, strict=True):
+            low, high = interval(index, ranges)
+            if not self.kernel.is_guarded:
+                continue
+            rules += [Applied("lt", (index, Literal(n)))] if high >= n else []
+            rules += [Applied("ge", (index, Literal(0)))] if low < 0 and low > -math.inf else []
+        if not rules:
+            return ""
+        made = [self.widened(self.value(rule), shape) for rule in rules]
+        whole = made[0]
+        for rule in made[1:]:
+            whole = self.op(f"arith.andi %{whole.name}, %{rule.name} : {whole.type}", shape, "bool")
+        return f", %{whole.name}"
+
+    def loaded(self, e: BufferElement) -> TileValue:
+        used = variables_of(e.indices)
+        bound = any(self.values[n].shape for n in used & self.values.keys())
+        moving = [name in used or bound for name, _ in self.axes]
+        shape = tuple(n if m else 1 for m, (_, n) in zip(moving, self.axes, strict=True)) if any(moving) else ()
+        pointers, mask = self.pointers(e, shape), self.mask(e, None, shape)
+        other = f", %{self.constant(0, shape, e.buffer.fmt).name}" if mask else ""
+        return self.op(f"tt.load %{pointers.name}{mask}{other} : {pointers.type}", shape, e.buffer.fmt, e.buffer.name)
+
+    # ------------------------------------------------------------ tiles
+    def tile(self, buffer: TileBuffer) -> TileValue:
+        """Return the value of a tile; refuse one that nothing has written."""
+        if buffer not in self.tiles:
+            raise refused(self.line, f"{buffer.name} is read before it is written")
+        return self.tiles[buffer]
+
+    def shape_of(self, buffer: TileBuffer) -> tuple[int, ...]:
+        """Return the shape of a tile's value, which may have more elements than the tile."""
+        return self.tiles[buffer].shape if buffer in self.tiles and buffer.block else buffer.block
+
+    def axes_of(self, e: BufferElement, *, is_read: bool = True) -> list[int] | str:
+        """Return the number of the parallel loop along each axis of a tile, or which part of it is accessed."""
+        names, found = [name for name, _ in self.axes], list[int]()
+        for d in e.buffer.dims:
+            index = e.indices[d]
+            if not isinstance(index, Variable) or index.name not in names:
+                return f"its index {d} is no parallel loop's"
+            found.append(names.index(index.name))
+            length, limit = self.axes[found[-1]][1], self.limits[index.name]
+            have = self.shape_of(e.buffer)[e.buffer.dims.index(d)]
+            if length != have and (limit != e.buffer.shape[d] or is_read):
+                return f"{limit} of {e.buffer.shape[d]} elements of axis {d}"
+        return found if len(set(found)) == len(found) else "its diagonal"
+
+    def element(self, e: BufferElement) -> TileValue:
+        """Return elements of a tile; a part of one that is a copy, from the tensor that it is a copy of."""
+        v, at = self.tile(e.buffer), self.axes_of(e)
+        if isinstance(at, str) and v.number is not None:
+            return self.constant(v.number, (), v.fmt)
+        if isinstance(at, str) and e.buffer in self.origins:
+            return self.cast(self.loaded(self.origins[e.buffer].at(e.indices)), e.buffer.fmt)
+        if isinstance(at, str):
+            raise refused(self.line, f"a part of the tile {e.buffer.name} is read ({at}), which is no copy of a tensor")
+        if at != sorted(at):
+            v = self.transposed(v, [at.index(i) for i in sorted(at)])
+        for i in range(len(self.axes)):
+            v = self.expanded(v, i) if i not in at and v.shape else v
+        return v
+
+    def bind(self, buffer: TileBuffer, v: TileValue) -> None:
+        """Have a value as a tile's, under the tile's name where the last operation made it."""
+        v = self.cast(v, buffer.fmt)
+        v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
+        made = f"{'  ' * self.depth}%{v.name} = "
+        if v.number is None and self.lines and self.lines[-1].startswith(made):
+            name = self.fresh(buffer.name)
+            self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
+            v = replace(v, name=name)
+        self.tiles[buffer] = v
+        self.origins.pop(buffer, None)
+
+    def origin(self, x: Elementwise) -> TileOrigin | None:
+        """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
+        value = x.value
+        while isinstance(value, Applied) and value.word == "cast":
+            value = value.operands[0]
+        if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
+            return None
+        source = self.origins.get(value.buffer)
+        element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
+        names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
+        axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
+        is_wide = x.buffer.fmt in FLOATS and FLOATS[x.buffer.fmt] < FLOATS.get(value.buffer.fmt, 0)
+        inside = names - set(axes) | (self.values.keys() - self.outside)
+        if element is None or is_wide or variables_of(element.indices) & inside:
+            return None
+        return TileOrigin(tuple(axes), element)
+
+    def forget(self, buffers: Sequence[TileBuffer]) -> None:
+        """Drop the origins of tiles that are written, and of copies of tensors that are."""
+        gone = set(buffers)
+        self.origins = {b: o for b, o in self.origins.items() if b not in gone and o.element.buffer not in gone}
+
+    # ------------------------------------------------------------ statements
+    def statements(self, body: Sequence[Statement], live: set[TileBuffer]) -> None:
+        """Write statements; ``live``: the tiles that are read behind them."""
+        for i, s in enumerate(body):
+            rest = Exposed(body[i + 1 :])
+            self.line, after = s.line, rest.reads | (live - rest.writes)
+            if isinstance(s, SerialLoop):
+                self.loop(s, after)
+            elif isinstance(s, Conditional) and (chosen := as_choice(s)) is not None:
+                self.nest(chosen)
+            elif isinstance(s, Conditional):
+                self.conditional(s, after)
+            elif isinstance(s, BoundValue):
+                self.bound(s)
+            elif isinstance(s, ParallelNest):
+                self.nest(s)
+            elif isinstance(s, MatrixProduct):
+                self.product(s)
+            else:
+                self.reduction(s)
+
+    def bound(self, s: BoundValue) -> None:
+        self.ranges[s.name] = interval(s.value, self.ranges)
+        self.values[s.name] = self.value(s.value)
+
+    def nest(self, s: ParallelNest) -> None:
+        bound = dict(self.values)
+        self.outside = set(bound)
+        for name, n in s.axes:
+            if n == 1:
+                self.values[name], self.ranges[name] = self.constant(0, (), "int32"), (0, 0)
+        self.axes, self.limits = self.padded(s), dict(s.axes)
+        for x in s.body:
+            self.line = x.line
+            if isinstance(x, BoundValue):
+                self.bound(x)
+            else:
+                self.elementwise(x)
+        self.axes, self.values = (), bound
+
+    def padded(self, s: ParallelNest) -> tuple[tuple[str, int], ...]:
+        """Return the loops of a nest, as long as the tiles whose first elements alone they read."""
+        lengths = {name: n for name, n in s.axes if n != 1}
+        every = [e for x in s.body for e in parts_of(x.value)]
+        for e in every:
+            if not isinstance(e, BufferElement) or e.buffer.is_global or e.buffer not in self.tiles:
+                continue
+            shape = dict(zip(e.buffer.dims, self.tiles[e.buffer].shape, strict=False))
+            for d, n in shape.items():
+                index = e.indices[d]
+                if isinstance(index, Variable) and index.name in lengths:
+                    lengths[index.name] = max(lengths[index.name], n)
+        targets = [x for x in s.body if isinstance(x, Elementwise)]
+        if any(x.condition is not None and not x.buffer.is_global for x in targets):
+            return tuple((name, n) for name, n in s.axes if n != 1)
+        return tuple(lengths.items())
+
+    def elementwise(self, x: Elementwise) -> None:
+        target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
+        if x.buffer.is_global:
+            shape = tuple(n for _, n in self.axes)
+            v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
+            self.put(f"tt.store %{pointers.name}, %{v.name}{self.mask(target, x.condition, shape)} : {pointers.type}")
+            self.forget([x.buffer])
+            return
+        at, origin = self.axes_of(target, is_read=False), self.origin(x)
+        if isinstance(at, str):
+            raise refused(self.line, f"a part of the tile {x.buffer.name} is written ({at})")
+        if x.condition is not None:
+            condition, old = self.value(x.condition), self.element(target)
+            condition, v, old = self.alike(condition, self.cast(v, x.buffer.fmt), old)
+            text = f"arith.select %{condition.name}, %{v.name}, %{old.name} : {condition.type}, {v.type}"
+            v = self.op(text, v.shape, v.fmt)
+        full = tuple(n if i in at else 1 for i, (_, n) in enumerate(self.axes))
+        if v.shape and any(have not in (1, n) for have, n in zip(v.shape, full, strict=True)):
+            raise refused(
+                self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+            )
+        v = self.cast(v, x.buffer.fmt)
+        v = self.widened(v, full) if v.shape or not x.buffer.block else v
+        if at != sorted(at):
+            v = self.transposed(self.reshaped(v, tuple(n for n in full if n != 1)), [sorted(at).index(i) for i in at])
+        self.bind(x.buffer, v)
+        self.forget([x.buffer])
+        if origin is not None:
+            self.origins[x.buffer] = origin
+
+    def product(self, s: MatrixProduct) -> None:
+        for x in (s.a, s.b, s.c):
+            if not x.is_whole or self.shape_of(x.buffer) != x.buffer.block:
+                raise refused(s.line, f"T.gemm of a part of the tile {x.buffer.name}")
+        a, b = (
+            self.transposed(self.tile(x.buffer)) if t else self.tile(x.buffer)
+            for x, t in zip((s.a, s.b), s.transposes, strict=True)
+        )
+        shape = s.c.buffer.block
+        if (len(a.shape), len(b.shape), len(shape)) != (2, 2, 2):
+            raise refused(s.line, "T.gemm of other than matrices")
+        if not isinstance(s.clears, Literal):
+            raise refused(s.line, "clear_accum that a value decides, other than the first iteration of the loop around")
+        start = self.constant(0, shape, s.c.buffer.fmt) if s.clears.value else self.tile(s.c.buffer)
+        text = (
+            f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
+        )
+        self.tiles[s.c.buffer] = self.op(text, shape, s.c.buffer.fmt, s.c.buffer.name)
+        self.forget([s.c.buffer])
+
+    def reduction(self, s: TileReduction) -> None:
+        if not s.source.is_whole or not s.target.is_whole or self.shape_of(s.source.buffer) != s.source.buffer.block:
+            raise refused(s.line, f"a reduction of a part of the tile {s.source.buffer.name}")
+        x, buffer, word = self.tile(s.source.buffer), s.source.buffer, s.word
+        if s.axis not in buffer.dims:
+            raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
+        at = buffer.dims.index(s.axis)
+        if word.startswith("abs"):
+            x, word = self.op(f"math.absf %{x.name} : {x.type}", x.shape, x.fmt), word.removeprefix("abs")
+        if word not in _NEUTRAL or x.fmt not in FLOATS:
+            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt}")
+        x = self.constant(x.number, x.shape, x.fmt) if x.number is not None else x
+        shape = x.shape if s.cumulates else (*x.shape[:at], *x.shape[at + 1 :])
+        name = _OF_FLOATS["+" if word == "sum" else word]
+        v = self.folded_over(s, x, at, shape, name)
+        if not s.clears:
+            before = self.cast(self.tile(s.target.buffer), v.fmt)
+            if before.number != _NEUTRAL[word]:
+                before = self.widened(before, shape)
+                v = self.op(f"arith.{name} %{v.name}, %{before.name} : {v.type}", shape, v.fmt)
+        self.bind(s.target.buffer, v)
+
+    def folded_over(self, s: TileReduction, x: TileValue, at: int, shape: tuple[int, ...], name: str) -> TileValue:
+        """Write the reduction or scan of a value by an operation of two numbers."""
+        word, end = ("scan", ", reverse = false") if s.cumulates else ("reduce", "")
+        v = TileValue(self.fresh(s.target.buffer.name), shape, x.fmt)
+        first, second, made = (self.fresh("e") for _ in range(3))
+        element = TYPES[x.fmt]
+        self.open(f'%{v.name} = "tt.{word}"(%{x.name}) <{{axis = {at} : i32{end}}}> ({{')
+        self.open(f"^bb0(%{first}: {element}, %{second}: {element}):")
+        self.put(f"  %{made} = arith.{name} %{first}, %{second} : {element}")
+        self.put(f"  tt.{word}.return %{made} : {element}")
+        self.put(f"}}) : ({x.type}) -> {v.type}")
+        return v
+
+    # ------------------------------------------------------------ control flow
+    def loop(self, s: SerialLoop, live: set[TileBuffer]) -> None:
+        """Write a loop; a tile that begins and ends each iteration as the same number is no state of it."""
+        s, constant = self.with_cleared_starts(s), set[TileBuffer]()
+        before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
+        while unchanged := self.loop_with(s, live, constant):
+            constant |= unchanged
+            length, self.count, *known = before
+            del self.lines[length:]
+            self.tiles, self.values, self.ranges, self.origins = (dict(x) for x in known)
+
+    def loop_with(self, s: SerialLoop, live: set[TileBuffer], constant: set[TileBuffer]) -> set[TileBuffer]:
+        """Write a loop; return its states that are the same number at the begin and end of an iteration."""
+        (low, most), (least, high) = interval(s.low, self.ranges), interval(s.high, self.ranges)
+        body, first, last = Exposed(s.body), self.value(s.low), self.value(s.high)
+        carried = [b for b in written_tiles(s.body) if (b in body.reads or b in live) and b not in constant]
+        runs = least > most
+        starts = []
+        for b in carried:
+            if b not in self.tiles and (b in body.reads or not runs):
+                raise refused(s.line, f"{b.name} is read before it is written, by the loop or behind it")
+            starts.append(self.tiles[b] if b in self.tiles else self.constant(0, b.block, b.fmt))
+        one, name, made = self.constant(1, (), "int32"), self.fresh(s.variable), self.fresh("w")
+        inner = [TileValue(self.fresh(b.name), v.shape, v.fmt) for b, v in zip(carried, starts, strict=True)]
+        first, last = self.cast(first, "int32"), self.cast(last, "int32")
+        kinds = ", ".join(v.type for v in starts)
+        pairs = ", ".join(f"%{i.name} = %{v.name}" for i, v in zip(inner, starts, strict=True))
+        head, state = (f"%{made}:{len(carried)} = ", f"iter_args({pairs}) -> ({kinds}) ") if carried else ("", "")
+        self.open(f"{head}scf.for %{name} = %{first.name} to %{last.name} step %{one.name} {state} : i32 {{")
+        before = dict(self.tiles)
+        self.forget(written_buffers(s.body))
+        origins = dict(self.origins)
+        self.tiles |= dict(zip(carried, inner, strict=True))
+        self.values[s.variable], self.ranges[s.variable] = TileValue(name, (), "int32"), (low, high - 1)
+        with self.region(s.line, ""):
+            self.statements(s.body, set(carried))
+            self.yielded(carried, kinds)
+        ends = [self.tiles[b].number for b in carried]
+        results = {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(carried)}
+        self.tiles, self.origins = before | results, origins
+        numbers = zip(carried, starts, ends, strict=True)
+        return {b for b, v, end in numbers if end is not None and v.number == end}
+
+    def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
+        """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
+        body = list(s.body)
+        for i, x in enumerate(body):
+            is_first = isinstance(x, MatrixProduct) and x.clears == Applied("eq", (Variable(s.variable), s.low))
+            if is_first and isinstance(x, MatrixProduct):
+                earlier = Exposed(body[:i])
+                if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
+                    raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
+                body[i] = replace(x, clears=Literal(0, "bool"))
+                self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
+        return replace(s, body=tuple(body))
+
+    @contextmanager
+    def region(self, line: Line, otherwise: str) -> Iterator[None]:
+        """Write a region one level deeper, and its end."""
+        self.depth += 1
+        yield
+        self.depth, self.line = self.depth - 1, line
+        self.put(otherwise or "}")
+
+    def yielded(self, buffers: Sequence[TileBuffer], kinds: str) -> None:
+        values = [self.tile(b) for b in buffers]
+        for b, v in zip(buffers, values, strict=True):
+            if v.shape != b.block:
+                raise refused(self.line, f"{b.name} is the first part of a tile, and behind the loop or if a tile")
+        self.put(f"scf.yield {', '.join(f'%{v.name}' for v in values)} : {kinds}" if values else "scf.yield")
+
+    def conditional(self, s: Conditional, live: set[TileBuffer]) -> None:
+        condition = self.value(s.condition)
+        if condition.number is not None:
+            self.statements(s.then if condition.number else s.otherwise, live)
+            return
+        both = [b for b in written_tiles((*s.then, *s.otherwise)) if b in live]
+        known, before = dict(self.values), dict(self.tiles)
+        surely = Exposed(s.then).writes & Exposed(s.otherwise).writes
+        for b in both:
+            if b not in before and b not in surely:
+                raise refused(s.line, f"{b.name} is read behind the if, and written on one of its ways alone")
+        kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
+        self.open(
+            (f"%{made}:{len(both)} = " if both else "")
+            + f"scf.if %{condition.name} {f'-> ({kinds}) ' if both else ''}{{"
+        )
+        has_else = bool(both or s.otherwise)
+        origins = dict(self.origins)
+        for body, end in ((s.then, "} else {" if has_else else ""), *([(s.otherwise, "")] if has_else else [])):
+            self.tiles, self.origins = dict(before), dict(origins)
+            with self.region(s.line, end):
+                self.statements(body, set(both))
+                self.yielded(both, kinds) if both else None
+            self.values = dict(known)
+        self.tiles = before | {b: TileValue(f"{made}#{i}", b.block, b.fmt) for i, b in enumerate(both)}
+        self.origins = origins
+        self.forget(written_buffers((*s.then, *s.otherwise)))
+
+
+def as_choice(s: Conditional) -> ParallelNest | None:
+    """Return an if that assigns one tile on both ways as one assignment that chooses; None for another if."""
+    ways = [x for body in (s.then, s.otherwise) for x in body]
+    if len(s.then) != 1 or len(s.otherwise) != 1 or not all(isinstance(x, ParallelNest) for x in ways):
+        return None
+    nests = [x for x in ways if isinstance(x, ParallelNest)]
+    last = [x.body[-1] for x in nests]
+    one, other = (x if isinstance(x, Elementwise) else None for x in last)
+    if one is None or other is None or any(isinstance(x, Elementwise) for n in nests for x in n.body[:-1]):
+        return None
+    lengths = [[n for _, n in x.axes] for x in (one, other)]
+    if one.buffer is not other.buffer or one.buffer.is_global or lengths[0] != lengths[1]:
+        return None
+    if one.condition is not None or other.condition is not None:
+        return None
+    by = {b: Variable(a) for (a, _), (b, _) in zip(one.axes, other.axes, strict=True)}
+    bound = tuple(replace(x, value=substituted(x.value, by)) for x in nests[1].body[:-1] if isinstance(x, BoundValue))
+    if tuple(substituted(i, by) for i in other.indices) != one.indices:
+        return None
+    value = chosen_value(s.condition, one.value, substituted(other.value, by))
+    return ParallelNest(one.axes, (*nests[0].body[:-1], *bound, replace(one, value=value)), s.line)
+
+
+def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
+    """Return a where a condition holds, else b: of one tensor's elements one with chosen indices, of masks a mask."""
+    if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
+        pairs = zip(a.indices, b.indices, strict=True)
+        return replace(a, indices=tuple(x if x == y else Applied("select", (condition, x, y)) for x, y in pairs))
+    if isinstance(a, Applied) and a.word == "select" and a.operands[1] == b:
+        rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
+        return replace(a, operands=(rule, *a.operands[1:]))
+    return Applied("select", (condition, a, b))
+
+
+def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> ParallelNest:
+    """Return a copy as a nest of parallel loops; the axes of more than one element correspond in their order."""
+    extents = [[n for n in x.extent if n != 1] for x in (source, target)]
+    if extents[0] != extents[1]:
+        raise refused(line, f"a copy of {list(source.extent)} elements to {list(target.extent)}")
+    axes = tuple((f"#{i}", n) for i, n in enumerate(extents[0]))
+
+    def indices(x: BufferPart) -> tuple[Expression, ...]:
+        names, found = iter(axes), list[Expression]()
+        for first, n in zip(x.start, x.extent, strict=True):
+            moved = Variable(next(names)[0]) if n != 1 else Literal(0)
+            found.append(moved if first == Literal(0) else first if n == 1 else Applied("+", (first, moved)))
+        return tuple(found)
+
+    value = BufferElement(source.buffer, indices(source))
+    return ParallelNest(axes, (Elementwise(axes, target.buffer, indices(target), value, None, line),), line)

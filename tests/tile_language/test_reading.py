@@ -1,0 +1,123 @@
+"""TileLang programs: recorded, run on NPUs and GPUs, and held against float64; needs the package."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.calls import Call
+
+pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
+DEVICES = ("ascend_910b2", "ascend_950", "h200", "a10")
+#: Relative RMSE of results in 16 bits.
+CLOSE = 4e-4
+
+
+def recorded(function: Any, *arguments: Any) -> Call:
+    """Return the call of one launch, with the values of its tensors."""
+    with npusim.record(floats=True) as calls:
+        function(*arguments)
+    (call,) = calls
+    return call
+
+
+def error(call: Call, hw: str, output: str, wanted: Any) -> float:
+    """Return the relative RMSE of a run's result against an array, all elements."""
+    from ttir.stored import stored
+
+    result = npusim.run(call, hw=hw, rows="all")
+    made = stored(result, {n: x.data for n, x in call.tensors.items()})[output]
+    return float(np.sqrt(((made - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_product_has_its_bits(hw: str) -> None:
+    from tests.tile_language.tile_kernels import drawn, matmul
+
+    a, b = drawn((128, 80), (192, 80))  # 80 is no multiple of the tile's 32
+    call = recorded(lambda: matmul(128, 192, 80)(a, b))
+    wanted = a.numpy().astype(np.float64) @ b.numpy().astype(np.float64).T
+    assert error(call, hw, "C", wanted) < CLOSE
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(("groups", "causal"), [(1, False), (1, True), (2, True)])
+def test_attention_has_its_bits(hw: str, groups: int, causal: bool) -> None:
+    from tests.tile_language.tile_kernels import attention_in_float64, drawn, flash
+
+    q, k, v = drawn((128, 2, 64), (128, 2 // groups, 64), (128, 2 // groups, 64))
+    call = recorded(lambda: flash(2, groups, 128, 64, causal)(q, k, v))
+    wanted = attention_in_float64(q.numpy(), k.numpy(), v.numpy(), causal=causal)
+    assert error(call, hw, "O", wanted) < CLOSE
+
+
+def test_a_bound_value_is_that_of_its_line() -> None:
+    from tests.tile_language.tile_kernels import drawn, late_read, torch
+
+    (x,) = drawn((32, 64), dtype=torch.float32)
+    call = recorded(lambda: late_read(32, 64)(x))
+    assert error(call, "ascend_910b2", "Y", 3.0 * x.numpy().astype(np.float64)) < 1e-6
+
+
+def test_sizes_are_those_of_the_launch() -> None:
+    from tests.tile_language.tile_kernels import added, drawn, torch
+
+    a, b, c = drawn((40, 100), (40, 100), (40, 100), dtype=torch.float32)
+    call = recorded(lambda: added(a, b, c))
+    assert call.grid == (2, 3, 1)
+    assert error(call, "h200", "C", a.numpy().astype(np.float64) + b.numpy()) < 1e-6
+
+
+def test_a_tile_that_nothing_has_written_is_refused_at_its_line() -> None:
+    from tests.tile_language.tile_kernels import drawn, no_start, torch
+
+    (x,) = drawn((32, 64), dtype=torch.float32)
+    call = recorded(lambda: no_start(32, 64)(x))
+    with pytest.raises(SpecError, match=r"tile_kernels\.py:\d+: y(_frag)? is read before it is written"):
+        npusim.run(call, hw="h200")
+
+
+def test_configurations_of_a_tuner_are_one_call_and_chosen_ones_are_not_tuned() -> None:
+    from tests.tile_language.tile_kernels import doubled, drawn
+
+    (x,) = drawn((64, 32))
+    with npusim.record() as calls:
+        doubled(64, 32)(x)
+        doubled(64, 32, tile=16)(x)
+    tuned, chosen = calls
+    assert [dict(c.constants) for c in tuned.configurations] == [
+        {"tile": tile, "stages": stages} for tile in (32, 64) for stages in (1, 2)
+    ]
+    assert [c.grid for c in tuned.configurations] == [(2, 1, 1), (2, 1, 1), (1, 1, 1), (1, 1, 1)]
+    assert len(chosen.configurations) == 1
+    assert chosen.grid == (4, 1, 1)
+
+
+def test_two_launches_of_a_function_are_two_calls() -> None:
+    from tests.tile_language.tile_kernels import drawn, in_two, torch
+
+    (a,) = drawn((32, 64), dtype=torch.float32)
+    with npusim.record(floats=True) as calls:
+        in_two(32, 64)(a)
+    first, second = calls
+    assert first.tensors["between"].storage == second.tensors["between"].storage
+    assert error(first, "ascend_910b2", "between", 2.0 * a.numpy().astype(np.float64)) < 1e-6
+
+
+def test_what_changes_the_time_alone_is_named() -> None:
+    from tests.tile_language.tile_kernels import drawn, matmul
+
+    a, b = drawn((64, 64), (64, 64))
+    with npusim.record() as calls:
+        matmul(64, 64, 64)(a, b)
+        matmul(64, 64, 64, swizzle=True)(a, b)
+    plain, swizzled = ([n.partition(": ")[2] for n in c.configurations[0].notes] for c in calls)
+    assert plain == ["the policy of T.gemm changes the time alone, and is not followed"]
+    assert swizzled[0] == "the order of blocks (T.use_swizzle) changes the time alone, and is not followed"

@@ -1,0 +1,273 @@
+"""The TTIR that TileLang programs become: a stored text, and statements written here; needs no TileLang."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import NpusimError, ProgramError
+from npusim.kernels.tilelang.statements import (
+    Applied,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    Elementwise,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileKernel,
+    Variable,
+    interval,
+    linear,
+)
+from npusim.kernels.tilelang.ttir_writer import part_as_nest, written
+from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, Calls, read_calls
+from npusim.kernels.triton.ttir_text import Line
+
+HERE = Path(__file__).parent
+LINE = Line("kernel.py", 7)
+STORED = (HERE / "flash.ttir").read_text()
+#: Relative RMSE of results in 16 bits.
+CLOSE = 4e-4
+
+
+def call_of(text: str, grid: tuple[int, ...], tensors: dict[str, Any]) -> Call:
+    """Return the record of a launch of contiguous tensors."""
+    arguments = {}
+    for number, (name, x) in enumerate(tensors.items()):
+        strides = tuple(s // x.itemsize for s in x.strides)
+        arguments[name] = Argument(x.shape, strides, 0, str(x.dtype), number, x)
+    options = {"num_warps": 4, "num_stages": 1}
+    configuration = CallConfiguration(text, grid, options, {}, notes=("a note of the reader",))
+    return Call("kernel", "kernel.py", 7, "kernel.py:20", arguments, (configuration,), language="tilelang 0.1.15")
+
+
+def result_of(call: Call, hw: str, name: str) -> Any:
+    from ttir.stored import stored
+
+    result = npusim.run(call, hw=hw, rows="all")
+    return stored(result, {n: x.data for n, x in call.tensors.items()})[name]
+
+
+def difference(made: Any, wanted: Any) -> float:
+    return float(np.sqrt(((made - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+def normal(*shape: int, dtype: str = "float16") -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_a_stored_text_has_its_bits(hw: str, tmp_path: Path) -> None:
+    q, k, v, o = normal(128, 2, 64), normal(128, 1, 64), normal(128, 1, 64), normal(128, 2, 64)
+    path = Calls([call_of(STORED, (2, 2, 1), {"Q": q, "K": k, "V": v, "O": o})]).save(tmp_path / "calls.npz")
+    (call,) = read_calls(path)
+    assert call.language == "tilelang 0.1.15"
+    s = np.einsum("ihd,jd->hij", q.astype(float), k[:, 0].astype(float)) / 8
+    p = np.exp(np.where(np.tri(128, dtype=bool), s, -np.inf))
+    wanted = np.einsum("hij,jd->ihd", p / p.sum(-1, keepdims=True), v[:, 0].astype(float))
+    assert difference(result_of(call, hw, "O"), wanted) < CLOSE
+
+
+def test_a_run_says_that_registers_are_an_estimate_and_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import recorded
+
+    def asked(*_: object) -> None:
+        raise AssertionError("Triton's compiler makes other code")
+
+    monkeypatch.setattr(recorded, "compiled_text", asked)
+    tensors = {"Q": normal(128, 2, 64), "K": normal(128, 1, 64), "V": normal(128, 1, 64), "O": normal(128, 2, 64)}
+    notes = npusim.run(call_of(STORED, (2, 2, 1), tensors), hw="h200", numerics=False).notes
+    assert any("tilelang 0.1.15: registers are an estimate" in n for n in notes)
+    assert "a note of the reader" in notes
+
+
+@pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
+def test_the_stored_text_is_what_the_reader_writes() -> None:
+    from tests.tile_language.tile_kernels import drawn, flash
+
+    with npusim.record() as calls:
+        flash(2, 2, 128, 64, True)(*drawn((128, 2, 64), (128, 1, 64), (128, 1, 64)))
+    assert calls[0].configurations[0].ttir.replace(f"{HERE}/", "") == STORED
+
+
+# ---------------------------------------------------------------- statements
+
+A = TileBuffer("A", (64, 32), "float32", (32, 1), is_global=True)
+Y = TileBuffer("Y", (64, 32), "float32", (32, 1), is_global=True)
+TILE, OTHER = TileBuffer("tile", (16, 32), "float32"), TileBuffer("other", (16, 32), "float32")
+ONCE = TileBuffer("once", (16, 32), "float32")
+BLOCK = Applied("*", (Variable("b"), Literal(16)))
+ROWS = (("i", 16), ("j", 32))
+
+
+def part(buffer: TileBuffer) -> BufferPart:
+    return BufferPart(buffer, (BLOCK if buffer.is_global else Literal(0), Literal(0)), (16, 32))
+
+
+def copied(source: TileBuffer, target: TileBuffer) -> ParallelNest:
+    return part_as_nest(part(source), part(target), LINE)
+
+
+def assigned(target: TileBuffer, value: Expression, condition: Expression | None = None) -> ParallelNest:
+    """Return ``target[i, j] = value`` for all elements of a tile."""
+    indices = (Variable("i"), Variable("j"))
+    return ParallelNest(ROWS, (Elementwise(ROWS, target, indices, value, condition, LINE),), LINE)
+
+
+def at(buffer: TileBuffer, *indices: Expression) -> BufferElement:
+    return BufferElement(buffer, indices or (Variable("i"), Variable("j")))
+
+
+def kernel(*body: Statement) -> TileKernel:
+    options = {"num_warps": 4, "num_stages": 1}
+    return TileKernel("kernel", (A, Y), (4,), ("b",), body, options, (), LINE)
+
+
+def computed(*body: Statement, rows: int = 64) -> tuple[Any, Any]:
+    """Return A, with fewer rows perhaps, and what a kernel stores to Y, each operation alone."""
+    from ttir.interpreter import Open, interpret
+
+    a = normal(rows, 32, dtype="float32")
+    memory = {"A": a.reshape(-1), "Y": np.zeros(64 * 32, np.float32)}
+    interpret(written(kernel(*body)), dict.fromkeys(memory), (4,), memory, Open("ieee.f64", "sequential", "", ""))
+    return a, memory["Y"].reshape(64, 32)
+
+
+def test_a_tile_read_before_it_is_written_is_refused() -> None:
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: tile is read before it is written"):
+        written(kernel(copied(TILE, Y)))
+
+
+def test_a_tile_that_an_if_writes_on_one_way_is_refused_behind_it() -> None:
+    rule = Applied("lt", (Variable("b"), Literal(2)))
+    with pytest.raises(ProgramError, match="tile is read behind the if"):
+        written(kernel(Conditional(rule, (copied(A, TILE),), (), LINE), copied(TILE, Y)))
+
+
+def test_a_tile_that_a_loop_may_not_write_is_refused_behind_it() -> None:
+    body = (copied(A, TILE),)
+    with pytest.raises(ProgramError, match="tile is read before it is written, by the loop or behind it"):
+        written(kernel(SerialLoop("k", Literal(0), Variable("b"), body, LINE), copied(TILE, Y)))
+    assert "scf.for" in written(kernel(SerialLoop("k", Literal(0), Literal(2), body, LINE), copied(TILE, Y)))
+
+
+def test_a_loop_carries_the_tiles_that_it_changes() -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    a, y = computed(copied(A, TILE), SerialLoop("k", Literal(0), Literal(3), (doubled,), LINE), copied(TILE, Y))
+    assert np.array_equal(y, 8 * a)
+
+
+def test_a_tile_that_each_iteration_clears_is_no_state() -> None:
+    """As an accumulator of a few products that is added to another one and cleared."""
+    zero = Literal(0.0, "float32")
+    added = assigned(TILE, Applied("+", (at(TILE), at(ONCE))))
+    total = assigned(OTHER, Applied("+", (at(OTHER), at(TILE))))
+    loop = SerialLoop("k", Literal(0), Literal(3), (added, total, assigned(TILE, zero)), LINE)
+    body = (copied(A, ONCE), assigned(TILE, zero), assigned(OTHER, zero), loop, copied(OTHER, Y))
+    a, y = computed(*body)
+    assert np.allclose(y, 3 * a, rtol=1e-6)
+    assert "iter_args(%other_" in written(kernel(*body))
+    assert "iter_args(%tile_" not in written(kernel(*body))
+
+
+def test_a_part_of_a_copy_is_read_from_its_tensor() -> None:
+    half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
+    a, y = computed(copied(A, TILE), assigned(OTHER, half), copied(OTHER, Y))
+    assert np.array_equal(y, a[:, np.arange(32) // 2])
+
+
+def test_a_part_of_a_computed_tile_is_refused() -> None:
+    half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
+    changed = assigned(TILE, Applied("*", (at(TILE), Literal(2.0, "float32"))))
+    with pytest.raises(ProgramError, match=r"a part of the tile tile is read .* no copy of a tensor"):
+        written(kernel(copied(A, TILE), changed, assigned(OTHER, half), copied(OTHER, Y)))
+
+
+def test_a_copy_of_a_tensor_that_is_stored_to_is_no_copy_any_more() -> None:
+    half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
+    with pytest.raises(ProgramError, match="no copy of a tensor"):
+        written(kernel(copied(Y, TILE), copied(TILE, Y), assigned(OTHER, half), copied(OTHER, Y)))
+
+
+def test_accesses_out_of_bounds_read_zero() -> None:
+    short = TileBuffer("A", (60, 32), "float32", (32, 1), is_global=True)
+    read = part_as_nest(BufferPart(short, (BLOCK, Literal(0)), (16, 32)), part(TILE), LINE)
+    a, y = computed(read, copied(TILE, Y), rows=60)
+    assert np.array_equal(y, np.pad(a, ((0, 4), (0, 0))))
+
+
+def test_the_first_part_of_a_tile_is_copied_alone() -> None:
+    first = BufferPart(TILE, (Literal(0), Literal(0)), (8, 32))
+    small = TileBuffer("small", (8, 32), "float32")
+    whole, target = (BufferPart(b, (x, Literal(0)), (8, 32)) for b, x in ((small, Literal(0)), (Y, BLOCK)))
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    a, y = computed(copied(A, TILE), doubled, part_as_nest(first, whole, LINE), part_as_nest(whole, target, LINE))
+    wanted = (2 * a).reshape(4, 16, 32)
+    wanted[:, 8:] = 0
+    assert np.array_equal(y, wanted.reshape(64, 32))
+
+
+def test_an_if_that_copies_on_both_ways_chooses_the_elements() -> None:
+    rule = Applied("lt", (Variable("b"), Literal(2)))
+    last = part_as_nest(BufferPart(A, (Literal(48), Literal(0)), (16, 32)), part(TILE), LINE)
+    a, y = computed(Conditional(rule, (copied(A, TILE),), (last,), LINE), copied(TILE, Y))
+    assert np.array_equal(y, np.concatenate([a[:32], a[48:], a[48:]]))
+
+
+def test_quotients_are_rounded_down() -> None:
+    moved = Applied("//", (Applied("-", (Variable("b"), Literal(3))), Literal(2)))  # -2, -1, -1, 0
+    rest = Applied("%", (Applied("-", (Variable("b"), Literal(3))), Literal(2)))  # 1, 0, 1, 0
+    number = Applied("cast", (Applied("+", (moved, Applied("*", (rest, Literal(10))))),), "float32")
+    _, y = computed(assigned(TILE, number), copied(TILE, Y))
+    assert y[::16, 0].tolist() == [8, -1, 9, 0]
+
+
+def test_sizes_are_sums_whose_terms_cancel() -> None:
+    first = Applied("*", (Variable("b"), Literal(64)))
+    last = Applied("+", (Variable("first"), Literal(64)))
+    assert linear(Applied("-", (last, first)), {"first": first}) == {Literal(1): 64}
+    assert linear(Applied("-", (last, Variable("x"))), {"first": first}).keys() > {Literal(1)}
+
+
+def test_a_product_that_a_value_clears_is_refused() -> None:
+    c = TileBuffer("c", (16, 16), "float32")
+    whole = BufferPart(c, (Literal(0), Literal(0)), (16, 16))
+    rule = Applied("eq", (Variable("k"), Literal(1)))
+    product = MatrixProduct(part(TILE), part(TILE), whole, (False, True), rule, LINE)
+    with pytest.raises(ProgramError, match="c is read before it is written"):
+        written(kernel(copied(A, TILE), SerialLoop("k", Literal(0), Literal(2), (product,), LINE)))
+    start = ParallelNest((), (), LINE)
+    with pytest.raises(NpusimError, match="clear_accum that a value decides"):
+        written(kernel(copied(A, TILE), start, *_cleared(c), SerialLoop("k", Literal(0), Literal(2), (product,), LINE)))
+
+
+def _cleared(c: TileBuffer) -> list[Statement]:
+    axes = (("i", 16), ("j", 16))
+    x = Elementwise(axes, c, (Variable("i"), Variable("j")), Literal(0.0, "float32"), None, LINE)
+    return [ParallelNest(axes, (x,), LINE)]
+
+
+@pytest.mark.parametrize("word", ["+", "-", "*", "//", "%", "min", "max"])
+def test_bounds_of_an_expression_have_all_its_values(word: str) -> None:
+    x, y = Variable("x"), Variable("y")
+    rng = np.random.default_rng(ord(word[0]))
+    for _ in range(200):
+        (a, b), (c, d) = (sorted(map(int, rng.integers(-9, 9, 2))) for _ in range(2))
+        c, d = (max(c, 1), max(d, 1)) if word in ("//", "%") else (c, d)
+        low, high = interval(Applied(word, (x, y)), {"x": (a, b), "y": (c, d)})
+        apply = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "//": int.__floordiv__, "%": int.__mod__}
+        function = apply.get(word, {"min": min, "max": max}.get(word))
+        assert function is not None
+        made = [function(p, q) for p in range(a, b + 1) for q in range(c, d + 1)]
+        assert low <= min(made)
+        assert max(made) <= high

@@ -1,0 +1,193 @@
+"""TileLang kernels that the tests record, and what each computes in float64; needs the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tilelang
+import tilelang.language as T
+import torch
+
+LOG2_E = 1.44269504
+
+
+@tilelang.jit(out_idx=[2])
+def matmul(rows: int, columns: int, depth: int, tile: int = 64, part: int = 32, stages: int = 2, swizzle: bool = False):
+    @T.prim_func
+    def product(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((columns, depth), "float16"),
+        C: T.Tensor((rows, columns), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(columns, tile), T.ceildiv(rows, tile), threads=128) as (bx, by):
+            left = T.alloc_shared((tile, part), "float16")
+            right = T.alloc_shared((tile, part), "float16")
+            total = T.alloc_fragment((tile, tile), "float32")
+            T.use_swizzle(8, enable=swizzle)
+            for k in T.Pipelined(T.ceildiv(depth, part), num_stages=stages):
+                T.copy(A[by * tile, k * part], left)
+                T.copy(B[bx * tile, k * part], right)
+                T.gemm(left, right, total, transpose_B=True, clear_accum=k == 0, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(total, C[by * tile, bx * tile])
+
+    return product
+
+
+@tilelang.jit(out_idx=[3])
+def flash(
+    heads: int, groups: int, length: int, dim: int, causal: bool, rows: int = 64, columns: int = 64, stages: int = 1
+):
+    scale = dim**-0.5 * LOG2_E
+
+    @T.prim_func
+    def attention(
+        Q: T.Tensor((length, heads, dim), "float16"),
+        K: T.Tensor((length, heads // groups, dim), "float16"),
+        V: T.Tensor((length, heads // groups, dim), "float16"),
+        O: T.Tensor((length, heads, dim), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(length, rows), heads, threads=128) as (bx, by):
+            q = T.alloc_shared((rows, dim), "float16")
+            k = T.alloc_shared((columns, dim), "float16")
+            v = T.alloc_shared((columns, dim), "float16")
+            s = T.alloc_fragment((rows, columns), "float32")
+            p = T.alloc_fragment((rows, columns), "float16")
+            o = T.alloc_fragment((rows, dim), "float32")
+            largest = T.alloc_fragment((rows,), "float32")
+            before = T.alloc_fragment((rows,), "float32")
+            factor = T.alloc_fragment((rows,), "float32")
+            part = T.alloc_fragment((rows,), "float32")
+            total = T.alloc_fragment((rows,), "float32")
+            T.copy(Q[bx * rows : (bx + 1) * rows, by, :], q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(largest, -T.infinity("float32"))
+            last = T.ceildiv((bx + 1) * rows, columns) if causal else T.ceildiv(length, columns)
+            for t in T.Pipelined(last, num_stages=stages):
+                T.copy(K[t * columns : (t + 1) * columns, by // groups, :], k)
+                for i, j in T.Parallel(rows, columns):
+                    if causal:
+                        s[i, j] = T.if_then_else(bx * rows + i >= t * columns + j, 0, -T.infinity("float32"))
+                    else:
+                        s[i, j] = 0
+                T.gemm(q, k, s, transpose_B=True)
+                T.copy(largest, before)
+                T.reduce_max(s, largest, dim=1, clear=False)
+                for i in T.Parallel(rows):
+                    factor[i] = T.exp2(before[i] * scale - largest[i] * scale)
+                for i, j in T.Parallel(rows, columns):
+                    s[i, j] = T.exp2(s[i, j] * scale - largest[i] * scale)
+                T.reduce_sum(s, part, dim=1)
+                for i in T.Parallel(rows):
+                    total[i] = total[i] * factor[i] + part[i]
+                T.copy(s, p)
+                for i, j in T.Parallel(rows, dim):
+                    o[i, j] *= factor[i]
+                T.copy(V[t * columns : (t + 1) * columns, by // groups, :], v)
+                T.gemm(p, v, o)
+            for i, j in T.Parallel(rows, dim):
+                o[i, j] /= total[i]
+            T.copy(o, O[bx * rows : (bx + 1) * rows, by, :])
+
+    return attention
+
+
+@tilelang.jit(out_idx=[1])
+def late_read(size: int, block: int):
+    """A value that is bound before its tile changes: 2 x + x, not 2 x + 2 x."""
+
+    @T.prim_func
+    def doubled(X: T.Tensor((size, block), "float32"), Y: T.Tensor((size, block), "float32")):
+        with T.Kernel(size // 16, threads=128) as b:
+            x = T.alloc_fragment((16, block), "float32")
+            T.copy(X[b * 16, 0], x)
+            for i, j in T.Parallel(16, block):
+                before = x[i, j]
+                x[i, j] = before * 2.0
+                x[i, j] = x[i, j] + before
+            T.copy(x, Y[b * 16, 0])
+
+    return doubled
+
+
+@tilelang.jit(out_idx=[1])
+def no_start(size: int, block: int):
+    """A sum that nothing clears."""
+
+    @T.prim_func
+    def summed(X: T.Tensor((size, block), "float32"), Y: T.Tensor((size,), "float32")):
+        with T.Kernel(size // 16, threads=128) as b:
+            x = T.alloc_fragment((16, block), "float32")
+            y = T.alloc_fragment((16,), "float32")
+            T.copy(X[b * 16, 0], x)
+            T.reduce_sum(x, y, dim=1, clear=False)
+            T.copy(y, Y[b * 16])
+
+    return summed
+
+
+@tilelang.jit
+def added(A, B, C, block: int = 64):
+    """Elements of two matrices, added by a kernel in the eager style, for any size."""
+    rows, columns = T.dynamic("rows, columns")
+    A: T.Tensor[[rows, columns], T.float32]
+    B: T.Tensor[[rows, columns], T.float32]
+    C: T.Tensor[[rows, columns], T.float32]
+    with T.Kernel(T.ceildiv(columns, block), T.ceildiv(rows, 16), threads=128) as (bx, by):
+        for i, j in T.Parallel(16, block):
+            C[by * 16 + i, bx * block + j] = A[by * 16 + i, bx * block + j] + B[by * 16 + i, bx * block + j]
+
+
+def attention_in_float64(q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+    """Return softmax(q k^T / sqrt(d)) v of (length, heads, dim) arrays."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(q.shape[2])
+    if causal:
+        s = np.where(np.tri(len(q), dtype=bool), s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v)
+
+
+def drawn(*shapes: tuple[int, ...], dtype: Any = torch.float16) -> list[torch.Tensor]:
+    """Return tensors of normal numbers."""
+    generator = torch.Generator().manual_seed(73)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@tilelang.autotune(configs=[{"tile": tile, "stages": stages} for tile in (32, 64) for stages in (1, 2)])
+@tilelang.jit(out_idx=[1])
+def doubled(rows: int, columns: int, tile: int = 16, stages: int = 0):
+    """Twice a matrix, with configurations of its own."""
+
+    @T.prim_func
+    def twice(X: T.Tensor((rows, columns), "float16"), Y: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(T.ceildiv(rows, tile), threads=128) as b:
+            x = T.alloc_shared((tile, columns), "float16")
+            T.copy(X[b * tile, 0], x)
+            for i, j in T.Parallel(tile, columns):
+                x[i, j] = x[i, j] + x[i, j]
+            T.copy(x, Y[b * tile, 0])
+
+    return twice
+
+
+@tilelang.jit(out_idx=[1])
+def in_two(rows: int, columns: int):
+    """Two launches in one function: a matrix, and the sums of its rows, through a buffer in global memory."""
+
+    @T.prim_func
+    def summed(A: T.Tensor((rows, columns), "float32"), B: T.Tensor((rows,), "float32")):
+        between = T.alloc_global((rows, columns), "float32")
+        with T.Kernel(rows // 16, threads=128) as b:
+            for i, j in T.Parallel(16, columns):
+                between[b * 16 + i, j] = A[b * 16 + i, j] * 2.0
+        with T.Kernel(rows // 16, threads=128) as b:
+            x = T.alloc_fragment((16, columns), "float32")
+            y = T.alloc_fragment((16,), "float32")
+            T.copy(between[b * 16, 0], x)
+            T.reduce_sum(x, y, dim=1)
+            T.copy(y, B[b * 16])
+
+    return summed
