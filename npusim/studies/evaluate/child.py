@@ -1,22 +1,11 @@
-"""The process in which a candidate is read, compiled and executed; it answers the questions of its parent.
-
-Run as a program, ``python -m npusim.studies.evaluate.child FOLDER ANSWERS``: questions are pickled on standard input,
-each answer is a line of JSON on the file descriptor ``ANSWERS``, and outputs are arrays in the folder.  What a
-candidate prints goes nowhere, and its parent unpickles nothing.
-"""
+"""Questions about a candidate, which its own process answers: its inputs, its output, its time."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, RaceError, one_line
-from npusim.studies.evaluate.limits import confine, guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,32 +20,6 @@ class Question:
     work: Callable[[Question], dict[str, Any]]
     request: Request
     more: Mapping[str, Any] = field(default_factory=dict)
-
-
-def main(folder: str, answers: str) -> None:
-    """Answer questions until there are no more."""
-    questions = sys.stdin.buffer
-    limits, may_start = pickle.load(questions)
-    _import_all()
-    with os.fdopen(int(answers), "wb", buffering=0) as sink:
-        confine(limits, may_start=may_start)
-        guard((Path(folder),))
-        _answer_all(questions, sink)
-
-
-def _import_all() -> None:
-    """Import what answers need, before the limits hold."""
-    import npusim.program.numerics.evaluate
-    import npusim.studies.tune.prediction  # noqa: F401
-
-
-def _answer_all(questions: BinaryIO, sink: Any) -> None:
-    while True:
-        try:
-            question = pickle.load(questions)
-        except EOFError:
-            return
-        sink.write(f"{json.dumps(answer(question))}\n".encode())
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -146,7 +109,3 @@ def timed(question: Question) -> dict[str, Any]:
         "band": band,
         "errors": "not measured" if errors is None else errors.verdict,
     }
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -25,7 +25,7 @@ from npusim.simulation.variants import named_fields
 from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
-from npusim.studies.evaluate.process import CandidateProcess
+from npusim.studies.evaluate.process import CandidateProcess, nursery
 from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
 from npusim.studies.tune.prediction import lettered
 
@@ -183,6 +183,7 @@ class Batch:
     def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; candidates run in ``jobs`` processes, one after another is judged."""
         known = self._stored()
+        nursery().warm(map(str, self.devices))
         found: dict[int, Findings] = {}
         with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
             keys = [self._key(i) for i in range(len(self.requests))]
