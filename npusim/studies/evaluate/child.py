@@ -10,6 +10,7 @@ from npusim.errors import NpusimError, RaceError, one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
 
@@ -37,21 +38,49 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def described(question: Question) -> dict[str, Any]:
-    """Return the sizes and formats of a candidate's inputs and output, and the fields of its tile that are chosen."""
-    from npusim.config.tiling import word_of
-    from npusim.simulation.chosen_tile import choose_tile, program_of
+    """Return the sizes and formats of a candidate's inputs and output, and the chosen fields of its tile.
+
+    ``tile``: chosen fields of another call, which the tile of this call has too.  Where they are refused the tile is
+    chosen again, and ``refused`` says why.
+    """
+    from npusim.simulation.chosen_tile import program_of
     from npusim.simulation.evaluation import result_of, subject_of
     from npusim.simulation.plan import plan_of
 
-    asked = plan_of(question.request, is_bare=True)
-    plan, program = program_of(asked)
+    refused = ""
+    try:
+        asked = plan_of(_with_tile(question), is_bare=True)
+        plan, program = program_of(asked)
+    except NpusimError as error:
+        if not question.more.get("tile"):
+            raise
+        refused = one_line(error)
+        asked = plan_of(question.request, is_bare=True)
+        plan, program = program_of(asked)
     subject = subject_of(plan, program)
     o = subject.output
     return {
         "inputs": {n: [t.batch, t.heads, t.rows, t.cols, t.fmt] for n, t in subject.plain.items()},
         "output": [o.batch, o.heads, o.seq_q, o.output_cols, result_of(program).fmt],
-        "tile": {n: word_of(type(asked.tiling), n, value) for n, value in choose_tile(asked).fields.items()},
+        "tile": {**(question.more.get("tile") or {} if not refused else {}), **_chosen(asked)},
+        "refused": refused,
     }
+
+
+def _with_tile(question: Question) -> Request:
+    """Return the request with the chosen fields of another call's tile, unless it names others."""
+    from npusim.simulation.variants import named_fields
+
+    request, tile = question.request, question.more.get("tile")
+    return replace(request, tiling={**tile, **named_fields(request.tiling)}) if tile else request
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """Return the fields of a plan's tile that are chosen, as they are written."""
+    from npusim.config.tiling import word_of
+    from npusim.simulation.chosen_tile import choose_tile
+
+    return {n: word_of(type(plan.tiling), n, value) for n, value in choose_tile(plan).fields.items()}
 
 
 def computed(question: Question) -> dict[str, Any]:
@@ -66,7 +95,7 @@ def computed(question: Question) -> dict[str, Any]:
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
 
-    request, file = question.request, str(question.more["file"])
+    request, file = _with_tile(question), str(question.more["file"])
     plan, program = program_of(plan_of(request, is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
@@ -86,15 +115,15 @@ def computed(question: Question) -> dict[str, Any]:
 
 
 def timed(question: Question) -> dict[str, Any]:
-    """Return the prediction of a request's time."""
+    """Return the prediction of a request's time, with the chosen fields of its tile; ``tile`` as in `described`."""
+    from npusim.simulation.plan import plan_of
     from npusim.simulation.ranking import steady
     from npusim.studies.tune.prediction import Configuration, predict
 
-    request = question.request
+    request = _with_tile(question)
     machine = request.machine()
-    prediction = predict(
-        Configuration({}, replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine)))
-    )
+    request = replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine))
+    prediction = predict(Configuration({}, request))
     if prediction.us is None:
         return {"error": prediction.reason, "kind": "refused"}
     errors = prediction.errors
@@ -102,6 +131,7 @@ def timed(question: Question) -> dict[str, Any]:
     band = None if errors is None else errors.band
     return {
         "us": prediction.us,
+        "tile": {**(question.more.get("tile") or {}), **_chosen(plan_of(request, is_bare=True))},
         "key": prediction.key,
         "registers": prediction.registers,
         "spilled": prediction.spilled,

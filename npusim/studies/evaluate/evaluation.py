@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -21,7 +21,6 @@ from npusim.kernels.triton import SIGN, is_launch, launch_parts
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
-from npusim.simulation.variants import named_fields
 from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
@@ -42,7 +41,7 @@ class Microseconds:
     """The predicted time on a device: ``low`` to ``high`` holds nine in ten such times; None where none were measured.
 
     ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: of the time, with its share.
-    ``key``: of the class of equal bits.
+    ``key``: of the class of equal bits.  ``tile``: its chosen fields, on the first device those of the judged calls.
     """
 
     low: float | None
@@ -55,6 +54,7 @@ class Microseconds:
     errors: str = ""
     key: str = ""
     reason: str = ""
+    tile: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Evaluation:
     ``bits``: ``equal`` (those of the reference), ``class X`` (right, in another order of sums, class X of the batch),
     or ``different`` (wrong, or the class is not known).  ``us``: times by device.  ``rank``: by device, 1 the fastest
     of those that are not wrong.  ``trust``: True, or ``measure`` with ``doubts``.  ``judged``: number of judged calls.
+    ``other_tiles``: judged calls that refuse the tile of the given call, and the tile with which they were judged.
     """
 
     kernel: str
@@ -88,6 +89,7 @@ class Evaluation:
     trust: bool | Literal["measure"]
     doubts: tuple[str, ...]
     not_read: tuple[NotRead, ...]
+    other_tiles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Findings:
     repeated: bool = False
     assumed: tuple[str, ...] = ()
     us: Mapping[str, Microseconds] | None = None
+    tile: Mapping[str, Any] = field(default_factory=dict)
+    other_tiles: tuple[str, ...] = ()
 
 
 @takes_options(CallOptions)
@@ -214,10 +218,11 @@ class Batch:
                 findings = self._judged(process, number)
             if process.has_ended:
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
-            times = {
-                d: time_of(process.ask(Question(timed, replace(request, hw=d, seed=None, numerics=False))))
-                for d in self.devices
-            }
+            times = {}
+            for number, device in enumerate(self.devices):
+                call = replace(request, hw=device, seed=None, numerics=False)
+                tile = {} if number else {"tile": dict(findings.tile)}
+                times[device] = time_of(process.ask(Question(timed, call, tile)))
             return replace(findings, us=times)
 
     def _judged(self, process: CandidateProcess, candidate: int) -> Findings:
@@ -225,6 +230,7 @@ class Batch:
         request, referee = self.requests[candidate], self.referee
         assert referee is not None
         verdicts, refused, outputs, assumed = list[CaseVerdict](), list[NotRead](), list[Any](), dict[str, None]()
+        other_tiles = list[str]()
         given_refused = fault = ""
         tile: Mapping[str, Any] = {}
         for number, case in enumerate(referee.cases()):
@@ -239,12 +245,15 @@ class Batch:
                 if number == 0:
                     break
                 continue
-            tile = tile or answer["description"]["tile"]
+            description = answer["description"]
+            tile = tile or description["tile"]
+            if description["refused"]:
+                other_tiles.append(f"{case.name}: {_in_words(description['tile'])} ({description['refused']})")
             assumed |= dict.fromkeys(n for n, e in answer["arithmetic"].items() if e == "assumed")
             file = process.folder / f"out{number}.npz"
             try:
                 with self._lock:
-                    verdicts.append(referee.judge(case, answer["description"], file))
+                    verdicts.append(referee.judge(case, description, file))
                 if case.has_given_values:
                     outputs.append(read_tensors(file)["o"].tobytes())
             except NpusimError as error:
@@ -252,9 +261,8 @@ class Batch:
                 given_refused = given_refused or (one_line(error) if case.is_given else "")
             file.unlink(missing_ok=True)
         repeated = len(outputs) > 1 and outputs[0] == outputs[1]
-        return Findings(
-            request.schedule, tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
-        )
+        said = tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
+        return Findings(request.schedule, *said, tile=tile, other_tiles=tuple(other_tiles))
 
     def _computed(
         self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str, tile: Mapping[str, Any]
@@ -264,11 +272,8 @@ class Batch:
         ``tile``: fields that were chosen for the given call; a kernel has the same tile for all sizes that it fits.
         """
         assert self.referee is not None
-        call = self._call(candidate, case, tile)
-        description = process.ask(Question(described, call))
-        if tile and description.get("kind") == "refused":
-            call = self._call(candidate, case, {})
-            description = process.ask(Question(described, call))
+        call = self._call(candidate, case)
+        description = process.ask(Question(described, call, {"tile": dict(tile)}))
         if "error" in description:
             return description
         try:
@@ -276,18 +281,17 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        answer = process.ask(Question(computed, replace(call, tensors=arrays), {"file": file}))
+        more = {"file": file, "tile": description["tile"]}
+        answer = process.ask(Question(computed, replace(call, tensors=arrays), more))
         return {**answer, "description": description}
 
-    def _call(self, candidate: int, case: JudgedCase, tile: Mapping[str, Any]) -> Request:
-        """Return the candidate's request for a case: the referee's call, with the candidate's own fields and tile."""
+    def _call(self, candidate: int, case: JudgedCase) -> Request:
+        """Return the candidate's request for a case: the referee's call, with the candidate's own fields."""
         request = self.requests[candidate]
         assert self.referee is not None
         call = self.referee.call(request.schedule, case, None)
-        own = ("precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
-        tiling = named_fields(request.tiling)
-        both = {**tile, **tiling} if tile else request.tiling
-        return replace(call, tiling=both, **{name: getattr(request, name) for name in own})
+        own = ("tiling", "precision", "arithmetic", "args", "grid", "constexpr", "num_warps", "num_stages")
+        return replace(call, **{name: getattr(request, name) for name in own})
 
     # -------------------------------------------------------------- storage
 
@@ -326,7 +330,8 @@ def _findings(record: Mapping[str, Any]) -> Findings:
     )
     not_read = tuple(NotRead(**n) for n in record["not_read"])
     us = {d: Microseconds(**t) for d, t in (record["us"] or {}).items()}
-    return Findings(**{**record, "cases": cases, "not_read": not_read, "us": us, "assumed": tuple(record["assumed"])})
+    texts = {name: tuple(record[name]) for name in ("assumed", "other_tiles")}
+    return Findings(**{**record, "cases": cases, "not_read": not_read, "us": us, **texts})
 
 
 def _absolute(schedule: str) -> str:
@@ -352,7 +357,12 @@ def time_of(answer: Mapping[str, Any]) -> Microseconds:
     ends = (None, None) if band is None else (us * max(0.0, 1 - band), us * (1 + band))
     limit = answer["limit"]
     how = limit["name"], float(limit["share"]), answer["registers"], answer["spilled"]
-    return Microseconds(ends[0], us, ends[1], *how, answer["errors"], answer["key"])
+    return Microseconds(ends[0], us, ends[1], *how, answer["errors"], answer["key"], tile=_in_words(answer["tile"]))
+
+
+def _in_words(tile: Mapping[str, Any]) -> str:
+    """Return the fields of a tile as they are written."""
+    return " ".join(f"{name}={value}" for name, value in tile.items())
 
 
 def _no_time(reason: str) -> Microseconds:
@@ -396,6 +406,7 @@ def compared(found: Mapping[int, Findings], devices: Sequence[str]) -> Iterator[
             "measure" if doubts else True,
             doubts,
             f.not_read,
+            f.other_tiles,
         )
 
 

@@ -50,6 +50,9 @@ def _import_all() -> None:
     """Import what answers need, before the limits hold."""
     import npusim.program.numerics.evaluate
     import npusim.studies.tune.prediction  # noqa: F401
+    from npusim.library import SCHEDULES
+
+    len(SCHEDULES)  # imports all packaged schedules, as the look-up of a user's name does
 
 
 def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
