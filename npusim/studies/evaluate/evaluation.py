@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -19,7 +20,7 @@ from npusim.cache import package_stamp
 from npusim.errors import NpusimError, OutputError, SpecError, one_line
 from npusim.kernels.triton import SIGN, is_launch, launch_parts
 from npusim.simulation.ranking import Prediction, ranked
-from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, schedule_name, takes_options
+from npusim.simulation.request import DEFAULT_HW, LAUNCH, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
 from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
@@ -180,8 +181,10 @@ class Batch:
         own = replace(self.requests[0], hw=devices[0])
         for device in devices:
             replace(own, hw=device).machine()
-        self.referee: Referee | None = RefereeChoice(own, reference, shapes).referee()
-        self._said = repr((reference, _content(reference or ""), list(devices), shapes, limits))
+        files = (str(file) for file in (reference or "", devices[0], own.workload or ""))
+        named = [(file, _content(file)) for file in files], shapes
+        self.referee = _referee(RefereeChoice(own, reference, shapes), named)
+        self._said = repr((named, list(devices), limits))
         self._lock = Lock()
 
     def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
@@ -252,7 +255,7 @@ class Batch:
             assumed |= dict.fromkeys(n for n, e in answer["arithmetic"].items() if e == "assumed")
             file = process.folder / f"out{number}.npz"
             try:
-                with self._lock:
+                with referee.lock:
                     verdicts.append(referee.judge(case, description, file))
                 if case.has_given_values:
                     outputs.append(read_tensors(file)["o"].tobytes())
@@ -277,7 +280,7 @@ class Batch:
         if "error" in description:
             return description
         try:
-            with self._lock:
+            with self.referee.lock:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
@@ -321,6 +324,24 @@ class Batch:
                 file.write(json.dumps({"key": key, "findings": asdict(findings)}) + "\n")
         except OSError as error:
             raise OutputError(f"{self.store}: {error.strerror}") from None
+
+
+#: Fields of a request that are a candidate's own: a referee reads none of them.
+_OWN = frozenset(("schedule", "tiling", *LAUNCH, "progress"))
+
+
+def _referee(choice: RefereeChoice, named: object) -> Referee | None:
+    """Return the referee of a choice, the same for all batches of its call; ``named``: the reference's content."""
+    call = {name: value for name, value in vars(choice.request).items() if name not in _OWN}
+    shared = _shared(repr((call, named)))
+    if not shared:
+        shared.append(choice.referee())
+    return shared[0]
+
+
+@lru_cache(maxsize=4)
+def _shared(_call: str) -> list[Referee | None]:
+    return []
 
 
 def _findings(record: Mapping[str, Any]) -> Findings:

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,8 @@ class Referee(ABC):
     problem: AnyProblem
     shapes: Sequence[Mapping[str, int]] = ()
     inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+    #: Held while it draws or judges: candidates of several batches may share it.
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @property
     def seed(self) -> int:
