@@ -26,7 +26,7 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 32.0}, "zeros": {"zero": 1.0}}
+    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 64.0}, "zeros": {"zero": 1.0}}
 )
 
 
