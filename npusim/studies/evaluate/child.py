@@ -6,12 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, RaceError, one_line
+from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
+
+#: Cores on which rankings of Triton kernels were compared with measured ones: 458 configurations (``reports/tune``).
+RANKED = frozenset(("sm_90",))
 
 
 @dataclass(frozen=True)
@@ -124,17 +128,21 @@ def timed(question: Question) -> dict[str, Any]:
     machine = request.machine()
     request = replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine))
     prediction = predict(Configuration({}, request))
+    is_ranked = is_launch(request.schedule) and machine.architecture in RANKED
     if prediction.us is None:
         return {"error": prediction.reason, "kind": "refused"}
     errors = prediction.errors
-    limit = {"name": str(prediction.limit) if prediction.limit.name else "", "share": prediction.limit.share}
+    of = prediction.limit
+    limit = {"name": str(of) if of.name else "", "share": of.share, "is_link": of.is_link}
     band = None if errors is None else errors.band
     return {
         "us": prediction.us,
         "tile": {**(question.more.get("tile") or {}), **_chosen(plan_of(request, is_bare=True))},
+        "is_ranked": is_ranked,
         "key": prediction.key,
         "registers": prediction.registers,
         "spilled": prediction.spilled,
+        "warps": prediction.warps,
         "limit": limit,
         "band": band,
         "errors": "not measured" if errors is None else errors.verdict,
