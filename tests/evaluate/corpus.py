@@ -138,7 +138,7 @@ KINDS = {
             "e = exp(x); o = e / SUM(e)",
             "e = exp(x - MAX(x)); o = e / (SUM(e) + 1.0)",
             "e = exp((x - MAX(x)) * 0.6931472); o = e / SUM(e)",
-            "e = exp(x - MAX(x)); o = e / MAX(e)",
+            "e = exp(x - MAX(x)); o = e / SUM(e * 0.9)",
             "e = exp(x - MAX(x)); o = e / SUM(e) * 1.01",
         ),
         beyond='float("-inf")',

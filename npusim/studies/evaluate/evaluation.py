@@ -500,7 +500,7 @@ def _doubts(
         if time is None or time.mid is None:
             yield f"{device}: no time{f': {time.reason}' if time is not None and time.reason else ''}"
             continue
-        if time.low is None and not time.is_ranked:
+        if time.low is None and not (time.is_ranked and len(ranks[device]) > 1):
             yield f"{device}: {time.errors.strip('()') or 'not measured'}"
             continue
         place = ranks[device].get(i)

@@ -8,6 +8,7 @@ goes nowhere, and nobody unpickles what it writes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from npusim import cache
 from npusim.studies.evaluate.child import Question, answer, computed, described, timed
 from npusim.studies.evaluate.limits import Limits, confine, guard
 
@@ -55,6 +57,14 @@ def _import_all() -> None:
     len(SCHEDULES)  # imports all packaged schedules, as the look-up of a user's name does
 
 
+@functools.cache
+def _import_compiler() -> None:
+    """Import Triton, where it is installed, once for all of its kernels."""
+    with suppress(ImportError):
+        import npusim.kernels.triton.launch
+        import triton.compiler  # noqa: F401
+
+
 def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
     """Answer the questions of every candidate for a packaged kernel, so that forked processes have loaded its code."""
     from npusim.config.problem import Problem
@@ -69,6 +79,8 @@ def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: sock
 
 def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket.socket) -> dict[str, Any]:
     """Return the number of a new process that answers questions about a candidate within limits."""
+    if asked["may_start"]:
+        _import_compiler()
     number = os.fork()
     if number == 0:
         status = 1
@@ -86,7 +98,8 @@ def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
     os.setsid()
     folder = str(asked["folder"])
     os.chdir(folder)
-    os.environ |= {"TMPDIR": folder, "TRITON_CACHE_DIR": folder}
+    caches = os.pathsep.join(map(str, (f"{folder}/cache", *cache.folders())))  # it writes to its own alone
+    os.environ |= {"TMPDIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton", cache.VARIABLE: caches}
     tempfile.tempdir = sys.path[0] = folder
     os.dup2(questions, 0)
     os.close(questions)
