@@ -122,6 +122,29 @@ class Kind:
         return f"{file}::K[R]({tensors}, R, N, B=next_power_of_2(N), num_warps=1)"
 
 
+PRODUCT = '''
+from npusim.kernel import FlashPrecision, GemmProblem, GlobalTensor, grid, kernel, schedule
+
+@kernel(results="c", a="m k", b="k n")
+def product(a, b, fmt):
+    {body}
+    return o.to(fmt)
+
+def phases(problem, tiling, p, machine):
+    m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
+    a, b = GlobalTensor("a", 1, 1, m, k, fmt, "input"), GlobalTensor("b", 1, 1, k, n, fmt, "input")
+    c = GlobalTensor("c", 1, 1, m, n, fmt, "output")
+    return [product.phase("p", grid(c, ("m", 64), ("n", 128)), {{"m": 64, "n": 128, "k": k}}, [c], a=a, b=b, fmt=fmt)]
+
+K = schedule("candidate", phases, precisions=[FlashPrecision("stored")], problem=GemmProblem)
+'''
+#: Products of `GemmProblem`, which have a reference of their own.
+PRODUCTS_RIGHT = ('o = (a @ b).to("float32")', 'o = (a @ b).to("float32") * 4.0 * 0.25')
+PRODUCTS_WRONG = (
+    'o = (a @ b).to("float32") * 1.01',
+    'o = (a @ b).to("float32") + 1.0',
+    'o = (a @ b).to("float32") * 0.0',
+)
 NORM_OF = "({}) / np.sqrt((({}) ** 2).mean(**R) + 1e-5)"
 KINDS = {
     "softmax": Kind(
