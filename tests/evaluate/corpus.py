@@ -327,7 +327,7 @@ KINDS = {
             "o = SUM(x * y) * rsqrt(SUM(y * y) + 1e-3) * y",
             "o = SUM(x * y) * rsqrt(SUM(y * y) / n + 1e-3) * x",
             "o = SUM(x * y) / (SUM(y * y) + 1e-3) * x",
-            "o = MAX(x * y) * rsqrt(SUM(y * y) + 1e-3) * x",
+            "o = SUM(x * y * y) * rsqrt(SUM(y * y) + 1e-3) * x",
         ),
     ),
 }

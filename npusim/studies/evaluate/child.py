@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, RaceError, one_line
 from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
@@ -147,3 +147,37 @@ def timed(question: Question) -> dict[str, Any]:
         "band": band,
         "errors": "not measured" if errors is None else errors.verdict,
     }
+
+
+#: Sizes of a tensor, batch to columns, and its format.
+_TENSOR = [int, int, int, int, str]
+#: Forms of answers, which a candidate's process has written: types of values, of items, and of all values (`any name`).
+FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
+    {
+        described: {"inputs": {"": _TENSOR}, "output": _TENSOR, "tile": dict, "refused": str},
+        computed: {"file": str, "arithmetic": {"": str}, "notes": list},
+        timed: {
+            "us": float,
+            "tile": dict,
+            "is_ranked": bool,
+            "key": str,
+            "registers": (int, NoneType),
+            "spilled": int,
+            "warps": int,
+            "limit": {"name": str, "share": float, "is_link": bool},
+            "band": (float, NoneType),
+            "errors": str,
+        },
+    }
+)
+
+
+def has_form(value: Any, form: Any) -> bool:
+    """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
+    if isinstance(form, dict):
+        names = value if "" in form else form
+        return isinstance(value, dict) and all(n in value and has_form(value[n], form.get(n, form.get(""))) for n in names)
+    if isinstance(form, list):
+        pairs = zip(value, form, strict=True) if isinstance(value, list) and len(value) == len(form) else [(None, int)]
+        return all(has_form(one, of) for one, of in pairs)
+    return isinstance(value, (form, int) if form is float else form)

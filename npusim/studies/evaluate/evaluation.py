@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -38,6 +39,8 @@ Verdict = Literal["right", "wrong", "unproved"]
 #: right in 90 % of such pairs: among the products and norms on which the share was fitted, and among the attention and
 #: the softmax that were kept out (``tests/evaluate/test_trust.py``).
 CLOSE = 0.1
+#: Bytes of an element in float64.
+_WIDEST = 8
 #: File and line in the text of a refusal.
 _LINE = re.compile(r"([^\s:]+\.py):(\d+)")
 
@@ -232,7 +235,7 @@ class Batch:
                 findings = self._judged(process, number)
             if process.has_ended:
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
-            times = {}
+            times = dict[str, Microseconds]()
             for number, device in enumerate(self.devices):
                 call = replace(request, hw=device, seed=None, numerics=False)
                 tile = {} if number else {"tile": dict(findings.tile)}
@@ -290,6 +293,9 @@ class Batch:
         description = process.ask(Question(described, call, {"tile": dict(tile)}))
         if "error" in description:
             return description
+        elements = sum(prod(sizes[:4]) for sizes in (*description["inputs"].values(), description["output"]))
+        if elements * _WIDEST > self.limits.memory_bytes:
+            return {"error": f"{elements:,} elements of inputs and output exceed its memory", "kind": "refused"}
         try:
             with self.referee.lock:
                 arrays = self.referee.drawn(case, description)

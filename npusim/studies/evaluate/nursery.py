@@ -112,10 +112,10 @@ def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
 def _answer_all(questions: BinaryIO, sink: Any) -> None:
     while True:
         try:
-            question = pickle.load(questions)
+            token, question = pickle.load(questions)
         except EOFError:
             return
-        sink.write(f"{json.dumps(answer(question))}\n".encode())
+        sink.write(f"{json.dumps([token, answer(question)])}\n".encode())
 
 
 def _ended(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:

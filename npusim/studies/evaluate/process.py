@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from npusim.errors import NpusimError
+from npusim.studies.evaluate.child import FORMS, has_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +137,8 @@ class CandidateProcess:
 
     def ask(self, question: Question) -> dict[str, Any]:
         """Return the answer to a question; the end of the process, or none in time, is one with an ``error``."""
-        if not self._send(question):
+        token = secrets.token_hex(16)
+        if not self._send((token, question)):
             return self._ended()
         until = time.monotonic() + self.limits.seconds
         while b"\n" not in self._rest:
@@ -151,7 +154,10 @@ class CandidateProcess:
                 self.end()
                 return {"error": f"its answer is longer than {LONGEST:,} bytes", "kind": "crash"}
         line, _, self._rest = self._rest.partition(b"\n")
-        return _read(line)
+        answer = _read(line, token)
+        form = FORMS.get(question.work)
+        is_known = "error" in answer or form is None or has_form(answer, form)
+        return answer if is_known else {"error": "the candidate changed npusim's own answer", "kind": "crash"}
 
     def end(self) -> None:
         """Kill the process and those that it has started, and remove its folder."""
@@ -180,10 +186,11 @@ class CandidateProcess:
         return {"error": f"the candidate's process ended with {by}", "kind": "crash"}
 
 
-def _read(line: bytes) -> dict[str, Any]:
-    """Return an answer; one that is no object of JSON is a crash."""
+def _read(line: bytes, token: str) -> dict[str, Any]:
+    """Return an answer; one that is no object of JSON, or has not the question's token, is a crash."""
     try:
-        answer = json.loads(line)
-    except ValueError:
-        answer = None
-    return answer if isinstance(answer, dict) else {"error": "its answer is not JSON", "kind": "crash"}
+        said, answer = json.loads(line)
+    except (ValueError, TypeError):
+        said = answer = None
+    is_answer = said == token and isinstance(answer, dict)
+    return answer if is_answer else {"error": "the candidate wrote what is no answer", "kind": "crash"}
