@@ -30,6 +30,7 @@ TOPICS = (
     "schedule",
     "scope",
     "serve",
+    "skill",
     "start",
     "stress",
     "tile",
