@@ -1,6 +1,6 @@
 """The cache folder: machine code of kernels, parsed YAML files, and chosen tiles.
 
-It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
+It is the folder that ``NPUSIM_CACHE`` names (of several, as of ``PATH``, each is searched); else the package's own ``__pycache__``, the user's cache folder, or a
 private temporary one, whichever can be written.  Its files are used without further checks (machine code is run), so a
 file is used only if its content is the stored one, and a temporary folder only if no other user may write to it.
 """
@@ -46,7 +46,7 @@ def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
 
     ``at``: the only folder that is searched.
     """
-    for place in _folders() if at is None else (at,):
+    for place in folders() if at is None else (at,):
         content = _content(place / name)
         if content is not None and content.startswith(stamp):
             return content[_DIGEST_BYTES:]
@@ -56,7 +56,7 @@ def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
 def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
     """Store ``data`` under a name, in place of earlier data; a failure is reported once, or not at all."""
     faults = list[str]()
-    for place in _folders():
+    for place in folders():
         try:
             _write(place / name, stamp + data)
         except OSError as error:
@@ -85,25 +85,25 @@ def is_kept(prefix: str, stamp: bytes, at: Path | None = None) -> bool:
     """Return whether any data are stored with a stamp under a name that begins so; ``at``: as for `load`."""
     return any(
         (content := _content(file)) is not None and content.startswith(stamp)
-        for place in (_folders() if at is None else (at,))
+        for place in (folders() if at is None else (at,))
         for file in (place.glob(f"{prefix}*") if place.is_dir() else ())
     )
 
 
 def folder() -> Path | None:
     """Return the folder for stored data; None where none can be written."""
-    return next(filter(_is_writable, _folders()), None)
+    return next(filter(_is_writable, folders()), None)
 
 
-def _folders() -> list[Path]:
+def folders() -> list[Path]:
     """Return the folders that are searched, and the one that is written: the first that can be."""
     if named := os.environ.get(VARIABLE):
-        return [Path(named)]
+        return [Path(one) for one in named.split(os.pathsep)]
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - needs no home
-    folders = [Path(__file__).parent / "__pycache__", Path(users) / "npusim"]
-    if not any(map(_is_writable, folders)) and (private := private_folder()):
-        folders.append(private)
-    return folders
+    usual = [Path(__file__).parent / "__pycache__", Path(users) / "npusim"]
+    if not any(map(_is_writable, usual)) and (private := private_folder()):
+        usual.append(private)
+    return usual
 
 
 @functools.cache

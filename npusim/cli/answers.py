@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError, SpecError
 from npusim.kernels.triton import is_launch
 from npusim.simulation.request import short_name
-from npusim.studies.evaluate.child import timed
 
 if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
@@ -21,17 +20,10 @@ def answered(question: Question, limits: Limits) -> dict[str, Any]:
 
     names = [question.request.schedule, str(question.more.get("other", ""))]
     if not any(is_launch(name) or ".py" in name for name in names):
-        return question.work(question)
-    with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
-        answer = process.ask(question)
-    if "error" in answer:
-        raise SpecError(str(answer["error"]))
-    return answer
-
-
-def predicted(question: Question) -> dict[str, Any]:
-    """Return the predicted time with its limit and band."""
-    answer = timed(question)
+        answer = question.work(question)
+    else:
+        with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
+            answer = process.ask(question)
     if "error" in answer:
         raise SpecError(str(answer["error"]))
     return answer

@@ -7,13 +7,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 from npusim import __version__
 from npusim.cli import answers
@@ -21,7 +22,7 @@ from npusim.cli.options import problem_values
 from npusim.errors import NpusimError, SpecError
 from npusim.report.text import to_json
 from npusim.simulation.request import Request
-from npusim.studies.evaluate.child import Question
+from npusim.studies.evaluate.child import Question, timed
 from npusim.studies.evaluate.evaluation import Evaluation, Microseconds, evaluate, time_of
 
 if TYPE_CHECKING:
@@ -94,13 +95,23 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         instructions="Judges kernels for NPUs and GPUs without the device: right or wrong, bits, time with a band.",
         log_level="ERROR",
     )
-    turn = anyio.CapacityLimiter(1)  # simulations use all that a process has
+    turn, alone = anyio.CapacityLimiter(1), Lock()
 
     async def worked(work: Callable[[], Value]) -> Value:
+        is_over = Event()
+
+        def in_turn() -> Value:
+            with alone:  # a cancelled call leaves its turn, and its thread ends later: two simulations never overlap
+                if is_over.is_set():
+                    raise SpecError("cancelled")
+                return work()
+
         try:
-            done: Value = await anyio.to_thread.run_sync(work, limiter=turn, abandon_on_cancel=True)
+            done: Value = await anyio.to_thread.run_sync(in_turn, limiter=turn, abandon_on_cancel=True)
         except NpusimError as error:
-            raise ValueError(answers.in_words(error)) from None
+            raise ToolError(answers.in_words(error)) from None
+        finally:
+            is_over.set()
         return done
 
     async def asked(
@@ -130,7 +141,7 @@ def _offer_answers(server: MCPServer[Any], asked: Callable[..., Awaitable[dict[s
     @server.tool()
     async def predict(kernel: str, call: ServedCall = ServedCall()) -> Microseconds:
         """Predict the time of a kernel on a device, with its band and its limit."""
-        return time_of(await asked(answers.predicted, kernel, call))
+        return time_of(await asked(timed, kernel, call))
 
     @server.tool()
     async def tune(
@@ -169,7 +180,7 @@ def _offer_evaluate(server: MCPServer[Any], worked: Callable[..., Any], limits: 
     ) -> Evaluations:
         """Judge kernels: right, wrong or unproved, the same bits or not, time on each device (hw: a,b), trust."""
         if len(kernels) > MOST_KERNELS:
-            raise ValueError(f"kernels: {len(kernels)}; at most {MOST_KERNELS}")
+            raise ToolError(f"kernels: {len(kernels)}; at most {MOST_KERNELS}")
         is_over, count = Event(), iter(range(1, len(kernels) + 1))
 
         def told(done: Evaluation) -> None:

@@ -175,6 +175,8 @@ class Sizes(SpecModel):
     features: ClassVar[frozenset[str]] = frozenset()
     #: Whether runs compute bits of the problem.
     has_bits: ClassVar[bool] = False
+    #: Whether inputs are plain tensors, which a caller who computes bits may give by name.
+    is_plain: ClassVar[bool] = False
     #: How the problem is asked for, in an error.
     asked_with: ClassVar[str] = "sizes of a layer (-w, --seq) on a node"
 
@@ -221,6 +223,11 @@ class Sizes(SpecModel):
     def recipe(self) -> str:
         """How inputs are drawn, in words."""
         return "none"
+
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of plain tensors that are drawn."""
+        return 0
 
     @property
     def needs(self) -> frozenset[str]:
@@ -714,6 +721,7 @@ class GemmProblem(Sizes):
     dtype: Literal[Dtype, BlockDtype] = "float16"
     count: PositiveInt = 1
     operands: Operands = "nd"
+    is_plain: ClassVar[bool] = True
     asked_with: ClassVar[str] = "a matrix product: --problem m=4096,n=4096,k=4096"
 
     def flops(self) -> int:
@@ -780,6 +788,7 @@ class KernelProblem(Sizes):
     seed: NonNegativeInt = 0
     features: ClassVar[frozenset[str]] = frozenset(("plain",))  # no need of an option by itself
     has_bits: ClassVar[bool] = True
+    is_plain: ClassVar[bool] = True
     asked_with: ClassVar[str] = "sizes by the names that its launch has: --problem M=4096,N=4096"
 
     @model_validator(mode="before")
@@ -799,6 +808,11 @@ class KernelProblem(Sizes):
     def sizes(self) -> dict[str, int | float]:
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
+
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of all inputs."""
+        return self.seed
 
     @property
     def recipe(self) -> str:

@@ -52,6 +52,9 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
                 facts.append(("first", (Cell(f"{first.at}: {first.value}, exact {first.exact}"),)))
             yield Heading(short_name(e.kernel), "")
             yield Facts(tuple(facts))
+    if tiles := [(short_name(e.kernel), (Cell(text),)) for e in evaluations for text in e.other_tiles]:
+        yield Heading("calls that refuse the tile of the given call, and theirs", "")
+        yield Facts(tuple(tiles))
 
 
 def evaluated_document(evaluations: Sequence[Evaluation]) -> dict[str, object]:

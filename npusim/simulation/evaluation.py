@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.config.problem import KernelProblem, Problem
+    from npusim.config.problem import Problem
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.bits_result import NumericResult
@@ -192,7 +192,8 @@ class TensorSubject(Subject):
 
     def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
         """Return the inputs, ``change`` applied to those that do not follow from others."""
-        source = kernel_source(self.inputs, cast("KernelProblem", plan.problem).seed, plan.tensors)
+        asked = plan.request.seed
+        source = kernel_source(self.inputs, plan.problem.drawn_seed if asked is None else asked, plan.tensors)
         given = plan.tensors or ()
         follows = {n: partial(of, plan.problem) for n, of in plan.schedule.follows.items() if n not in given}
         return with_followers(change(source) if change else source, self.inputs, follows)

@@ -107,11 +107,13 @@ class Plan:
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 
-def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
+def target_of(
+    request: Request, *, has_bits: bool, is_bare: bool = False
+) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
     """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
 
     Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
-    its caller.
+    its caller; ``is_bare``: by its caller, who may compute bits of plain tensors where runs compute none.
     """
     r, device = request, request.machine()
     method_named(r.method)
@@ -125,11 +127,12 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,
-        "bits": has_bits and schedule.has_bits,
+        "bits": has_bits and (schedule.has_bits or (is_bare and schedule.problem.is_plain)),
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
     features |= schedule.problem.features & {"attention", "plain"}
+    features |= {"plain"} if schedule.problem.is_plain and "bits" in features else set()
     request.refuse_unread(features, schedule.sizes)
     return schedule, device, features
 
@@ -139,14 +142,14 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
 
     ``is_bare``: without bits and timeline, for callers that compute bits themselves.
     """
-    schedule, device, features = target_of(request, has_bits=is_bare or request.numerics)
+    schedule, device, features = target_of(request, has_bits=is_bare or request.numerics, is_bare=is_bare)
     workload = request.load()
     if is_bare:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
     scales, stated, reading = dict[str, float](), dict[str, Any](), ""
-    if request.problem is not None and "plain" in request.problem.features:
+    if request.problem is not None and request.problem.is_plain:
         tensors = kernel_tensors(request)
     else:
         tensors, scales, stated = chosen_tensors(request, workload)
@@ -159,7 +162,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = schedule.sized(problem)
     problem = (problem if request.seed is None else problem.with_seed(request.seed)).stored_as(request.layout, scales)
-    if tensors is not None and "plain" not in problem.features:
+    if tensors is not None and not problem.is_plain:
         where = request.tensors if isinstance(request.tensors, str | Path) else "tensors"
         check_finite(tensors, problem.attention, where)
     if "bias" in stated:

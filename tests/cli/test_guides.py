@@ -31,6 +31,7 @@ TOPICS = (
     "schedule",
     "scope",
     "serve",
+    "skill",
     "start",
     "stress",
     "tile",

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from npusim.config.problem import KernelProblem, Problem
+    from npusim.config.problem import AnyProblem, Problem
 
 #: Sizes of the calls that do not divide by a tile: queries and keys; and keys of the other small calls.
 ODD, SMALL = (67, 131), 64
+#: Largest size of a product's other calls.
+LARGEST = 256
 #: Points of a stress search (`npusim.studies.stress.aspects`) that a right kernel withstands, by kind of inputs.
 OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -24,7 +26,7 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 32.0}, "zeros": {"zero": 1.0}}
+    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 64.0}, "zeros": {"zero": 1.0}}
 )
 
 
@@ -70,17 +72,26 @@ def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, i
         yield JudgedCase(name, sizes, seed + 6 + number, point)
 
 
-def tensor_cases(problem: KernelProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
-    """Yield the calls on which a kernel of plain tensors is judged."""
-    yield JudgedCase("the given call", {}, seed, is_given=True)
-    yield JudgedCase("other values", {}, seed + 1, is_given=True)
+def tensor_cases(problem: AnyProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
+    """Yield the calls on which a kernel of plain tensors is judged.
+
+    A product with large sizes is judged on a sample of the rows of its own sizes, and on all rows of smaller sizes.
+    """
+    sizes = problem.sizes or problem.named_sizes() or {}
+    whole = {n: x for n, x in sizes.items() if isinstance(x, int) and x > 1}
+    rows, small = "all", dict[str, int]()
+    if problem.flops():
+        rows, small = "sample", {n: LARGEST for n, x in whole.items() if x > LARGEST}
+    yield JudgedCase("the given call", {}, seed, rows=rows, is_given=True)
+    yield JudgedCase("other values", {}, seed + 1, rows=rows, is_given=True)
     for shape in shapes:
-        yield JudgedCase(" ".join(f"{n}={x}" for n, x in shape.items()), shape, seed + 2, is_given=True)
-    whole = {n: x for n, x in problem.sizes.items() if isinstance(x, int) and x > 1}
+        named = " ".join(f"{n}={x}" for n, x in shape.items())
+        yield JudgedCase(named, shape, seed + 2, rows=rows, is_given=True)
     for number, (name, size) in enumerate(whole.items()):
-        yield JudgedCase(f"{name} that does not divide", {name: max(1, size * 3 // 4 - 5)}, seed + 3 + number)
+        odd = max(1, small.get(name, size) * 3 // 4 - 5)
+        yield JudgedCase(f"{name} that does not divide", {**small, name: odd}, seed + 3 + number)
     for number, (name, point) in enumerate(OF_TENSORS.items()):
-        yield JudgedCase(name, {}, seed + 20 + number, point)
+        yield JudgedCase(name, small, seed + 20 + number, point)
 
 
 def _tokens(queries: int, keys: int) -> dict[str, int]:

@@ -1,27 +1,21 @@
-"""The process in which a candidate is read, compiled and executed; it answers the questions of its parent.
-
-Run as a program, ``python -m npusim.studies.evaluate.child FOLDER ANSWERS``: questions are pickled on standard input,
-each answer is a line of JSON on the file descriptor ``ANSWERS``, and outputs are arrays in the folder.  What a
-candidate prints goes nowhere, and its parent unpickles nothing.
-"""
+"""Questions about a candidate, which its own process answers: its inputs, its output, its time."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, RaceError, one_line
-from npusim.studies.evaluate.limits import confine, guard
+from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
+
+#: Cores on which rankings of Triton kernels were compared with measured ones: 458 configurations (``reports/tune``).
+RANKED = frozenset(("sm_90",))
 
 
 @dataclass(frozen=True)
@@ -31,32 +25,6 @@ class Question:
     work: Callable[[Question], dict[str, Any]]
     request: Request
     more: Mapping[str, Any] = field(default_factory=dict)
-
-
-def main(folder: str, answers: str) -> None:
-    """Answer questions until there are no more."""
-    questions = sys.stdin.buffer
-    limits, may_start = pickle.load(questions)
-    _import_all()
-    with os.fdopen(int(answers), "wb", buffering=0) as sink:
-        confine(limits, may_start=may_start)
-        guard((Path(folder),))
-        _answer_all(questions, sink)
-
-
-def _import_all() -> None:
-    """Import what answers need, before the limits hold."""
-    import npusim.program.numerics.evaluate
-    import npusim.studies.tune.prediction  # noqa: F401
-
-
-def _answer_all(questions: BinaryIO, sink: Any) -> None:
-    while True:
-        try:
-            question = pickle.load(questions)
-        except EOFError:
-            return
-        sink.write(f"{json.dumps(answer(question))}\n".encode())
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -74,21 +42,49 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def described(question: Question) -> dict[str, Any]:
-    """Return the sizes and formats of a candidate's inputs and output, and the fields of its tile that are chosen."""
-    from npusim.config.tiling import word_of
-    from npusim.simulation.chosen_tile import choose_tile, program_of
+    """Return the sizes and formats of a candidate's inputs and output, and the chosen fields of its tile.
+
+    ``tile``: chosen fields of another call, which the tile of this call has too.  Where they are refused the tile is
+    chosen again, and ``refused`` says why.
+    """
+    from npusim.simulation.chosen_tile import program_of
     from npusim.simulation.evaluation import result_of, subject_of
     from npusim.simulation.plan import plan_of
 
-    asked = plan_of(question.request, is_bare=True)
-    plan, program = program_of(asked)
+    refused = ""
+    try:
+        asked = plan_of(_with_tile(question), is_bare=True)
+        plan, program = program_of(asked)
+    except NpusimError as error:
+        if not question.more.get("tile"):
+            raise
+        refused = one_line(error)
+        asked = plan_of(question.request, is_bare=True)
+        plan, program = program_of(asked)
     subject = subject_of(plan, program)
     o = subject.output
     return {
         "inputs": {n: [t.batch, t.heads, t.rows, t.cols, t.fmt] for n, t in subject.plain.items()},
         "output": [o.batch, o.heads, o.seq_q, o.output_cols, result_of(program).fmt],
-        "tile": {n: word_of(type(asked.tiling), n, value) for n, value in choose_tile(asked).fields.items()},
+        "tile": {**(question.more.get("tile") or {} if not refused else {}), **_chosen(asked)},
+        "refused": refused,
     }
+
+
+def _with_tile(question: Question) -> Request:
+    """Return the request with the chosen fields of another call's tile, unless it names others."""
+    from npusim.simulation.variants import named_fields
+
+    request, tile = question.request, question.more.get("tile")
+    return replace(request, tiling={**tile, **named_fields(request.tiling)}) if tile else request
+
+
+def _chosen(plan: Plan) -> dict[str, Any]:
+    """Return the fields of a plan's tile that are chosen, as they are written."""
+    from npusim.config.tiling import word_of
+    from npusim.simulation.chosen_tile import choose_tile
+
+    return {n: word_of(type(plan.tiling), n, value) for n, value in choose_tile(plan).fields.items()}
 
 
 def computed(question: Question) -> dict[str, Any]:
@@ -103,7 +99,7 @@ def computed(question: Question) -> dict[str, Any]:
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
 
-    request, file = question.request, str(question.more["file"])
+    request, file = _with_tile(question), str(question.more["file"])
     plan, program = program_of(plan_of(request, is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
@@ -123,30 +119,65 @@ def computed(question: Question) -> dict[str, Any]:
 
 
 def timed(question: Question) -> dict[str, Any]:
-    """Return the prediction of a request's time."""
+    """Return the prediction of a request's time, with the chosen fields of its tile; ``tile`` as in `described`."""
+    from npusim.simulation.plan import plan_of
     from npusim.simulation.ranking import steady
     from npusim.studies.tune.prediction import Configuration, predict
 
-    request = question.request
+    request = _with_tile(question)
     machine = request.machine()
-    prediction = predict(
-        Configuration({}, replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine)))
-    )
+    request = replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine))
+    prediction = predict(Configuration({}, request))
+    is_ranked = is_launch(request.schedule) and machine.architecture in RANKED
     if prediction.us is None:
         return {"error": prediction.reason, "kind": "refused"}
     errors = prediction.errors
-    limit = {"name": str(prediction.limit) if prediction.limit.name else "", "share": prediction.limit.share}
+    of = prediction.limit
+    limit = {"name": str(of) if of.name else "", "share": of.share, "is_link": of.is_link}
     band = None if errors is None else errors.band
     return {
         "us": prediction.us,
+        "tile": {**(question.more.get("tile") or {}), **_chosen(plan_of(request, is_bare=True))},
+        "is_ranked": is_ranked,
         "key": prediction.key,
         "registers": prediction.registers,
         "spilled": prediction.spilled,
+        "warps": prediction.warps,
         "limit": limit,
         "band": band,
         "errors": "not measured" if errors is None else errors.verdict,
     }
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+#: Sizes of a tensor, batch to columns, and its format.
+_TENSOR = [int, int, int, int, str]
+#: Forms of answers, which a candidate's process has written: types of values, of items, and of all values (`any name`).
+FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
+    {
+        described: {"inputs": {"": _TENSOR}, "output": _TENSOR, "tile": dict, "refused": str},
+        computed: {"file": str, "arithmetic": {"": str}, "notes": list},
+        timed: {
+            "us": float,
+            "tile": dict,
+            "is_ranked": bool,
+            "key": str,
+            "registers": (int, NoneType),
+            "spilled": int,
+            "warps": int,
+            "limit": {"name": str, "share": float, "is_link": bool},
+            "band": (float, NoneType),
+            "errors": str,
+        },
+    }
+)
+
+
+def has_form(value: Any, form: Any) -> bool:
+    """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
+    if isinstance(form, dict):
+        names = value if "" in form else form
+        return isinstance(value, dict) and all(n in value and has_form(value[n], form.get(n, form.get(""))) for n in names)
+    if isinstance(form, list):
+        pairs = zip(value, form, strict=True) if isinstance(value, list) and len(value) == len(form) else [(None, int)]
+        return all(has_form(one, of) for one, of in pairs)
+    return isinstance(value, (form, int) if form is float else form)

@@ -11,9 +11,21 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Bytes that a candidate may write to a file.
 FILE_BYTES = 1 << 28
+#: Which arguments of an event of Python are paths that it changes.
+CHANGES: Mapping[str, slice] = MappingProxyType(
+    {
+        **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)),
+        **dict.fromkeys(("os.rename", "os.link"), slice(2)),  # a link of a file makes its content writable
+        "os.symlink": slice(1, 2),
+    }
+)
 #: A filter of system calls (Linux, seccomp): its mode, and prctl's numbers.
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _EQUAL, _ANY_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -73,18 +85,19 @@ def confine(limits: Limits, *, may_start: bool) -> None:
 def guard(folders: tuple[Path, ...]) -> None:
     """Refuse to open files for writing, to remove or to rename them outside of some folders, from Python code."""
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-    changes = frozenset(("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"))
 
     def check(event: str, arguments: tuple[object, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
             is_written = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
             is_written |= isinstance(mode, str) and any(letter in mode for letter in "wax+")
+            changed = (path,) if is_written else ()
         else:
-            path, is_written = (arguments[0] if arguments else None), event in changes
-        named = os.fsdecode(path) if isinstance(path, str | bytes) else None
-        if is_written and named is not None and named != os.devnull and not os.path.realpath(named).startswith(inside):
-            raise PermissionError(f"a candidate may not change {named}")
+            changed = arguments[CHANGES.get(event, slice(0))]
+        for path in changed:
+            named = os.fsdecode(path) if isinstance(path, str | bytes) else os.devnull
+            if named != os.devnull and not f"{os.path.realpath(named)}{os.sep}".startswith(inside):
+                raise PermissionError(f"a candidate may not change {named}")
 
     sys.addaudithook(check)
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
+from npusim.errors import NpusimError
+from npusim.studies.evaluate.child import FORMS, has_form
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from npusim.studies.evaluate.child import Question
@@ -28,6 +36,74 @@ LONGEST, PIECE = 1 << 24, 1 << 16
 PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
 
 
+class Nursery:
+    """The process from which processes of candidates are forked; it starts again where it has ended."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._warm: set[str] = set()
+
+    def warm(self, devices: Iterable[str]) -> None:
+        """Load the code that candidates on packaged devices need, once."""
+        for device in devices:
+            if device not in self._warm:
+                self._warm.add(device)
+                self._ask({"do": "warm", "hw": device})
+
+    def fork(self, folder: Path, limits: Limits, questions: int, answers: int, *, may_start: bool) -> int:
+        """Return the number of a new process that reads ``questions``, which are pickled, and writes ``answers``."""
+        how = {"folder": str(folder), "seconds": limits.seconds, "memory": limits.memory_bytes, "may_start": may_start}
+        return int(self._ask({"do": "fork", **how}, (questions, answers))["process"])
+
+    def end(self, process: int) -> int | None:
+        """Kill a process and those that it has started; return its exit code, None where it is not known."""
+        with suppress(NpusimError):
+            return int(self._ask({"do": "end", "process": process})["code"])
+        return None
+
+    def _ask(self, words: Mapping[str, object], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                socket.send_fds(self._control, [json.dumps(words).encode()], list(descriptors))
+                line = self._control.recv(PIECE)
+            except OSError:
+                line = b""
+            if not line:
+                raise NpusimError("the process that starts candidates has ended")
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+
+    def _start(self) -> None:
+        self._control, other = socket.socketpair()
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", f"{__package__}.nursery", str(other.fileno())),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(other.fileno(),),
+            cwd=os.sep,
+            env=self.environment,
+            start_new_session=True,
+        )
+        other.close()
+
+
+def nursery() -> Nursery:
+    """Return the nursery of this process and of its environment: one for all candidates."""
+    named = {name: os.environ[name] for name in PASSED if name in os.environ}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return _nursery(os.getpid(), **named, **threads, PYTHONPATH=str(Path(__file__).parents[3]))
+
+
+@cache
+def _nursery(_process: int, **environment: str) -> Nursery:
+    return Nursery(environment)
+
+
 class CandidateProcess:
     """A process that runs one candidate's code within limits, in an empty folder that is removed afterwards.
 
@@ -36,24 +112,15 @@ class CandidateProcess:
 
     def __init__(self, limits: Limits, *, may_start: bool) -> None:
         self.limits, self.folder = limits, Path(tempfile.mkdtemp(prefix="npusim-candidate-"))
-        source, sink = os.pipe()
-        named = {name: os.environ[name] for name in PASSED if name in os.environ}
-        package = str(Path(__file__).parents[3])
-        paths = {"PYTHONPATH": package, "TMPDIR": str(self.folder), "TRITON_CACHE_DIR": str(self.folder)}
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            (sys.executable, "-m", f"{__package__}.child", str(self.folder), str(sink)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(sink,),
-            cwd=self.folder,
-            env={**named, **paths, **threads},
-            start_new_session=True,
-        )
-        os.close(sink)
-        self._source, self._rest = source, b""
-        self._send((limits, may_start))
+        self._nursery, self._code = nursery(), None
+        questions, sink = os.pipe()
+        self._source, answers = os.pipe()
+        self._sink, self._rest = os.fdopen(sink, "wb"), b""
+        try:
+            self._number = self._nursery.fork(self.folder, limits, questions, answers, may_start=may_start)
+        finally:
+            os.close(questions)
+            os.close(answers)
 
     def __enter__(self) -> Self:
         """Return the process itself."""
@@ -70,7 +137,8 @@ class CandidateProcess:
 
     def ask(self, question: Question) -> dict[str, Any]:
         """Return the answer to a question; the end of the process, or none in time, is one with an ``error``."""
-        if not self._send(question):
+        token = secrets.token_hex(16)
+        if not self._send((token, question)):
             return self._ended()
         until = time.monotonic() + self.limits.seconds
         while b"\n" not in self._rest:
@@ -86,43 +154,43 @@ class CandidateProcess:
                 self.end()
                 return {"error": f"its answer is longer than {LONGEST:,} bytes", "kind": "crash"}
         line, _, self._rest = self._rest.partition(b"\n")
-        return _read(line)
+        answer = _read(line, token)
+        form = FORMS.get(question.work)
+        is_known = "error" in answer or form is None or has_form(answer, form)
+        return answer if is_known else {"error": "the candidate changed npusim's own answer", "kind": "crash"}
 
     def end(self) -> None:
         """Kill the process and those that it has started, and remove its folder."""
         if not self.has_ended:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            if self._process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    self._process.stdin.close()
+            self._code = self._nursery.end(self._number)
+            with suppress(BrokenPipeError):
+                self._sink.close()
             os.close(self._source)
             self._source = -1
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, words: object) -> bool:
-        sink = self._process.stdin
-        if self.has_ended or sink is None:
+        if self.has_ended:
             return False
         try:
-            sink.write(pickle.dumps(words))
-            sink.flush()
+            self._sink.write(pickle.dumps(words))
+            self._sink.flush()
         except BrokenPipeError:
             return False
         return True
 
     def _ended(self) -> dict[str, Any]:
         self.end()
-        code = self._process.returncode
+        code = self._code
         by = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
         return {"error": f"the candidate's process ended with {by}", "kind": "crash"}
 
 
-def _read(line: bytes) -> dict[str, Any]:
-    """Return an answer; one that is no object of JSON is a crash."""
+def _read(line: bytes, token: str) -> dict[str, Any]:
+    """Return an answer; one that is no object of JSON, or has not the question's token, is a crash."""
     try:
-        answer = json.loads(line)
-    except ValueError:
-        answer = None
-    return answer if isinstance(answer, dict) else {"error": "its answer is not JSON", "kind": "crash"}
+        said, answer = json.loads(line)
+    except (ValueError, TypeError):
+        said = answer = None
+    is_answer = said == token and isinstance(answer, dict)
+    return answer if is_answer else {"error": "the candidate wrote what is no answer", "kind": "crash"}

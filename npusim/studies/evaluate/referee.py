@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from npusim import formats
 from npusim.config import outside
 from npusim.config.outside import with_origin
-from npusim.config.problem import KernelProblem
+from npusim.config.problem import GemmProblem
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.cast import widen
@@ -96,6 +97,8 @@ class Referee(ABC):
     problem: AnyProblem
     shapes: Sequence[Mapping[str, int]] = ()
     inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+    #: Held while it draws or judges: candidates of several batches may share it.
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     @property
     def seed(self) -> int:
@@ -107,7 +110,7 @@ class Referee(ABC):
         problem = self.problem.attention
         if problem is not None:
             return attention_cases(problem, self.seed, self.shapes)
-        return tensor_cases(KernelProblem.of(self.problem), self.seed, self.shapes)
+        return tensor_cases(self.problem, self.seed, self.shapes)
 
     def call(self, schedule: str, case: JudgedCase, arrays: Arrays | None) -> Request:
         """Return the request of a case for a schedule, with inputs."""
@@ -125,7 +128,7 @@ class Referee(ABC):
             power_watts=self.request.power_watts,
             tensors=arrays,
             rows=case.rows,
-            heads="sample" if problem.attention is not None else "all",
+            heads="all" if problem.is_plain else "sample",
         )
 
     @abstractmethod
@@ -201,12 +204,15 @@ class KernelReferee(Referee):
 class FunctionReferee(Referee):
     """A function on numpy arrays in float64; correct kernels are the same function of inputs that are rounded again.
 
+    ``by_order``: the function has the problem and then the inputs in their order, whatever a candidate calls them.
+
     A correct kernel rounds inputs, or values of their size, once to the coarsest format of its tensors.  So its error
     is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
     """
 
     function: Callable[..., Any]
     origin: str
+    by_order: bool = False
     exact: dict[tuple[str, str], tuple[NDArray[np.float64], list[NDArray[Any]]]] = field(default_factory=dict)
 
     def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
@@ -239,7 +245,12 @@ class FunctionReferee(Referee):
         batch, heads, rows_each, cols = sizes
         subject = TensorSubject(batch, heads, rows_each, cols, ())
         given = read_output(file, subject, fmt)
-        of = partial(_by_head, has=given.has)
+        whole = {(n, h, 0): given.values[n, h] for n in range(batch) for h in range(heads)}
+        judged = given.cut(whole)
+
+        def of(values: NDArray[Any]) -> dict[BlockRows, NDArray[Any]]:
+            return {(n, h, row): values[n, h, row : row + len(block)] for (n, h, row), block in judged.items()}
+
         rows = of(given.values)
         judgement = within_errors(rows, [of(k) for k in kernels], of(exact), None, f"kernels of {self.origin}")
         right = of(kernels[0])
@@ -273,6 +284,8 @@ class FunctionReferee(Referee):
         self, case: JudgedCase, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
     ) -> NDArray[np.float64]:
         call = self.call("", case, None).problem
+        if self.by_order:
+            return np.asarray(self.function(call, *arrays.values()), np.float64).reshape(shape)
         names = inspect.signature(self.function).parameters
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
         if missing := [n for n in names if n not in arrays and n not in sizes]:
@@ -294,10 +307,6 @@ def _gathered(source: Callable[[int, int], NDArray[Any]], batches: int, heads: i
     return np.stack([np.stack([source(n, h) for h in range(heads)]) for n in range(batches)])
 
 
-def _by_head(values: NDArray[Any], has: NDArray[np.bool_]) -> dict[BlockRows, NDArray[Any]]:
-    return {(n, h, 0): values[n, h] for n in range(values.shape[0]) for h in range(values.shape[1]) if has[n, h].any()}
-
-
 def _bits(values: NDArray[Any]) -> str:
     return f"u{values.dtype.itemsize}"
 
@@ -312,6 +321,16 @@ def _element(
     return WrongElement(at, own, right, looks or "no known fault: another function, or sums of another kind")
 
 
+def product(problem: GemmProblem, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return A B of float64 arrays (1, count, rows, columns); B is (n, k) where operands are ``nt``."""
+    right = np.swapaxes(b, -1, -2) if problem.operands == "nt" else b
+    return np.asarray(a @ right)
+
+
+#: Functions of the inputs of a problem, in their order, by kinds of problems that compute one function alone.
+FUNCTIONS: Mapping[type, Callable[..., NDArray[Any]]] = MappingProxyType({GemmProblem: product})
+
+
 @dataclass(frozen=True)
 class RefereeChoice:
     """The request of a call, and what its caller names as the reference: see `npusim.studies.evaluate.evaluate`."""
@@ -322,15 +341,18 @@ class RefereeChoice:
 
     def referee(self) -> Referee | None:
         """Return the referee; None where none is named and the call is no attention."""
-        reference = self.reference
+        reference, problem = self.reference, self.request.problem
         if reference is not None and ".py:" in reference and not is_launch(reference):
             module, name = outside.load(reference, "a reference")
             function = getattr(module, name, None)
             if inspect.isfunction(function):
-                problem = self._problem(self._attention)
-                return FunctionReferee(self.request, problem, self.shapes, function=function, origin=reference)
+                named = self._problem(self._attention)
+                return FunctionReferee(self.request, named, self.shapes, function=function, origin=reference)
         if reference is None:
-            if self.request.problem is not None and self.request.problem.attention is None:
+            if problem is not None and (known := FUNCTIONS.get(type(problem))) is not None:
+                how: dict[str, Any] = {"function": known, "origin": known.__name__, "by_order": True}
+                return FunctionReferee(self.request, problem, self.shapes, **how)
+            if problem is not None and problem.attention is None:
                 return None
             reference = self._attention
         return KernelReferee(self.request, self._problem(reference), self.shapes, reference=reference)

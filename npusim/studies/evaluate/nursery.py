@@ -1,0 +1,131 @@
+"""A process that has imported npusim and runs no foreign code: a process for each candidate is forked from it.
+
+Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends lines
+of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two pipes
+with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  What a candidate prints
+goes nowhere, and nobody unpickles what it writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from npusim import cache
+from npusim.studies.evaluate.child import Question, answer, computed, described, timed
+from npusim.studies.evaluate.limits import Limits, confine, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Bytes of a line, and its most file descriptors.
+LINE, DESCRIPTORS = 1 << 16, 2
+#: The call of a packaged kernel that loads what most candidates need.
+WARM = {"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64}
+
+
+def main(control: str) -> None:
+    """Do what the parent asks until it has ended."""
+    _import_all()
+    parent = socket.socket(fileno=int(control))
+    while True:
+        line, descriptors, _, _ = socket.recv_fds(parent, LINE, DESCRIPTORS)
+        if not line:
+            return
+        asked = json.loads(line)
+        done = {"fork": _forked, "end": _ended, "warm": _warmed}[asked["do"]](asked, descriptors, parent)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        parent.sendall(f"{json.dumps(done)}\n".encode())
+
+
+def _import_all() -> None:
+    """Import what answers need, before the limits hold."""
+    import npusim.program.numerics.evaluate
+    import npusim.studies.tune.prediction  # noqa: F401
+    from npusim.library import SCHEDULES
+
+    len(SCHEDULES)  # imports all packaged schedules, as the look-up of a user's name does
+
+
+@functools.cache
+def _import_compiler() -> None:
+    """Import Triton, where it is installed, once for all of its kernels."""
+    with suppress(ImportError):
+        import npusim.kernels.triton.launch
+        import triton.compiler  # noqa: F401
+
+
+def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
+    """Answer the questions of every candidate for a packaged kernel, so that forked processes have loaded its code."""
+    from npusim.config.problem import Problem
+    from npusim.simulation.request import Request
+
+    with tempfile.TemporaryDirectory() as folder:
+        request = Request("flash", problem=Problem(**WARM), hw=asked["hw"])
+        for work in (described, computed, timed):
+            answer(Question(work, request, {"file": f"{folder}/out.npz"}))
+    return {}
+
+
+def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket.socket) -> dict[str, Any]:
+    """Return the number of a new process that answers questions about a candidate within limits."""
+    if asked["may_start"]:
+        _import_compiler()
+    number = os.fork()
+    if number == 0:
+        status = 1
+        try:
+            parent.close()
+            _serve(asked, *descriptors)
+            status = 0
+        finally:
+            os._exit(status)
+    return {"process": number}
+
+
+def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
+    """Answer questions until there are no more, in a session, a folder and an environment of the candidate's own."""
+    os.setsid()
+    folder = str(asked["folder"])
+    os.chdir(folder)
+    caches = os.pathsep.join(map(str, (f"{folder}/cache", *cache.folders())))  # it writes to its own alone
+    os.environ |= {"TMPDIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton", cache.VARIABLE: caches}
+    tempfile.tempdir = sys.path[0] = folder
+    os.dup2(questions, 0)
+    os.close(questions)
+    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answers, "wb", buffering=0) as sink:
+        confine(Limits(asked["seconds"], asked["memory"]), may_start=asked["may_start"])
+        guard((Path(folder),))
+        _answer_all(source, sink)
+
+
+def _answer_all(questions: BinaryIO, sink: Any) -> None:
+    while True:
+        try:
+            token, question = pickle.load(questions)
+        except EOFError:
+            return
+        sink.write(f"{json.dumps([token, answer(question)])}\n".encode())
+
+
+def _ended(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
+    """Kill a process and those that it has started; return its exit code, negative for a signal."""
+    number = int(asked["process"])
+    for kill in (os.killpg, os.kill):  # a process that has just begun has no group yet
+        with suppress(ProcessLookupError):
+            kill(number, signal.SIGKILL)
+    return {"code": os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
