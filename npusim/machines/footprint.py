@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from npusim.machines.frame import Frame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Footprint:
     """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
+
+    Two are equal where they give the same regions for the same blocks, by content (`Frame.regions_key`).
 
     ``views`` are operands that are loaded as parts of others.  ``parts``: axes of the grid, each with the extent that
     a block processes at a time; a block loads ``held`` operands first, for all of its parts.
@@ -31,6 +33,15 @@ class Footprint:
     views: frozenset[str] = frozenset()
     parts: tuple[tuple[str, int], ...] = ()
     held: frozenset[str] = frozenset()
+
+    def __hash__(self) -> int:
+        return hash((self.frame.phase.name, self.reread, self.parts))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Footprint):
+            return False
+        same = (self.reread, self.views, self.parts, self.held) == (other.reread, other.views, other.parts, other.held)
+        return same and (self.frame is other.frame or self.frame.regions_key == other.frame.regions_key)
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         """Yield regions that blocks running in step read and write; a region that blocks share is one entry.
