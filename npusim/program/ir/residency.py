@@ -282,13 +282,17 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[di
 
 def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
     """Yield the accesses of all groups in each step."""
+    payloads: dict[tuple[int, int, int], int] = {}  # by tensor and size: thousands of regions have few sizes
     for start in range(0, len(blocks.thing), group_count):
         turns: dict[int, dict[Key, _Use]] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
             batch = region.batch // max(1, region.tensor.added)
             key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
-            payload = region.payload_bytes
+            sizes = id(region.tensor), region.rows, region.cols
+            payload = payloads.get(sizes)
+            if payload is None:
+                payload = payloads[sizes] = region.payload_bytes
             size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
             touched = turns.setdefault(touch.turn, {})
             use = touched.get(key)
