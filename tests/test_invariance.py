@@ -18,17 +18,20 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.library import find_schedule
 from npusim.program.numerics.input_tensors import recipe_source
-from npusim.program.numerics.paths import Place, compute
+from npusim.program.numerics.paths import Computed, Place, compute
+from npusim.simulation import variants
 from npusim.simulation.chosen_tile import choose_tile
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.variants import row_key
-from npusim.studies.invariance import ASPECTS
+from npusim.simulation.variants import row_key, row_steps
+from npusim.studies.invariance import ASPECTS, examination
 from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
     from npusim.simulation.run_result import RunData
 
 DECODE = Problem(heads=3, kv_heads=1, seq_q=1, seq_kv=150, head_dim=32)
@@ -392,3 +395,54 @@ def test_a_planted_chunk_that_hangs_on_the_batch_is_found(tmp_path: Path) -> Non
     assert found["aspects"]["batch"]["tried"][0]["parted"].startswith("states: ")
     # The chosen tile of a call is examined beside it: the planted chunk parts calls under it, too.
     assert "not batch- or choice-invariant; no tested field makes it so" in call(*words, "--vary", "batch")[1]
+
+
+def test_keys_of_blocks_that_run_as_lanes_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of several blocks gives each the key of a body of it alone; a key is read as far as it is asked."""
+    bodies: list[int] = []
+    collect = variants._keys_of_blocks
+
+    def counted(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, bool]) -> list[Any]:
+        bodies.append(len(blocks))
+        return collect(phase, blocks, how)
+
+    monkeypatch.setattr(variants, "_keys_of_blocks", counted)
+    fields = {**FIELDS, "splits": 4}
+    run = npusim.run("split_kv", hw="h200", problem=DECODE, tiling=fields, numerics=False)
+    whole = row_key(run.program, Place(0))
+    assert max(bodies) > 1
+    phases = [replace(phase, shape=id) for phase in run.program.phases]
+    assert row_key(replace(run.program, phases=tuple(phases)), Place(0)) == whole
+    bodies.clear()
+    first = next(row_steps(run.program, Place(0)))
+    assert (first, len(bodies)) == (whole[0], 1)  # type: ignore[index]
+
+
+def test_other_heads_are_computed_only_where_the_first_ones_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[tuple[int, int]] = []
+
+    def counted(program: TileProgram, place: Place, source: Any, count: int) -> Computed:
+        heads.append((place.head, count))
+        return compute(program, place, source, count)
+
+    monkeypatch.setattr(examination, "compute", counted)
+    problem = DECODE.model_copy(update={"heads": 4, "kv_heads": 2})
+    more: dict[str, Any] = {"problem": problem, "tiling": {**FIELDS, "splits": 3}}
+    assert npusim.invariant("split_kv", vary=["splits"], **more)["splits"].verdict == "changes"
+    assert 0 < heads.count((2, 2)) < heads.count((0, 2))
+    made: list[int] = []
+
+    def parts(*values: float) -> Iterator[Computed]:
+        for number, value in enumerate(values):
+            made.append(number)
+            yield Computed({number: np.full((1, 4), value)}, [])
+
+    bits = [examination._AsAsked(parts(*values)) for values in ((1, 2), (1, 2), (1, 3), (0, 2))]
+    assert examination._differing(bits[0], bits[1]) is None
+    assert made == [0, 0, 1, 1]
+    differing = examination._differing(bits[0], bits[2])
+    assert differing is not None
+    assert differing[0] == (1, 0, 0)
+    made.clear()
+    assert examination._differing(bits[0], bits[3]) is not None
+    assert made == [0]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import npusim
 from npusim.library import SCHEDULES
+from npusim.program.ir.content import SameBlocks
+from npusim.program.ir.sameness import ProgramContent
+from npusim.program.timing import method_named
+from npusim.simulation import chosen_tile
 from npusim.simulation.chosen_tile import choose_tile, program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
+
+if TYPE_CHECKING:
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.timing.timing_result import TimingResult
 
 #: A default takes at most so much longer than the best of a search.
 MOST = 1.05
@@ -106,3 +115,38 @@ def test_a_launch_has_the_warps_that_it_states_and_is_near_the_best() -> None:
     rows = {found.tiling(row)["warps"]: row.latency_us for row in found.outcomes if row.latency_us is not None}
     assert rows[4] == own.latency_us
     assert own.latency_us <= min(rows.values()) * MOST
+
+
+def test_equal_programs_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size beyond a tensor's builds a program that was timed before; it counts as tried."""
+    timed: list[TileProgram] = []
+    method = method_named("auto")
+
+    def counted(program: TileProgram, *args: Any, **named: Any) -> TimingResult:
+        timed.append(program)
+        return method(program, *args, **named)
+
+    monkeypatch.setattr(chosen_tile, "remembered", lambda *args: args[-1]())
+    monkeypatch.setattr(chosen_tile, "method_named", lambda _name: counted)
+    # Sizes of this test alone: choices are stored in the process too.
+    asked = Request("retention", hw="h200", problem={**SIZES, "tokens": 144}, numerics=False)
+    note = choose_tile(plan_of(asked)).note
+    tried = int(note.partition(" tried")[0].rpartition(" ")[2])
+    contents = list(map(ProgramContent, timed))
+    assert len(set(contents)) == len(contents) < tried
+
+
+def test_what_blocks_touch_is_stored_by_content() -> None:
+    """Other numbers of warps or stages change no region: programs built apart share what was computed of these."""
+    one, other = (_footprints(chunk=64, stages=stages) for stages in (2, 3))
+    assert one == other
+    assert [SameBlocks(blocks) for blocks, _ in one] == [SameBlocks(blocks) for blocks, _ in other]
+    for less in _footprints(chunk=32, stages=2), _footprints(chunk=64, stages=2, block_value=16):
+        assert [f for _, f in less] != [f for _, f in one]
+    assert SameBlocks(one[0][0]) != SameBlocks(one[0][0][1:])
+
+
+def _footprints(**tiling: int) -> list[tuple[Any, Any]]:
+    plan = plan_of(request("retention", "h200", **tiling))
+    program = replace(plan, is_open=False).program()  # other fields as declared
+    return [(phase.alone, phase.footprint) for phase in program.phases]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.phase import WHOLE, Visit
+from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Touch
 from npusim.units import ceil_div, chunks
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from npusim.machines.frame import Frame
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Footprint:
     """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
+
+    Two are equal where they give the same regions for the same blocks, by content (`Frame.regions_key`).
 
     ``views`` are operands that are loaded as parts of others.  ``parts``: axes of the grid, each with the extent that
     a block processes at a time; a block loads ``held`` operands first, for all of its parts.
@@ -31,6 +34,15 @@ class Footprint:
     views: frozenset[str] = frozenset()
     parts: tuple[tuple[str, int], ...] = ()
     held: frozenset[str] = frozenset()
+
+    def __hash__(self) -> int:
+        return hash((self.frame.phase.name, self.reread, self.parts))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Footprint):
+            return False
+        same = (self.reread, self.views, self.parts, self.held) == (other.reread, other.views, other.parts, other.held)
+        return same and (self.frame is other.frame or self.frame.regions_key == other.frame.regions_key)
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         """Yield regions that blocks running in step read and write; a region that blocks share is one entry.
@@ -50,8 +62,8 @@ class Footprint:
                 continue
             each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
             if is_joined and n in frame.phase.by_tile:
-                of_tiles = ((b, Visit(i, b.first, 1)) for b in blocks for i in range(b.tile_count))
-                yield from (Touch(frame.cut(n, b, tile), each) for b, tile in of_tiles)
+                for block in blocks:
+                    yield from _of_tiles(frame, n, block, each)
             elif is_joined and place == "out" and frame.is_visited(n):  # a tile of the result for each of the loop's
                 yield from (Touch(frame.cut(n, b, Visit(0, b.first, b.last - b.first)), 0) for b in blocks)
             elif is_joined and frame.is_visited(n):
@@ -81,6 +93,14 @@ class Footprint:
         sizes = dict(self.parts)
         spans = ([(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans)
         return (replace(block, spans=chosen) for chosen in product(*spans))
+
+
+def _of_tiles(frame: Frame, n: str, block: WorkTile, each: int) -> Iterator[Touch]:
+    """Yield the matrices of a stack that a loop visits, one for each of its tiles: the next batch of the tensor."""
+    first = frame.cut(n, block, Visit(0, block.first, 1))
+    of, batch, head, *place = first.tensor, first.batch, first.head, first.row, first.rows, first.col, first.cols
+    step = int(of.batch > 1 and frame.stack(n) is not None and of.role != "constant")
+    yield from (Touch(GlobalTile(of, batch + step * i, head, *place), each) for i in range(block.tile_count))
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:

@@ -15,6 +15,7 @@ from npusim.formats.mma_arithmetic import row_for
 from npusim.kernels.form.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
+from npusim.program.ir.content import Itself
 from npusim.program.ir.op import Attributes, Opcode
 from npusim.program.ir.opaque import indices, varying
 from npusim.program.ir.tile import GlobalTile
@@ -202,6 +203,21 @@ class Frame:
                 cut = [(first, last - first)]
             self._stretches[runs] = cut
         return self._stretches[runs]
+
+    @cached_property
+    def regions_key(self) -> tuple[Any, ...]:
+        """The properties of the phase that decide, with a block, which regions of tensors it touches.
+
+        Masks are equal to themselves alone, and tensors by the size of blocks too.
+        """
+        phase = self.phase
+        loops = tuple([(loop.axis, tuple([s.rows for s in loop.stages])) for loop in phase.loops])
+        bound = tuple([(n, Itself(t) if isinstance(t, BySize) else t) for n, t in phase.tensors.items()])
+        names = tuple([(n, what.role, what.axes, what.first) for n, what in phase.names.items()])
+        axes = phase.name, self.row_axis, self.loop_axis, self.walked, phase.walks, tuple(phase.sizes.items())
+        sets = phase.still, phase.by_tile, frozenset(self.places.items()), tuple(self._cuts), self._heads
+        masks = tuple([(n, Itself(mask)) for n, mask in phase.masks.items()])
+        return axes, names, bound, masks, sets, loops, tuple([s.rows for s in phase.finish])
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:

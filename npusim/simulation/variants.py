@@ -17,6 +17,7 @@ from npusim.config.tiling import Tiling
 from npusim.formats import get_format
 from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.op import Opcode
+from npusim.program.ir.opaque import Lanes, at_lane, twin
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Loop
 from npusim.program.numerics.evaluate import needed_blocks
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from npusim.program.ir.op import Attributes, Source, Step
-    from npusim.program.ir.tile_program import Item, TileProgram
+    from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
     from npusim.program.numerics.paths import Place
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
@@ -210,36 +211,64 @@ def row_key(program: TileProgram, place: Place, *, has_rows: bool = False) -> Ha
     are left out: they decide no bit.  ``has_rows``: rows of Q and of intermediate tensors are part of the key, for a
     kernel that walks them; in attention they are rows of the output.
     """
-    blocks = []
+    return tuple(row_steps(program, place, has_rows=has_rows))
+
+
+def row_steps(program: TileProgram, place: Place, *, has_rows: bool = False) -> Iterator[Hashable]:
+    """Yield `row_key` block by block, so that two keys which differ early need not be computed to their ends."""
+    how = program.tensors["o"].batch, has_rows
     needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     for phase in program.phases:
-        for block in needed[phase.name]:
-            steps: dict[str, list[Hashable]] = defaultdict(list)
-            _collect(phase.body(block), (program.tensors["o"].batch, has_rows), steps)
-            blocks.append(tuple(sorted((label, tuple(operations)) for label, operations in steps.items())))
-    return tuple(blocks)
+        blocks, same, keys = needed[phase.name], defaultdict[Any, list[int]](list), dict[int, Any]()
+        shapes = [phase.shape(block) for block in blocks]
+        for number, shape in enumerate(shapes):
+            same[shape].append(number)
+        for number, shape in enumerate(shapes):
+            if number not in keys:
+                each = _keys_of_blocks(phase, [blocks[n] for n in same[shape]], how)
+                keys.update(zip(same[shape], each, strict=True))
+            yield keys.pop(number)
 
 
-def _collect(items: Iterable[Item], how: tuple[int, bool], into: dict[str, list[Hashable]]) -> None:
-    """Collect operations by label; operations that differ in their rows alone (slices, bands, cores) count once a
+def _keys_of_blocks(phase: ProgramPhase, blocks: Sequence[Any], how: tuple[int, bool]) -> list[Hashable]:
+    """Return the keys of blocks of one shape: of one body for all, where it does not compare their positions."""
+    each: list[dict[str, list[Hashable]]] = [defaultdict(list) for _ in blocks]
+    try:
+        _collect(phase.body(twin(blocks, "block", lambda _name, values: Lanes(values))), how, each)
+    except TypeError:
+        each = [defaultdict(list) for _ in blocks]
+        for block, steps in zip(blocks, each, strict=True):
+            _collect(phase.body(block), how, [steps])
+    return [tuple(sorted((label, tuple(operations)) for label, operations in steps.items())) for steps in each]
+
+
+def _collect(items: Iterable[Item], how: tuple[int, bool], each: Sequence[dict[str, list[Hashable]]]) -> None:
+    """Collect operations by label and block; those that differ in their rows alone (slices, bands, cores) count once a
     body.
     """
-    seen: set[Hashable] = set()
+    seen: list[set[Hashable]] = [set() for _ in each]
     for item in items:
         if isinstance(item, Loop):
             for index in item.indices:
-                _collect(item.body(index), how, into)
-        else:
-            steps = tuple(_step(step, how) for step in item.steps)
-            if steps and (item.label, steps) not in seen:
-                seen.add((item.label, steps))
-                into[item.label].append(steps)
+                _collect(item.body(index), how, each)
+        elif item.steps:
+            several = len(each) if any(map(_has_lanes, item.steps)) else 1
+            keys = [(item.label, tuple(_step(step, how, n) for step in item.steps)) for n in range(several)]
+            for key, into, done in zip(keys if several > 1 else keys * len(each), each, seen, strict=True):
+                if key not in done:
+                    done.add(key)
+                    into[item.label].append(key[1])
 
 
-def _step(step: Step, how: tuple[int, bool]) -> Hashable:
+def _has_lanes(step: Step) -> bool:
+    operands = (at for x in (step.dst, *step.srcs) for at in (x.corner if isinstance(x, GlobalTile) else (x,)))
+    return any(type(at) is Lanes for at in operands)
+
+
+def _step(step: Step, how: tuple[int, bool], lane: int) -> Hashable:
     whole = (step.attributes.transpose_a, True) if step.opcode is Opcode.MATMUL else (False,) * len(step.srcs)
-    sources = tuple(_operand(s, *how, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
-    return step.opcode.value, step.name, _in_words(step.attributes), _operand(step.dst, *how), sources
+    sources = tuple(_operand(s, *how, lane, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
+    return step.opcode.value, step.name, _in_words(step.attributes), _operand(step.dst, *how, lane), sources
 
 
 @lru_cache(maxsize=256)
@@ -248,19 +277,20 @@ def _in_words(attributes: Attributes) -> str:
     return str(replace(attributes, warp=None))
 
 
-def _operand(source: Source, sequences: int, has_rows: bool, *, is_whole: bool = False) -> Hashable:
+def _operand(source: Source, sequences: int, has_rows: bool, lane: int, *, is_whole: bool = False) -> Hashable:
     """Return the parts of an operand that decide a row's bits: columns, and the whole contracted operand of a product.
 
-    ``has_rows``: as for `row_key`.
+    ``has_rows``: as for `row_key`; ``lane``: of which block, where coordinates are `Lanes`.
     """
     if isinstance(source, float | int):
-        return float(source).hex()
+        return float(at_lane(source, lane)).hex()
     if isinstance(source, GlobalTile):
         tensor = source.tensor
-        part = source.batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
+        batch, _, row, col = (at_lane(at, lane) for at in source.corner)
+        part = batch % max(1, tensor.batch // sequences)  # which of the partial results of a sequence
         has_rows = has_rows or not (tensor.name == "q" or tensor.role in ("output", "workspace"))
-        rows = (source.row, source.rows) if has_rows else (-1, -1)
-        return tensor.name, tensor.fmt, part, *rows, source.col, source.cols
+        rows = (row, source.rows) if has_rows else (-1, -1)
+        return tensor.name, tensor.fmt, part, *rows, col, source.cols
     at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
     if is_whole:
         return source.fmt, source.rows, source.cols, source.stride, at

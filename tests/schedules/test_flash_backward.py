@@ -44,7 +44,7 @@ CAPPED = {"heads": 4, "kv_heads": 2, "window": 70, "softcap": 1.5}
 def _declared(hw: str) -> dict[str, Any]:
     """Return the tile that the schedule declares for a device: no other is tried, which takes a while."""
     fields = find_schedule("flash_backward", load_machine(hw).family).tiling
-    return {n: value for n, value in dict(fields()).items() if n in tile_fields(fields) and value is not None}
+    return {n: value for n, value in dict(fields()).items() if n in tile_fields(fields)}
 
 
 def _run(hw: str, gradient: str, method: str = "apart", **more: Any) -> Any:

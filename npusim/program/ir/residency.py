@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any
 
-from npusim.program.ir.content import MOST_BLOCKS, Itself, kept_by_blocks
+from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.program.ir.tile import Role
-    from npusim.program.ir.tile_program import TileProgram, Touch
+    from npusim.program.ir.tile_program import ProgramPhase, TileProgram, Touch
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
@@ -71,7 +71,7 @@ def residency(
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    phases = tuple([(Itself(phase.alone), phase.footprint) for phase in program.phases])
+    phases = tuple([(_blocks_of(phase), phase.footprint) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
@@ -93,6 +93,11 @@ def _left(size: int, capacity: int) -> float:
     recently used (RTX PRO 6000, decode of 134, 201 and 268 MB with an L2 of 134 MB, measurements/sm120.csv).
     """
     return max(0.0, min(1.0, 3 - 2 * size / max(1, capacity)))
+
+
+def _blocks_of(phase: ProgramPhase) -> Itself:
+    """Return the key of a phase's blocks: their content, where what they touch is stored."""
+    return (SameBlocks if len(phase.blocks) <= MOST_BLOCKS else Itself)(phase.alone)
 
 
 @kept_by_blocks(lambda _held, phases, *_: sum(len(blocks.thing) for blocks, _ in phases))
@@ -277,13 +282,17 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[di
 
 def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
     """Yield the accesses of all groups in each step."""
+    payloads: dict[tuple[int, int, int], int] = {}  # by tensor and size: thousands of regions have few sizes
     for start in range(0, len(blocks.thing), group_count):
         turns: dict[int, dict[Key, _Use]] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
             batch = region.batch // max(1, region.tensor.added)
             key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
-            payload = region.payload_bytes
+            sizes = id(region.tensor), region.rows, region.cols
+            payload = payloads.get(sizes)
+            if payload is None:
+                payload = payloads[sizes] = region.payload_bytes
             size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
             touched = turns.setdefault(touch.turn, {})
             use = touched.get(key)

@@ -46,11 +46,17 @@ class ProgramContent:
         return all(_has_same_blocks(*pair) for pair in phases) and self.operations == other.operations
 
     @cached_property
+    def templates(self) -> Templates:
+        """The templates of the program, which timing needs too."""
+        return Templates(self.program)
+
+    @cached_property
     def operations(self) -> list[Any]:
         """The operations of blocks of each form, phase by phase: operations and waits, the body of each loop once."""
-        templates, listed, bodies = Templates(self.program), list[Any](), dict["Template", int]()
+        listed, bodies = list[Any](), dict["Template", int]()
         for phase in self.program.phases:
-            for form in templates.forms(replace(phase, blocks=phase.alone)):
+            overlap = Templates(self.program) if phase.succession else None  # the forms of its blocks by themselves
+            for form in (overlap or self.templates).forms(replace(phase, blocks=phase.alone) if overlap else phase):
                 listed.append([a.tobytes() for a in (form.numbers, form.counts, form.which)])
                 listed += _listed(form.template, bodies)
         return listed

@@ -202,4 +202,4 @@ def structural_difference(one: Any, two: Any) -> str:
             if others != steps:
                 how = f"{len(steps)} times | {len(others)}" if len(steps) != len(others) else "on other columns"
                 return f"block {number} of the row, {label}: {how}"
-    return f"{len(one)} blocks of the row | {len(two)}"
+    return f"{len(list(one))} blocks of the row | {len(list(two))}"

@@ -6,10 +6,11 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
+from itertools import count, zip_longest
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, get_args
 
 from npusim.config.tiling import tiling_fields
 from npusim.errors import ProgramError, SpecError, TilingError, one_line
@@ -27,7 +28,7 @@ from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
-from npusim.simulation.variants import Variant, Variants, named_fields, row_key
+from npusim.simulation.variants import Variant, Variants, named_fields, row_steps
 from npusim.studies.invariance.company import (
     VariedCall,
     alike,
@@ -44,6 +45,8 @@ from npusim.studies.invariance.company import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.program.ir.tile_program import TileProgram
@@ -82,6 +85,7 @@ BLOCKS = (*("block_kv", "block_q", "block", "tile_q", "tile_kv"), *("chunk", "bl
 MERGING = ("merge", "method")
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
 KEYS = 1 << 16
+Part = TypeVar("Part")
 #: ``cannot``: the same by structure, whatever the inputs; ``same class``: by structure too, for finite inputs; ``not
 #: seen``: other steps, but the same bits on these inputs; ``changes``: other bits; ``none``: a call cannot be run
 #: otherwise.
@@ -238,13 +242,48 @@ def examine(
     return examination.findings({*vary, *(("choice",) if {*CHOSEN_FOR} & {*vary} else ())}, chosen)
 
 
+class _AsAsked(Generic[Part]):
+    """The parts that an iterator yields, each computed when it is asked for, and stored."""
+
+    def __init__(self, parts: Iterator[Part]) -> None:
+        self._parts, self._known = parts, list[Part]()
+
+    def __iter__(self) -> Iterator[Part]:
+        for number in count():
+            if number == len(self._known) and (part := next(self._parts, None)) is not None:
+                self._known.append(part)
+            if number == len(self._known):
+                return
+            yield self._known[number]
+
+
+#: The bits of the examined rows: of the heads of one group, and of the others, which a difference in the first spares.
+_Bits = _AsAsked[Computed]
+
+
+def _is_equal(one: Iterable[Hashable], two: Iterable[Hashable]) -> bool:
+    return all(part == other for part, other in zip_longest(one, two))
+
+
+def _differing(one: _Bits, two: _Bits) -> tuple[tuple[int, int, int], list[dict[int, NDArray[Any]]]] | None:
+    """Return head, row and column of the first value that differs, and the rows of that part of the heads."""
+    for part, other in zip(one, two, strict=False):
+        at = first_difference(part.rows, other.rows)
+        if at is not None:
+            return at, [part.rows, other.rows]
+    return None
+
+
 class _Examination:
     def __init__(self, plan: Plan, base: RunData, on_tried: Callable[[int, int], None] | None) -> None:
         problem, request = base.problem, plan.request
         self.base, self.problem, self.attention = base, problem, problem.attention
         self.on_tried, self.count, self.total = on_tried, 0, 0
-        self._made: dict[tuple[int, Place], Computed] = {}
-        self._keys: dict[Place, Hashable] = {}
+        self._made: dict[tuple[int, Place], _Bits] = {}
+        self._keys: dict[tuple[int, Place], _AsAsked[Hashable]] = {}
+        #: Programs that others are compared with, whose bits and keys are stored.
+        self._kept: dict[int, TileProgram] = {id(base.program): base.program}
+        self._calls_fixed: dict[str, BuiltPlan] = {}
         self.plan = plan
         self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
         self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
@@ -265,9 +304,11 @@ class _Examination:
         if (p := self.attention) is not None:
             self.source = drawn_source(p.model_copy(update={"page": 0}))
             self.heads = p.group_size * max(1, min(p.kv_heads, KEYS // p.seq_kv))
+            self.first_heads = p.group_size
         else:
             output = base.program.tensors["o"]
             self.heads = max(1, min(output.heads, KEYS // output.rows))
+            self.first_heads = 1
         self.latency = None if base.timing is None else base.latency_us
 
     def findings(self, vary: Collection[str], chosen: Collection[str] | None = None) -> Invariance:
@@ -383,7 +424,7 @@ class _Examination:
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         keys = self._key_of(*base), self._key_of(program, place)
-        if keys[0] == keys[1] and not _adds(program):
+        if _is_equal(*keys) and not _adds(program):
             return Tried(call.what, is_same_structure=True, latency_us=latency)
         if call.variant == Variant(tiling=call.variant.tiling) and not _adds(
             program
@@ -393,42 +434,51 @@ class _Examination:
                 return Tried(call.what, is_same_class=True, latency_us=latency)
         expected = self._computed(*base, problem if is_moved else self.problem)
         changed = self._computed(program, place, problem)
-        at, difference = first_difference(expected.rows, changed.rows), None
-        if at is not None:
-            head, row, column = at
-            values = (float(one.rows[head][row, column]) for one in (expected, changed))
+        parts, difference = _differing(expected, changed), None
+        if parts is not None:
+            (head, row, column), rows = parts
+            values = (float(one[head][row, column]) for one in rows)
             difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
         parted = structural_difference(*keys) if call.is_last_query else ""
         if not call.is_last_query and (difference or not call.is_longer):
-            parted = parting(expected.events, changed.events)
+            parted = parting(*(next(iter(bits)).events for bits in (expected, changed)))
         return Tried(call.what, difference=difference, parted=parted, latency_us=latency)
 
     def _row_of(self, call: VariedCall, problem: AnyProblem, place: Place) -> Place:
         p = problem.attention
         return replace(place, row=p.queries[place.batch] - 1) if p is not None and call.is_last_query else place
 
-    def _key_of(self, program: TileProgram, place: Place) -> Hashable:
-        is_plain = self.attention is None
-        if program is not self.base.program:
-            return row_key(program, place, has_rows=is_plain)
-        if place not in self._keys:
-            self._keys[place] = row_key(program, place, has_rows=is_plain)
-        return self._keys[place]
-
-    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem) -> Computed:
-        """Return the bits of rows of the examined sequence from a place on; the bits of the call itself are stored."""
+    def _key_of(self, program: TileProgram, place: Place) -> _AsAsked[Hashable]:
         made = id(program), place
-        if made not in self._made:
-            plan = replace(self.plan, problem=problem)
-            subject = subject_of(plan, program)
-            if (p := subject.attention) is not None:
-                source, executed = inputs_of(self.source, self.sequence, p), program
-            else:
-                drawn = source_of(plan, subject)
-                source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
-            heads = subject.output.heads
-            self._made[made] = compute(executed, place, source, min(self.heads, heads))
-        return self._made[made] if program is self.base.program else self._made.pop(made)
+        if made in self._keys:
+            return self._keys[made]
+        key = _AsAsked(row_steps(program, place, has_rows=self.attention is None))
+        if made[0] in self._kept:
+            self._keys[made] = key
+        return key
+
+    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem) -> _Bits:
+        """Return the bits of rows of the examined sequence from a place on, of the first heads and of the others.
+
+        The bits of a program with which others are compared are stored.
+        """
+        made = id(program), place
+        if made in self._made:
+            return self._made[made]
+        plan = replace(self.plan, problem=problem)
+        subject = subject_of(plan, program)
+        if (p := subject.attention) is not None:
+            source, executed = inputs_of(self.source, self.sequence, p), program
+        else:
+            drawn = source_of(plan, subject)
+            source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
+        heads = min(self.heads, subject.output.heads)
+        first = min(self.first_heads, heads)
+        parts = ((0, first), (first, heads - first)) if heads > first else ((0, heads),)
+        bits = _AsAsked(compute(executed, replace(place, head=head), source, n) for head, n in parts)
+        if made[0] in self._kept:
+            self._made[made] = bits
+        return bits
 
     # ---------------------------------------------------------------- guarantees
 
@@ -482,7 +532,7 @@ class _Examination:
         if is_size and "split_keys" not in type(self.base.tiling).model_fields:
             return finding
         fixed_fields = self._fixed(is_size=is_size)
-        base = self.variants.build(Variant(tiling=fixed_fields)) if is_size else None
+        base = self._fixed_call(fixed_fields) if is_size else None
         call_latency = None if base is None else _latency(base)
         costs: list[tuple[float, str]] = []
         for tried, call in zip(finding.tried, calls, strict=True):
@@ -499,17 +549,24 @@ class _Examination:
         guarantee = " ".join(f"{n}={v}" for n, v in fixed_fields.items() if v != "auto")
         return replace(finding, guarantee=guarantee, **_cost(costs))
 
+    def _fixed_call(self, fields: Mapping[str, object]) -> BuiltPlan:
+        """Return the call itself with splits that are fixed; stored, as are its bits."""
+        if str(fields) not in self._calls_fixed:
+            built = self._calls_fixed[str(fields)] = self.variants.build(Variant(tiling=fields))
+            self._kept[id(built.program)] = built.program
+        return self._calls_fixed[str(fields)]
+
     def _is_alike(self, call: VariedCall, base: TileProgram, fixed: BuiltPlan) -> bool:
         """Return whether the row has the same bits in a varied call as in a program of the call itself."""
         problem = fixed.plan.problem
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         own = self._row_of(call, self.problem, self.place)
-        if row_key(base, own) == row_key(fixed.program, place):
+        if _is_equal(self._key_of(base, own), self._key_of(fixed.program, place)):
             return True
         if not call.is_last_query:
             return False
         rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
-        return first_difference(rows[0].rows, rows[1].rows) is None
+        return _differing(*rows) is None
 
 
 def _adds(program: TileProgram) -> bool:
