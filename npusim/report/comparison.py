@@ -95,11 +95,33 @@ class ComparedFigure:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs compared with the first of them.
+    """The result of `npusim.compare`: runs compared with the first of them.
 
-    ``differences`` are inputs by dotted key with each run's value, ``problems`` the inputs that change the problem;
-    ``latency`` is each run's time in parts (None where one has no time), ``moved`` the changes of all units in the core
-    group that ends last.
+    Attributes
+    ----------
+    labels : tuple of str
+        Names of the runs.
+    differences : dict of str to tuple
+        Inputs that differ, by dotted key, with each run's value.
+    problems : tuple of str
+        Keys of the inputs that change the problem; where there are any, the times are of different work.
+    figures : tuple of ComparedFigure
+        Quantities of every run; the name of each states its unit (``latency us``, ``cycles``, ``relative RMSE``).
+    latency : Breakdown or None
+        Each run's time in parts that add up to it, in cycles; None where a run has no time.
+    moved : tuple of Moved
+        Changes of all units in the core group that ends last, in cycles, the largest first.
+    chains : tuple of tuple of Moved
+        For each run the operations behind its first cause, if that is a wait.
+    sheets : tuple of Sheet
+        The runs in the form in which they are compared.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> comparison = npusim.compare("flash", "pasa", seq=64, numerics=False)
+    >>> comparison.labels, comparison.problems
+    (('flash', 'pasa'), ())
     """
 
     sheets: tuple[Sheet, ...]

@@ -12,11 +12,39 @@ from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, 
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import command
 from npusim.studies.tune.prediction import Configuration, kept, lettered
+from npusim.units import plural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuning:
-    """Predictions of configurations at one shape; ``bits``: as in `npusim.studies.tune.prediction.kept`."""
+    """The ranking of ``npusim tune`` for one shape: configurations with predicted times and classes of equal bits.
+
+    Attributes
+    ----------
+    name, shape, device : str
+        The kernel, the sizes of the shape (empty: the call's own), and the device.
+    configurations : sequence of Configuration
+        The configurations in the order of the search.
+    predictions : sequence of Prediction
+        One per configuration: ``us``, microseconds of the cores without a launch (None: ``reason`` states why),
+        registers per thread, and the limit of the time.
+    bits : str
+        Which classes of bits the ranking has: ``any``, or those of `npusim.studies.tune.prediction.kept`.
+    order : list of int
+        Numbers of the configurations, best first.
+    letters : dict of int to str
+        Class of equal bits of each configuration with a time.
+
+    Examples
+    --------
+    >>> from npusim.report.tuning import Tuning
+    >>> from npusim.simulation.ranking import Prediction
+    >>> from npusim.simulation.request import Request
+    >>> from npusim.studies.tune.prediction import Configuration
+    >>> configurations = [Configuration({"stages": n}, Request("flash")) for n in (2, 3)]
+    >>> Tuning("flash", "", "h200", configurations, [Prediction(9.0, "a"), Prediction(7.5, "a")])
+    <Tuning of flash on h200: 2 configurations; best stages=3: 7.50 us>
+    """
 
     name: str
     shape: str
@@ -34,6 +62,16 @@ class Tuning:
     def letters(self) -> dict[int, str]:
         """Class of bits of each configuration with a time."""
         return lettered(self.predictions, ranked(self.predictions))
+
+    def __repr__(self) -> str:
+        """Return the subject and the best configuration, on one line."""
+        best = next((i for i in self.order if self.predictions[i].us is not None), None)
+        winner = "none has a time"
+        if best is not None:
+            winner = f"best {self.configurations[best].label()}: {self.predictions[best].us:,.2f} us"
+        shape = f" {self.shape}" if self.shape else ""
+        subject = f"{self.name}{shape} on {self.device}"
+        return f"<Tuning of {subject}: {len(self.configurations)} {plural(len(self.configurations), 'configuration')}; {winner}>"
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the row of one configuration."""
