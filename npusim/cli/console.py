@@ -37,7 +37,7 @@ def show(blocks: Iterable[Block]) -> None:
 
     It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
     """
-    show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, _width()))
+    show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, terminal_width()))
 
 
 def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
@@ -191,7 +191,8 @@ def in_percent(
     return told
 
 
-def _width() -> int | None:
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or those of ``COLUMNS``; None for a file."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 import typer
 
 from npusim.cli import completion
+from npusim.cli.console import terminal_width
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.kernels.triton import is_launch
@@ -288,7 +290,9 @@ def required_schedule(name: str | None, verb: str) -> str:
     rows = [f"which schedule? For example: npusim {verb} flash"]
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
-        rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
+        text, margin = f"  {known:<{width}}  {summary} ({', '.join(where)})", " " * (width + 4)
+        columns = terminal_width() or len(text)
+        rows += textwrap.wrap(text, columns, subsequent_indent=margin, drop_whitespace=True, break_on_hyphens=False)
     rows += [f"  {plugin:<{width}}  {source}" for plugin, source in sorted(offered().items())]
     rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, document, percent
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import command
 from npusim.studies.tune.prediction import Configuration, kept, lettered
@@ -71,7 +71,14 @@ class Tuning:
             winner = f"best {self.configurations[best].label()}: {self.predictions[best].us:,.2f} us"
         shape = f" {self.shape}" if self.shape else ""
         subject = f"{self.name}{shape} on {self.device}"
-        return f"<Tuning of {subject}: {len(self.configurations)} {plural(len(self.configurations), 'configuration')}; {winner}>"
+        count = len(self.configurations)
+        return f"<Tuning of {subject}: {count} {plural(count, 'configuration')}; {winner}>"
+
+    def shared(self, numbers: Sequence[int]) -> dict[str, object]:
+        """Return the fields in which these configurations agree; none where they differ in no field."""
+        listed = [self.configurations[i].fields for i in numbers]
+        shared = {n: v for n, v in listed[0].items() if all(n in each and each[n] == v for each in listed)}
+        return {} if all(each.keys() <= shared.keys() for each in listed) else shared
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the row of one configuration."""
@@ -113,6 +120,7 @@ _TABLE = Columns(
     Column("registers", lambda r: r["registers"], align=">"),
     Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),
     Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
+    spare=("spilled", "registers"),
 )
 
 
@@ -122,9 +130,12 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     without = [p.reason for p in tuning.predictions if p.us is None]
     shape = f" {tuning.shape}" if tuning.shape else ""
     yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
-    grid: Grid = _TABLE.grid([tuning.row(i) for i in order[:top]])
-    yield grid
-    facts: list[Fact] = [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
+    shared = tuning.shared(order[:top])
+    labels = {i: tuning.configurations[i].label(shared) for i in order[:top]}
+    yield _TABLE.grid([tuning.row(i) | {"configuration": label} for i, label in labels.items()])
+    all_have = " ".join(f"{n}={v}" for n, v in shared.items())
+    facts: list[Fact] = [("all have", (Cell(all_have),))] if shared else []
+    facts += [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
     facts += [(name, (Cell(text),)) for name, text in tuning.uses().items()]
     facts.append(("errors", (Cell(tuning.errors()),)))
     facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []

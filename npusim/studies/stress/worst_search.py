@@ -221,8 +221,8 @@ class Stress:
     lost_mass, clipped_mass : float or None
         Share of a row's sum whose P became 0, and share that saturation cut, each a mean over rows.
     margin : float or None
-        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 where not even a 16th of
-        it holds, None where the budget ended before.
+        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 where not even a 16th
+        of it holds, None where the budget ended before.
     choices : mapping of str to float
         Errors on the worst input of the choices that hold there, else of the nearest choice.
     rounding : str
