@@ -31,8 +31,12 @@ _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r"
 
 #: The topic whose text is not a file: the options of a problem, as the command line declares them.
 PROBLEM = "problem"
+#: The topic of the glossary, whose entries are topics too.
+WORDS = "words"
 
-Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
+Topic = Annotated[
+    str | None, o.argument("[TOPIC]", "A guide, or a word of the tables; without one, all guides are listed.")
+]
 
 
 def guides() -> dict[str, str]:
@@ -42,9 +46,29 @@ def guides() -> dict[str, str]:
     return {topic: page.read_text(encoding="utf-8") for topic, page in pages}
 
 
-@app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
+def entries() -> dict[str, str]:
+    """Return the entries of the glossary by their words; one with two meanings has both."""
+    found: dict[str, str] = {}
+    section = ""
+    for part in re.split(r"(?m)^(?=##)", guides()[WORDS]):
+        title, _, text = part.partition("\n")
+        if title.startswith("### "):
+            word = title.removeprefix("### ")
+            before = f"{found[word]}\n" if word in found else ""
+            found[word] = f"{before}{word}   ({section})\n\n{text.strip()}\n"
+        elif title.startswith("## "):
+            section = title.removeprefix("## ")
+    return found
+
+
+@app.verb(
+    "help",
+    ("npusim help", "which guides there are"),
+    ("npusim help tile", "how to choose a tile"),
+    ("npusim help pruned", "a word of the tables"),
+)
 def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) -> None:
-    """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
+    """Show a guide (choose a tile, guard cycles in CI, read a trace and more), or explain a word of the tables."""
     known = guides()
     if topic in (None, PROBLEM):
         known = dict(sorted({**known, PROBLEM: _problem_options(ctx)}.items()))
@@ -58,12 +82,15 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
-        from npusim.config.messages import choices
+        known |= entries()
+        topic = topic.replace("-", " ")
+        if topic not in known:
+            from npusim.config.messages import choices
 
-        raise SpecError(f"help {topic}: no such guide{choices(topic, sorted((*known, PROBLEM)))}")
+            raise SpecError(f"help {topic}: no such guide or word{choices(topic, sorted((*known, PROBLEM)))}")
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
-        show_json(document("help", topic=topic, title=titles[topic], text=text))
+        show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
     elif (width := terminal_width()) is None:
         typer.echo(text, nl=False)
     else:

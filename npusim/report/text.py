@@ -143,6 +143,11 @@ def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
     return tuple(Cell(text, style) for text in texts)
 
 
+def help_on(*words: str) -> str:
+    """Return the commands that explain words of the glossary: ``npusim help few-blocks``."""
+    return ", ".join(f"npusim help {word.replace(' ', '-')}" for word in words)
+
+
 def percent(share: float) -> str:
     """Return a share as people read it: ``53.6 %``."""
     return f"{share * 100:.1f} %"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, help_on, percent, whole
 from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
         named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
         does = any(error <= stress.limit for error in stress.choices.values())
         yield "holds with" if does else "nearest", cells(*(named[:SHOWN] or ["none of the choices that were tried"]))
+    yield "more", cells(help_on(stress.verdict), style="dim")
 
 
 def _margin(times: float | None) -> str:

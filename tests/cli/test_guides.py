@@ -37,6 +37,7 @@ TOPICS = (
     "trace",
     "triton",
     "tune",
+    "words",
 )
 
 
