@@ -83,7 +83,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
         return
     if topic not in known:
         known |= entries()
-        topic = topic.replace("-", " ")
+        topic = topic if topic in known else topic.replace("-", " ")
         if topic not in known:
             from npusim.config.messages import choices
 
