@@ -148,6 +148,10 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Replace the workload's values: the number of queries or keys alone, the number of sequences, the number of
         devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set the sizes
         and ``dtype`` rounds them; a ``workload`` named as well must have the same sizes.
+    q_heads, kv_heads, head_dim, shape
+        Query and KV heads of one device, and the elements of a head, in place of the workload's: ``q_heads`` alone
+        means as many KV heads.  ``shape`` states these sizes, the batch and the length in one word,
+        ``"B4,N32/8,S6k,D128"`` (``S1/8k``: queries, keys).
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's own
         included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its own chunk or document.
