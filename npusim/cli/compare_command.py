@@ -42,6 +42,7 @@ def compare(
     html: Annotated[
         Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
     ] = None,
+    plot: o.Plot = None,
     json: o.Json = False,
     markdown: Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")] = False,
 ) -> None:
@@ -51,18 +52,24 @@ def compare(
     """
     from npusim.report.compared_runs import compared_runs
     from npusim.report.comparison import compare as compare_runs
-    from npusim.report.comparison import comparison_document, comparison_table
+    from npusim.report.comparison import comparison_document, comparison_part, comparison_table
     from npusim.report.output import check_file_writable
     from npusim.report.page import comparison_page
+    from npusim.report.plot import check_plot, picture
 
     if html is not None:
         altair()  # refuses before the work, not after it
         check_file_writable(html)
+    if plot is not None:
+        check_plot(plot)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
     read = compared_runs(runs, request, lambda word, base: o.Worded.of(word).on(base), _simulated)
     comparison = compare_runs(*read)
     if html is not None:
         write(html, comparison_page(comparison))
+    if plot is not None:
+        part = comparison_part(comparison)
+        write(plot, picture(part.figures, plot.suffix, part.title, ("changes",)))
     if markdown:
         show_markdown(comparison_table(comparison))
     else:

@@ -99,6 +99,7 @@ def explore(
     budget: Budget = None,
     best: Best = None,
     top: Top = 10,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Search schedules' tilings, precisions and hardware for the fastest point.
@@ -106,10 +107,13 @@ def explore(
     Points that cannot win are pruned with proof, points that do not fit are listed with the reason. Ctrl-C and --budget
     keep the finished points and bound the others; --resume continues.
     """
-    from npusim.report.search_tables import about_of, exploration_document, exploration_table
+    from npusim.report.plot import check_plot, picture
+    from npusim.report.search_tables import about_of, exploration_document, exploration_part, exploration_table
     from npusim.studies.explore.search import Options
     from npusim.studies.explore.space import SearchRequest
 
+    if plot is not None:
+        check_plot(plot)
     fields = [*(fields or ()), *([f"precision={precisions}"] if precisions else ())]
     given, fixed = _given({key: str(value) for key, value in (request.overrides or {}).items()}, fields)
     schedules = _names(request.schedule)
@@ -139,6 +143,9 @@ def explore(
     )
     if done:
         say(f"wrote {path}")
+        if plot is not None:
+            part = exploration_part(name, [outcome.row() for outcome in done], about_of(path))
+            write(plot, picture(part.figures, plot.suffix, part.title, ("map", "ranking")))
     _end(exploration, path, best)
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
@@ -91,6 +92,9 @@ ScheduleName = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
+Plot = Annotated[
+    Path | None, option("--plot FILE", "Write a chart of the result, .svg or .png. Needs npusim[report].", shown=False)
+]
 Cluster = Annotated[
     str | None,
     option(

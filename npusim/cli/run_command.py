@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import in_percent, late_progress, said_late, say, show_either
+from npusim.cli.console import in_percent, late_progress, said_late, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
@@ -101,6 +101,7 @@ def run(
     like: Like = None,
     force: Force = False,
     fields: Fields = False,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Predict bits and cycles of one attention schedule on one device.
@@ -116,7 +117,7 @@ def run(
         "--timeline": request.timeline,
         "--trace-groups": request.changed().get("trace_groups"),
     }
-    of_one = written | {"--full": full or None}
+    of_one = written | {"--full": full or None, "--plot": plot}
     if fields:
         changed = {n: x for n, x in request.changed().items() if n != "hw"}
         refuse(changed | of_one, "--fields only lists the fields for the cores of --hw; leave these options out")
@@ -126,6 +127,7 @@ def run(
     if _is_run_in_sequence(request, of_one | {"--like": like}, as_json=json):
         return
     from npusim.report.output import RUNS, check_writable, save_run
+    from npusim.report.plot import check_plot
     from npusim.simulation.naming import digest_of, folder_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.simulate import run_plan
@@ -141,6 +143,8 @@ def run(
         check_writable(out, None if force else digest_of(plan))
     if report:
         altair()  # refuses before the work, not after it
+    if plot is not None:
+        check_plot(plot)
     plan = _to_be_shown(plan, is_traced=not no_save and (trace is not False or report), report=report)
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
@@ -151,6 +155,20 @@ def run(
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
+    if plot is not None:
+        _draw(result, plot)
+
+
+def _draw(result: "RunData", file: Path) -> None:
+    """Write a picture of where the time of a run goes, or of its errors where it has no time."""
+    from npusim.report.figures import figures_document
+    from npusim.report.plot import picture
+    from npusim.report.result_json import record_of
+    from npusim.report.tables import run_figures
+    from npusim.report.timeline import timeline_of
+
+    figures = run_figures(record_of(result), figures_document(result, timeline_of(result)))
+    write(file, picture(figures, file.suffix, f"{result.name} on {result.device.name}", ("time", "errors")))
 
 
 def _refuse_unwritten(written: dict[str, Any], *, no_save: bool, has_timeline: bool) -> None:

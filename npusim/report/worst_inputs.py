@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
+from npusim.report import charts
+from npusim.report.charts import Figure
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, help_on, percent, whole
+from npusim.studies.stress.aspects import words
 from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ LEDGER = Columns(
 )
 #: Choices that hold, and steps, that a table shows; JSON has them all.
 SHOWN = 8
+#: Inputs that a chart shows.
+DRAWN = 12
 
 
 def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> dict[str, object]:
@@ -85,3 +90,19 @@ def _margin(times: float | None) -> str:
         return "the base holds, inputs twice as large do not"
     smaller = f"inputs divided by {1 / times:g} hold" if times else f"inputs divided by {2**SHRUNK} do not hold either"
     return f"the base does not hold, {smaller}"
+
+
+def errors_figure(stress: Stress) -> Figure:
+    """Return the errors of calm inputs and of the worst inputs that were tested, against the error that holds."""
+    ranked = sorted(stress.outcomes, key=lambda o: o.badness, reverse=True)
+    rows = [
+        {"name": name, "value": o.rmse}
+        for name, o in (("calm inputs", stress.calm), *((words(o.point), o) for o in ranked))
+        if o.rmse
+    ][:DRAWN]
+    lost = sum(o.rmse is None for o in stress.outcomes)
+    text = f"{stress.verdict}. Dashed: the largest error that holds, {stress.limit:.2g}."
+    text += f" {lost} of {len(stress.outcomes)} inputs gave an output that is not finite." if lost else ""
+    title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
+    table = Columns(Column("input", "name"), Column("relative RMSE", "value", ".2e", ">"))
+    return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(rows))
