@@ -192,8 +192,8 @@ def _searched(
             last = now
             best = "" if now.best_us is None else f", best {now.best_us:,.2f} us"
             least = "" if now.remaining_us is None else f", none left below {now.remaining_us:,.2f}"
-            left = "" if now.remaining_s is None else f", about {now.remaining_s:,.0f} s left of it"
-            advance(now.decided, now.points, f"{now.stage}{left}{best}{least}" if is_long else "")
+            note = f"{now.stage}{best}{least}" if is_long else ""
+            advance(now.decided, now.points, note, now.remaining_s)
 
         told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first
