@@ -41,7 +41,7 @@ __all__ = [
     "triton",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Public functions and classes by the module that holds them; public submodules name themselves.
 _HOMES = MappingProxyType(

@@ -30,6 +30,7 @@ TOPICS = (
     "schedule",
     "scope",
     "serve",
+    "stability",
     "start",
     "stress",
     "tile",
