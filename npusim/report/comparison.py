@@ -14,6 +14,7 @@ from npusim.frames import frame
 from npusim.machines.tracks import track_of
 from npusim.program.timing.timing_result import method_text
 from npusim.report import charts
+from npusim.report.bits_table import COMPARABLE_ULP
 from npusim.report.charts import Figure, FigureTile, PagePart, Row
 from npusim.report.compared_runs import compared_runs
 from npusim.report.sheet import Breakdown, Moved, Part, Sheet, breakdown, chain, parts_of, sheets_of
@@ -288,7 +289,8 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
             values["errors against", "text"] = bits.against
         values["relative RMSE", "error"] = bits.rmse
         values["max |error|", "error"] = bits.max_abs_error
-        values["max ULP", "count"] = bits.max_ulp
+        is_comparable = bits.max_ulp is None or bits.max_ulp <= COMPARABLE_ULP
+        values["max ULP", "count"] = bits.max_ulp if is_comparable else "not comparable"
         values["overflow", "count"] = sum(bits.overflow_counts.values())
         values["NaN", "count"] = sum(bits.nan_counts.values())
         values["NaN in output", "count"] = bits.nan_count
