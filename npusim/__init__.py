@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.errors import NpusimError
     from npusim.kernels.triton.recording import record
-    from npusim.report.comparison import compare
+    from npusim.report.compared_runs import compare
     from npusim.run import RunResult, run, run_calls
     from npusim.studies.evaluate import evaluate
     from npusim.studies.explore import explore
@@ -48,7 +48,7 @@ _HOMES = MappingProxyType(
     {
         "NpusimError": "npusim.errors",
         "RunResult": "npusim.run",
-        "compare": "npusim.report.comparison",
+        "compare": "npusim.report.compared_runs",
         "errors": "npusim.errors",
         "evaluate": "npusim.studies.evaluate",
         "explore": "npusim.studies.explore",

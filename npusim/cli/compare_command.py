@@ -1,8 +1,9 @@
 """``npusim compare`` and ``npusim report``: runs side by side, why one takes longer, and runs as pages."""
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from npusim.cli import options as o
 from npusim.cli.console import in_percent, progress, show_either, show_json, show_markdown, write
@@ -10,9 +11,6 @@ from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
 from npusim.simulation.request import BitsOptions, Request, refuse
-
-if TYPE_CHECKING:
-    from npusim.simulation.run_result import RunData
 
 app = Verbs()
 
@@ -55,15 +53,13 @@ def compare(
     from npusim.report.comparison import comparison_document, comparison_part, comparison_table
     from npusim.report.output import check_file_writable
     from npusim.report.page import comparison_page
-    from npusim.report.plot import check_plot, picture
+    from npusim.report.plot import picture
 
     if html is not None:
         altair()  # refuses before the work, not after it
         check_file_writable(html)
-    if plot is not None:
-        check_plot(plot)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
-    read = compared_runs(runs, request, lambda word, base: o.Worded.of(word).on(base), _simulated)
+    read = compared_runs(runs, lambda word: o.Worded.of(word).on(request), request.changed(), _watched)
     comparison = compare_runs(*read)
     if html is not None:
         write(html, comparison_page(comparison))
@@ -76,12 +72,11 @@ def compare(
         show_either(json, lambda: comparison_document(comparison), lambda: comparison_table(comparison))
 
 
-def _simulated(word: str, request: Request) -> "RunData":
-    """Return the result of a request, with progress on the terminal."""
-    from npusim.simulation.simulate import run_request
-
+@contextmanager
+def _watched(word: str) -> Iterator[Callable[[float], None]]:
+    """Yield the function that the run of a word tells its progress, which the terminal shows."""
     with progress(f"simulating {word}") as advance:
-        return run_request(replace(request, progress=in_percent(advance)))
+        yield in_percent(advance)
 
 
 @app.verb(

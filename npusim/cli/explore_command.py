@@ -17,7 +17,7 @@ from npusim.simulation.request import Request, TensorOptions, short_name
 from npusim.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.studies.explore.exploration import Exploration
     from npusim.studies.explore.search import Options, Progress
@@ -107,13 +107,10 @@ def explore(
     Points that cannot win are pruned with proof, points that do not fit are listed with the reason. Ctrl-C and --budget
     keep the finished points and bound the others; --resume continues.
     """
-    from npusim.report.plot import check_plot, picture
-    from npusim.report.search_tables import about_of, exploration_document, exploration_part, exploration_table
+    from npusim.report.search_tables import about_of, exploration_document, exploration_table
     from npusim.studies.explore.search import Options
     from npusim.studies.explore.space import SearchRequest
 
-    if plot is not None:
-        check_plot(plot)
     fields = [*(fields or ()), *([f"precision={precisions}"] if precisions else ())]
     given, fixed = _given({key: str(value) for key, value in (request.overrides or {}).items()}, fields)
     schedules = _names(request.schedule)
@@ -143,10 +140,18 @@ def explore(
     )
     if done:
         say(f"wrote {path}")
-        if plot is not None:
-            part = exploration_part(name, [outcome.row() for outcome in done], about_of(path))
-            write(plot, picture(part.figures, plot.suffix, part.title, ("map", "ranking")))
+        _draw(name, done, path, plot)
     _end(exploration, path, best)
+
+
+def _draw(name: str, done: "Sequence[PointOutcome]", path: Path, file: Path | None) -> None:
+    """Write a picture of a search, if a file is named: a map of two axes, or the ranking."""
+    if file is not None:
+        from npusim.report.plot import picture
+        from npusim.report.search_tables import about_of, exploration_part
+
+        part = exploration_part(name, [outcome.row() for outcome in done], about_of(path))
+        write(file, picture(part.figures, file.suffix, part.title, ("map", "ranking")))
 
 
 def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> None:

@@ -91,10 +91,10 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (width := terminal_width()) is None:
+    elif (columns := terminal_width()) is None:
         typer.echo(text, nl=False)
     else:
-        show_lines(_wrapped(text, width))
+        show_lines(_wrapped(text, columns))
 
 
 def _wrapped(text: str, width: int) -> Iterator[Line]:

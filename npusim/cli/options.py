@@ -92,8 +92,25 @@ ScheduleName = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
+
+
+def _checked_plot(file: Path | None) -> Path | None:
+    """Return the file of a picture; raise where it could not be written, before the work."""
+    if file is not None:
+        from npusim.report.plot import check_plot
+
+        check_plot(file)
+    return file
+
+
 Plot = Annotated[
-    Path | None, option("--plot FILE", "Write a chart of the result, .svg or .png. Needs npusim[report].", shown=False)
+    Path | None,
+    option(
+        "--plot FILE",
+        "Write a chart of the result, .svg or .png. Needs npusim[report].",
+        shown=False,
+        callback=_checked_plot,
+    ),
 ]
 Cluster = Annotated[
     str | None,

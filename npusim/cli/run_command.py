@@ -127,7 +127,6 @@ def run(
     if _is_run_in_sequence(request, of_one | {"--like": like}, as_json=json):
         return
     from npusim.report.output import RUNS, check_writable, save_run
-    from npusim.report.plot import check_plot
     from npusim.simulation.naming import digest_of, folder_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.simulate import run_plan
@@ -143,8 +142,6 @@ def run(
         check_writable(out, None if force else digest_of(plan))
     if report:
         altair()  # refuses before the work, not after it
-    if plot is not None:
-        check_plot(plot)
     plan = _to_be_shown(plan, is_traced=not no_save and (trace is not False or report), report=report)
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
@@ -154,9 +151,7 @@ def run(
         request = replace(plan.request, progress=in_percent(advance, go_on, doing), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
-    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
-    if plot is not None:
-        _draw(result, plot)
+    _print(result, folder, plot, as_json=json, is_full=full, sensitive=sensitivity, like=like)
 
 
 def _draw(result: "RunData", file: Path) -> None:
@@ -235,7 +230,14 @@ def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_js
 
 
 def _print(
-    result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool, like: Path | None
+    result: "RunData",
+    folder: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+    is_full: bool,
+    sensitive: bool,
+    like: Path | None,
 ) -> None:
     from npusim.report.advice import Trial
     from npusim.report.result_json import record_of
@@ -264,3 +266,5 @@ def _print(
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
         say(f"wrote {folder}/  ({files})")
+    if plot is not None:
+        _draw(result, plot)

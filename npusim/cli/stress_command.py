@@ -64,15 +64,13 @@ def stress(
     seed tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
-    from npusim.report.plot import check_plot, picture
+    from npusim.report.plot import picture
     from npusim.report.worst_inputs import errors_figure, stress_document, stress_table
     from npusim.studies.stress import examine
 
     allowed = _allowed(require)
     if out is not None:
         check_file_writable(out)  # before the work, not after it
-    if plot is not None:
-        check_plot(plot)
     # A comma is followed by another aspect, or by another value.
     aspects = [part for text in over or () for part in re.split(r",(?=[a-z])", text)]
     with progress(f"searching inputs for {short_name(request.schedule)}") as advance:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import Spread
 
-#: Largest distance in ULP that is printed: as many steps as a format of 16 bits has numbers.  A float32 output is further
-#: away only from a value so near to 0 that the count means nothing.
+#: Largest distance in ULP that is printed: as many steps as a format of 16 bits has numbers.  A float32 output is
+#: further away only from a value so near to 0 that the count means nothing.
 COMPARABLE_ULP = 1 << 16
 #: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))

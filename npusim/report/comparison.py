@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.errors import SpecError
 from npusim.frames import frame
 from npusim.machines.tracks import track_of
 from npusim.program.timing.timing_result import method_text
 from npusim.report import charts
 from npusim.report.bits_table import COMPARABLE_ULP
 from npusim.report.charts import Figure, FigureTile, PagePart, Row
-from npusim.report.compared_runs import compared_runs
 from npusim.report.sheet import Breakdown, Moved, Part, Sheet, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
     Block,
@@ -35,7 +35,6 @@ from npusim.report.text import (
     pre_html,
     whole,
 )
-from npusim.simulation.request import BitsOptions, Request, takes_options
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -179,26 +178,17 @@ class Comparison:
         return pre_html(comparison_table(self))
 
 
-@takes_options(BitsOptions)
-def compare(*runs: RunData | RunRecord | str | Path, **options: Unpack[BitsOptions]) -> Comparison:
+def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
     """Compare two or more runs with the first: why the latencies differ, which inputs differ, how the bits differ.
 
-    A run is a result of `npusim.run`, its folder or ``result.json`` (``"@1"``: the last folder in ``runs``), the
-    ``PipeUtilization.csv`` of a vendor's profiler, or the name of a schedule.  Schedules are run with ``options``,
-    which are those of `npusim.run`; ``npusim compare`` on the command line gives the same answer.  For options that
-    only one of the runs has, pass the result of `npusim.run`.
+    A run is a result of `npusim.run`, its folder or ``result.json``, or the ``PipeUtilization.csv`` of a
+    vendor's profiler.
 
-    Raises `SpecError` if there are fewer than two runs, if a word names neither a stored run nor a schedule, if a file
-    is none of these, or for options where no run is a schedule.
-
-    Examples
-    --------
-    >>> import npusim
-    >>> comparison = npusim.compare("flash", "pasa", seq=256, numerics=False)
-    >>> comparison.labels
-    ('flash', 'pasa')
+    Raises `SpecError` if there are fewer than two runs, or if a file is none of these.
     """
-    sheets = sheets_of(compared_runs(runs, Request("", **options)))
+    if len(runs) < 2:
+        raise SpecError(f"compare needs two runs or more, not {len(runs)}")
+    sheets = sheets_of(runs)
     return Comparison(sheets, _differences(sheets), tuple(_figures(sheets)), breakdown(sheets), tuple(_moved(sheets)))
 
 

@@ -83,8 +83,7 @@ def _with_starts(spec: Any) -> Any:
     changed = {key: value if key == "datasets" else _with_starts(value) for key, value in spec.items()}
     for axis in ("x", "y"):
         channel = changed.get(axis)
-        is_numeric = isinstance(channel, dict) and channel.get("type") == "quantitative"
-        if is_numeric and channel.get("title"):
+        if isinstance(channel, dict) and channel.get("type") == "quantitative" and channel.get("title"):
             changed[axis] = {**channel, "title": f"{channel['title']}{_start(channel.get('scale') or {})}"}
     return changed
 

@@ -269,8 +269,9 @@ def _grid(grid: Grid, width: int | None) -> Iterator[Line]:
             margin = _INDENT if part.start else ""
             for line in _row(row[part.start : part.stop], shown.align[part.start :], widths[part.start :], wrapped):
                 yield ((margin, ""), *line) if margin else line
-    for line in _wrapped(f"{_INDENT}not shown at this width: {', '.join(left_out)}", width) if left_out else ():
-        yield ((line, "dim"),)
+    if left_out:
+        for text in _wrapped(f"{_INDENT}not shown at this width: {', '.join(left_out)}", width):
+            yield ((text, "dim"),)
 
 
 def _widths(grid: Grid) -> list[int]:

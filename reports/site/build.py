@@ -44,7 +44,7 @@ PAGES = {
 MODULES = {
     "npusim": (
         "npusim.run.run",
-        "npusim.report.comparison.compare",
+        "npusim.report.compared_runs.compare",
         "npusim.studies.explore.explore",
         "npusim.studies.invariance.invariant",
         "npusim.studies.stress.stress",

@@ -135,7 +135,7 @@ def test_folders_of_one_name_bring_their_parents_and_three_runs_fit(tmp_path: Pa
     table = markdown(comparison_table(found))
     assert "| A us | B us | change |" in table
     assert "\\#1" in table
-    with pytest.raises(SpecError, match="needs two runs or more"):
+    with pytest.raises(SpecError, match="two runs or more, not 1"):
         compare(result)
 
 
