@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.errors import NpusimError
     from npusim.kernels.tilelang.recording import record
-    from npusim.report.comparison import compare
+    from npusim.report.compared_runs import compare
     from npusim.run import RunResult, run, run_calls
     from npusim.studies.evaluate import evaluate
     from npusim.studies.explore import explore
@@ -41,14 +41,14 @@ __all__ = [
     "triton",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Public functions and classes by the module that holds them; public submodules name themselves.
 _HOMES = MappingProxyType(
     {
         "NpusimError": "npusim.errors",
         "RunResult": "npusim.run",
-        "compare": "npusim.report.comparison",
+        "compare": "npusim.report.compared_runs",
         "errors": "npusim.errors",
         "evaluate": "npusim.studies.evaluate",
         "explore": "npusim.studies.explore",

@@ -22,8 +22,44 @@ from npusim.simulation.simulate import run_request
 
 
 class RunResult(run_result.RunData):
-    """The result of a run (fields: `npusim.simulation.run_result.RunData`) with methods that show, save and analyse
-    it.
+    """The result of `npusim.run`: bits and cycles of one schedule on one device, with methods that show and save them.
+
+    Attributes
+    ----------
+    cycles : int
+        Cycles of the device clock that the cores take, without the launch.
+    latency_us : float
+        Time of the call in microseconds, launch included.
+    tflops : float
+        Useful operations per second of the call, in 1e12; masked pairs are not counted.
+    output : numpy.ndarray or None
+        Output (batch, heads, seq_q, value_head_dim) in the output's format; rows that were not computed are NaN.  None
+        without numerics.
+    numerics : NumericResult or None
+        Errors against float64 (``numerics.error.rmse``, relative), ULP, overflows and their origin; None without
+        numerics.
+    timing : TimingResult or None
+        Cycles and waits of every queue, bytes of every link, and the errors of earlier predictions of this kind; None
+        on a device without a timing model.
+    name, schedule, precision, workload, inputs : str
+        The run's name; names of its schedule, preset, workload, and the origin of Q, K and V.
+    device, problem, tiling, program : DeviceSpec, Problem, Tiling, TileProgram
+        The device, the sizes, the chosen tile, and the tile program that both values and cycles come from.
+    formats : dict of str to str
+        Number formats by role: ``{"scores": "float32", ...}``.
+    notes : tuple of str
+        Notes for the reader: choices that npusim made, and parts that are not modelled.
+    spread, orders, finite, presets
+        Outputs under other arithmetics, collectives, finite alternatives and presets (`npusim.run`).
+
+    Examples
+    --------
+    >>> import npusim
+    >>> result = npusim.run("flash", seq=64, heads=[0])
+    >>> result.output.shape, result.numerics.error.rmse < 1e-3
+    ((1, 5, 64, 128), True)
+    >>> result.cycles == result.timing.cycles, str(result).startswith("flash on ascend_910b2")
+    (True, True)
     """
 
     def sensitivity(self) -> tuple[Sensitivity, ...]:
@@ -115,6 +151,10 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Replace the workload's values: the number of queries or keys alone, the number of sequences, the number of
         devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set the sizes
         and ``dtype`` rounds them; a ``workload`` named as well must have the same sizes.
+    q_heads, kv_heads, head_dim, shape
+        Query and KV heads of one device, and the elements of a head, in place of the workload's: ``q_heads`` alone
+        means as many KV heads.  ``shape`` states these sizes, the batch and the length in one word,
+        ``"B4,N32/8,S6k,D128"`` (``S1/8k``: queries, keys).
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's own
         included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its own chunk or document.

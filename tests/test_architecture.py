@@ -97,7 +97,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "typer": ("cli/", "cli.py"),
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
-    "vl_convert": ("report/page.py",),
+    "vl_convert": ("report/page.py", "report/plot.py"),
     "tilelang": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
     "tvm": ("kernels/tilelang/recording.py", "kernels/tilelang/prim_func.py"),
     "triton": (

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from npusim import __version__, run
 from npusim.cli.app import VERBS as GROUPS
 from npusim.cli.app import app
-from npusim.config.load import list_devices, list_workloads
+from npusim.config.load import list_devices, list_workloads, load_device
 from npusim.config.node_file import list_nodes
 from npusim.errors import ContradictionError, SpecError
 from npusim.machines.ascend.ascend_pricing import EnginePricing
@@ -415,7 +415,7 @@ def test_columns_wrap_between_words_and_commands_stay_whole(
         assert [line for line in wide if not any(mark in line for mark in allowed)] == []
         assert not any("#" in line for line in wide), "what an example does goes below it"
     monkeypatch.delenv("COLUMNS")
-    whole = _ok("hw", "show", "ascend_910b2", "--only", "links")
+    whole = _ok("hw", "show", "ascend_910b2", "--sources")
     assert any(len(line) > 100 for line in whole.splitlines()), "a file gets whole lines"
 
 
@@ -772,9 +772,12 @@ def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
     assert all(name in text for name in known)
     assert [d["name"] for d in _document("hw", "list", "--json")["devices"]] == known
     text = _ok("hw", "show", "ascend_910b2", "--only", "links.hbm")
-    assert "links.hbm.bytes_per_s" in text
-    assert "1.45e+12  measured" in text
+    assert re.search(r"^  links\.hbm$", text, re.MULTILINE)
+    assert re.search(r"^    bytes_per_s +1\.45 TB/s  measured$", text, re.MULTILINE)
     assert "clock_hz" not in text
+    (source,) = {fact.source for key, fact in load_device("ascend_910b2").facts() if key == "links.hbm.bytes_per_s"}
+    assert source not in text
+    assert source in _ok("hw", "show", "ascend_910b2", "--only", "links.hbm", "--sources")
     shown = _document("hw", "show", "ascend_910b2", "--json", "-C", "group_count=3")
     assert shown["device"]["group_count"]["value"] == 3
     assert json.loads(_ok("hw", "schema"))["title"] == "DeviceSpec"

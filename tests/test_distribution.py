@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "studies/probe/*.txt", "formats/*.npz", "py.typed")
@@ -85,3 +89,30 @@ def test_one_version_is_in_the_package_its_metadata_citation_and_changelog() -> 
     assert first
     assert re.fullmatch(rf"{number}, (unreleased|\d{{4}}-\d\d-\d\d)", first[1])
     assert len(texts["CHANGELOG.md"]) < 6000, "one page: what a user needs of a version"
+
+
+def test_the_action_runs_the_check_that_the_guide_describes() -> None:
+    action = YAML(typ="safe").load((ROOT / ".github" / "actions" / "cycles" / "action.yml").read_text(encoding="utf-8"))
+    assert action["runs"]["using"] == "composite"
+    steps = action["runs"]["steps"]
+    assert all("shell" in step for step in steps if "run" in step), "a composite action states each shell"
+    (check,) = [step["run"] for step in steps if step.get("name") == "check"]
+    words = re.search(r"npusim check .*", check)
+    assert words
+    options = set(re.findall(r"--[a-z-]+", words[0]))
+    shown = CliRunner().invoke(app, ["check", "--help"]).stdout
+    assert options == {"--github", "--junit"}
+    assert all(option in shown for option in options)
+    read = set(re.findall(r"inputs\.([a-z-]+)", str(steps)))
+    assert read == set(action["inputs"]), "each input is read, and no other"
+
+
+def test_the_image_has_what_the_package_is_built_from_and_runs_the_main_job() -> None:
+    text = (ROOT / "Containerfile").read_text(encoding="utf-8")
+    copied = {word for line in re.findall(r"(?m)^COPY (.*) \S+$", text) for word in line.split()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "npusim", "hwconfigs", "workloads"} == copied
+    assert all((ROOT / name).exists() for name in copied)
+    (command,) = re.findall(r"(?m)^CMD (\[.*\])$", text)
+    assert 'ENTRYPOINT ["npusim"]' in text
+    schedule = json.loads(command)
+    assert schedule[:2] == ["run", "pasa"], "the main job of .ci/run and README"

@@ -170,3 +170,32 @@ def test_durations_have_readable_units() -> None:
         "2.0 h",
         "5.8 days",
     ]
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "seconds", "known", "words"),
+    [
+        (25, 100, 10.0, None, "about 30 s left"),
+        (1, 100, 100.0, None, "about 2.8 h left"),
+        (25, 100, 10.0, 7.2, "about 7 s left"),
+        (0, 100, 10.0, None, ""),
+        (100, 100, 10.0, None, ""),
+        (25, 100, 0.5, None, ""),
+    ],
+)
+def test_progress_states_the_time_left(done: int, total: int, seconds: float, known: float | None, words: str) -> None:
+    assert console._time_left(done, total, seconds, known) == words
+
+
+def test_progress_prints_the_time_left_to_stderr_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seconds in (("FIRST_LINE_S", 0.02), ("LINE_S", 0.05), ("TICK_S", 0.01), ("QUIET_S", 0.0)):
+        monkeypatch.setattr(console, name, seconds)
+    with console.progress("trying") as advance:
+        time.sleep(0.1)
+        advance(1, 2, left_s=3.0)
+        time.sleep(0.2)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "npusim: trying: 1 of 2, about 3 s left" in printed.err

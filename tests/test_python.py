@@ -11,9 +11,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 from npusim.errors import NpusimError
+from npusim.report.comparison import comparison_document
+from npusim.report.text import to_json
 from npusim.simulation.request import Count, RunOptions
 from npusim.studies.validate.measured_times import validate_times
 
@@ -59,6 +63,26 @@ def test_results_comparisons_searches_and_validations_are_frames(tmp_path: Path)
     assert [(c["name"], c["measured_low"], c["relative_error"]) for c in cases] == [
         (r.name, r.measured.low, r.relative_error) for r in report.residuals
     ]
+
+
+def test_names_of_schedules_are_compared_as_the_command_line_compares_them() -> None:
+    comparison = npusim.compare("flash", "pasa", seq=128, numerics=False)
+    shown = CliRunner().invoke(app, ["compare", "flash", "pasa", "--seq", "128", "--no-numerics", "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(to_json(comparison_document(comparison))) == json.loads(shown.stdout)
+    result = npusim.run("flash", seq=128, numerics=False)
+    mixed = npusim.compare(result, "pasa", seq=128, numerics=False)
+    assert [sheet.cycles for sheet in mixed.sheets] == [sheet.cycles for sheet in comparison.sheets]
+
+
+def test_a_comparison_refuses_words_that_name_nothing_and_options_that_nothing_reads() -> None:
+    with pytest.raises(NpusimError, match="no run folder or result of that name"):
+        npusim.compare("flash", "pasaa")
+    result = npusim.run("flash", seq=64, numerics=False)
+    with pytest.raises(NpusimError, match="seq: stored runs are not run again"):
+        npusim.compare(result, result, seq=128)
+    with pytest.raises(TypeError, match="sqe"):
+        npusim.compare("flash", "pasa", sqe=128)
 
 
 def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

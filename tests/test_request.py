@@ -17,7 +17,7 @@ from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import CopyProblem, Dtype, GemmProblem
 from npusim.config.tiling import build_tiling
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 from npusim.kernels.attention.call_blocks import kv_runs
 from npusim.library import find_schedule
 from npusim.simulation.plan import Plan, plan_of
@@ -77,6 +77,37 @@ def test_every_field_has_an_option_but_what_the_command_line_sets_itself() -> No
     assert {f.name for f in fields(Request)} - OPTIONS.keys() == {"schedule", "limit_s", "progress"}
     names = [name for option in OPTIONS.values() for name in option.names]
     assert len(names) == len(set(names))
+
+
+def test_a_shape_in_one_word_is_the_sizes_of_a_problem() -> None:
+    request = Request("flash", shape="B4,N32/8,S1/6k,D128")
+    problem = request.attention()
+    assert (problem.batch, problem.heads, problem.kv_heads) == (4, 32, 8)
+    assert (problem.seq_q, problem.seq_kv, problem.head_dim, problem.value_head_dim) == (1, 6144, 128, 128)
+    assert request == Request("flash", batch=4, q_heads=32, kv_heads=8, seq_q=1, seq_kv="6k", head_dim=128)
+    assert command("run", "flash", request.asked() or (), ()) == (
+        "npusim run flash --seq-q 1 --seq-kv 6144 --batch 4 --q-heads 32 --kv-heads 8 --head-dim 128"
+    )
+    alone = Request("flash", q_heads=3, seq=64).attention()
+    assert (alone.heads, alone.kv_heads) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"shape": "B4,X3"}, "'X3' is no size; write B4,N32/8"),
+        ({"shape": "B4/2"}, "'B4/2' is no size"),
+        ({"shape": "B4,B2"}, "B is there twice"),
+        ({"shape": "S0"}, "write a positive whole number"),
+        ({"shape": "S64", "seq": 64}, "has the same size as seq"),
+        ({"kv_heads": 8}, "state q_heads too"),
+        ({"q_heads": 8, "tensor_parallel": 2}, "leave tensor_parallel out"),
+        ({"q_heads": 8, "tensors": "smollm2_layer18_group"}, "the tensors have the sizes"),
+    ],
+)
+def test_a_shape_of_another_form_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(NpusimError, match=words):
+        Request("flash", **given).sizes()
 
 
 def test_formats_offered_are_those_of_a_problem() -> None:

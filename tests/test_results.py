@@ -32,7 +32,7 @@ def result() -> RunData:
 
 def test_a_result_fits_a_line_and_prints_as_its_table(result: RunData) -> None:
     assert repr(result) == (
-        f"<RunData pasa-pangu_38b-256 on ascend_910b2, fp16_mean, {result.cycles:,} cycles, "
+        f"<RunResult pasa-pangu_38b-256 on ascend_910b2, fp16_mean, {result.cycles:,} cycles, "
         f"{result.latency_us:,.2f} us, relative RMSE {result.numerics.error.rmse:.2e}>"  # type: ignore[union-attr]
     )
     text = str(result)

@@ -266,3 +266,12 @@ def test_nan_in_a_bias_says_nothing_of_keys() -> None:
     bias[0, 3, 4] = np.nan
     with pytest.raises(TensorError, match=r"bias has 1 NaN, the first at \(0, 3, 4\)$"):
         run("flash", tensors={**tensors, "bias": bias}, bias="shared", causal=False)
+
+
+def test_query_key_and_value_are_names_of_the_tensors() -> None:
+    rng = np.random.default_rng(0)
+    short = {n: rng.standard_normal((1, 2, 16, 16)).astype(np.float16) for n in "qkv"}
+    named = dict(zip(("layer.query", "layer.key", "layer.value"), short.values(), strict=True))
+    assert all(np.array_equal(load_tensors(short)[n], load_tensors(named)[n]) for n in "qkv")
+    with pytest.raises(TensorError, match="'q' and 'query', which are one tensor"):
+        load_tensors({**short, "query": short["q"]})

@@ -21,12 +21,15 @@ import typer
 
 from npusim.report.text import Block, lines, markdown, to_json
 from npusim.sanitize import visible
+from npusim.units import format_duration
 
 #: Seconds for which work that has nothing to say of itself reports no progress where there is no terminal.
 QUIET_S = 10.0
 #: Seconds to a search's first line where there is no terminal, between lines with or without news, and between looks
 #: for news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
+#: Seconds before which the share of the work that is done says little on the time left.
+LEFT_S = 5.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 )
@@ -37,7 +40,7 @@ def show(blocks: Iterable[Block]) -> None:
 
     It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
     """
-    show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, _width()))
+    show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, terminal_width()))
 
 
 def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
@@ -90,13 +93,19 @@ def write(file: Path, content: str | bytes, note: str = "") -> None:
 
 @contextmanager
 def progress(message: str) -> Iterator[Callable[..., None]]:
-    """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line.
+    """Yield ``advance(done, total, note, left_s)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Lines are printed when they are due, with or without news: without any, the seconds so far.  Work without a note
-    is silent before `QUIET_S`.
+    Both state the time left: ``left_s``, or else what the time so far and the done share give.  Lines are printed when
+    they are due, with or without news: without any, the seconds so far.  Work without a note is silent before
+    `QUIET_S`.  Nothing is printed to stdout.
     """
+    start = time.monotonic()
+
+    def left(done: int, total: int, left_s: float | None) -> str:
+        return _time_left(done, total, time.monotonic() - start, left_s)
+
     if not sys.stderr.isatty():
-        latest, is_over, start = list[str](), threading.Event(), time.monotonic()
+        latest, is_over = list[str](), threading.Event()
 
         def print_lines() -> None:
             wait, last = FIRST_LINE_S, f"npusim: {message}"
@@ -106,9 +115,10 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
                     say(line if line != last else f"{line}{_so_far(seconds)}")
                     wait, last = LINE_S, line
 
-        def line(done: int, total: int, note: str = "") -> None:
+        def line(done: int, total: int, note: str = "", left_s: float | None = None) -> None:
             if note or time.monotonic() - start >= QUIET_S:
-                latest[:] = [f"npusim: {message}: {done:,} of {total:,}{note and ', '}{note}"]
+                words = (f"{done:,} of {total:,}", left(done, total, left_s), note)
+                latest[:] = [f"npusim: {message}: {', '.join(filter(None, words))}"]
 
         threading.Thread(target=print_lines, daemon=True).start()
         try:
@@ -122,7 +132,12 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(message, total=None, note="")
-        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+
+        def move(done: int, total: int, note: str = "", left_s: float | None = None) -> None:
+            words = ", ".join(filter(None, (left(done, total, left_s), note)))
+            bar.update(task, completed=done, total=total, note=words)
+
+        yield move
 
 
 @contextmanager
@@ -135,6 +150,15 @@ def late_progress(message: str) -> Iterator[Callable[..., None]]:
             begun()(*news)
 
         yield advance
+
+
+def _time_left(done: int, total: int, seconds: float, left_s: float | None) -> str:
+    """Return the time left in words; nothing within the first seconds, which say little, and at the end."""
+    if left_s is None:
+        if not 0 < done < total or seconds < LEFT_S:
+            return ""
+        left_s = seconds * (total - done) / done
+    return f"about {format_duration(left_s) if left_s >= 300 else f'{left_s:,.0f} s'} left"
 
 
 def _so_far(seconds: float) -> str:
@@ -191,7 +215,8 @@ def in_percent(
     return told
 
 
-def _width() -> int | None:
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or those of ``COLUMNS``; None for a file."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None

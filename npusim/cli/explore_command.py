@@ -17,7 +17,7 @@ from npusim.simulation.request import Request, TensorOptions, short_name
 from npusim.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.studies.explore.exploration import Exploration
     from npusim.studies.explore.search import Options, Progress
@@ -99,6 +99,7 @@ def explore(
     budget: Budget = None,
     best: Best = None,
     top: Top = 10,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Search schedules' tilings, precisions and hardware for the fastest point.
@@ -139,7 +140,18 @@ def explore(
     )
     if done:
         say(f"wrote {path}")
+        _draw(name, done, path, plot)
     _end(exploration, path, best)
+
+
+def _draw(name: str, done: "Sequence[PointOutcome]", path: Path, file: Path | None) -> None:
+    """Write a picture of a search, if a file is named: a map of two axes, or the ranking."""
+    if file is not None:
+        from npusim.report.plot import picture
+        from npusim.report.search_tables import about_of, exploration_part
+
+        part = exploration_part(name, [outcome.row() for outcome in done], about_of(path))
+        write(file, picture(part.figures, file.suffix, part.title, ("map", "ranking")))
 
 
 def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> None:
@@ -185,8 +197,8 @@ def _searched(
             last = now
             best = "" if now.best_us is None else f", best {now.best_us:,.2f} us"
             least = "" if now.remaining_us is None else f", none left below {now.remaining_us:,.2f}"
-            left = "" if now.remaining_s is None else f", about {now.remaining_s:,.0f} s left of it"
-            advance(now.decided, now.points, f"{now.stage}{left}{best}{least}" if is_long else "")
+            note = f"{now.stage}{best}{least}" if is_long else ""
+            advance(now.decided, now.points, note, now.remaining_s)
 
         told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first

@@ -3,17 +3,20 @@
 import ast
 import keyword
 import re
+import textwrap
+from collections.abc import Iterator
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show_json, write
+from npusim.cli.console import show_json, show_lines, terminal_width, write
 from npusim.cli.help import Verbs, examples
 from npusim.errors import SpecError
-from npusim.report.text import document
+from npusim.report.text import Grid, Line, cells, document, lines
 
 app = Verbs()
 new = Verbs(
@@ -28,8 +31,12 @@ _FILE, _MARK = (re.compile(rf"^<!--{words}-->\n", re.MULTILINE) for words in (r"
 
 #: The topic whose text is not a file: the options of a problem, as the command line declares them.
 PROBLEM = "problem"
+#: The topic of the glossary, whose entries are topics too.
+WORDS = "words"
 
-Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
+Topic = Annotated[
+    str | None, o.argument("[TOPIC]", "A guide, or a word of the tables; without one, all guides are listed.")
+]
 
 
 def guides() -> dict[str, str]:
@@ -39,9 +46,29 @@ def guides() -> dict[str, str]:
     return {topic: page.read_text(encoding="utf-8") for topic, page in pages}
 
 
-@app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
+def entries() -> dict[str, str]:
+    """Return the entries of the glossary by their words; one with two meanings has both."""
+    found: dict[str, str] = {}
+    section = ""
+    for part in re.split(r"(?m)^(?=##)", guides()[WORDS]):
+        title, _, text = part.partition("\n")
+        if title.startswith("### "):
+            word = title.removeprefix("### ")
+            before = f"{found[word]}\n" if word in found else ""
+            found[word] = f"{before}{word}   ({section})\n\n{text.strip()}\n"
+        elif title.startswith("## "):
+            section = title.removeprefix("## ")
+    return found
+
+
+@app.verb(
+    "help",
+    ("npusim help", "which guides there are"),
+    ("npusim help tile", "how to choose a tile"),
+    ("npusim help pruned", "a word of the tables"),
+)
 def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) -> None:
-    """Show a guide: choose a tile, compare schedules, guard cycles in CI, read a trace and more."""
+    """Show a guide (choose a tile, guard cycles in CI, read a trace and more), or explain a word of the tables."""
     known = guides()
     if topic in (None, PROBLEM):
         known = dict(sorted({**known, PROBLEM: _problem_options(ctx)}.items()))
@@ -55,14 +82,62 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
-        from npusim.config.messages import choices
+        known |= entries()
+        topic = topic if topic in known else topic.replace("-", " ")
+        if topic not in known:
+            from npusim.config.messages import choices
 
-        raise SpecError(f"help {topic}: no such guide{choices(topic, sorted((*known, PROBLEM)))}")
+            raise SpecError(f"help {topic}: no such guide or word{choices(topic, sorted((*known, PROBLEM)))}")
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
-        show_json(document("help", topic=topic, title=titles[topic], text=text))
-    else:
+        show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
+    elif (columns := terminal_width()) is None:
         typer.echo(text, nl=False)
+    else:
+        show_lines(_wrapped(text, columns))
+
+
+def _wrapped(text: str, width: int) -> Iterator[Line]:
+    """Yield the lines of a guide for a terminal: sentences and tables wrapped, code as it is."""
+    is_code = False
+    for is_table, group in groupby(text.splitlines(), lambda line: line.startswith("|")):
+        listed = list(group)
+        if is_table and not is_code:
+            header, _, *rows = map(_cells_of, listed)
+            table = Grid(tuple(header), "<" * len(header), tuple(cells(*row) for row in rows))
+            yield from lines((table,), width)
+            continue
+        paragraph: list[str] = []
+        for line in (*listed, ""):
+            is_fence = line.startswith("```")
+            if paragraph and (is_code or is_fence or not line or re.match(r"#|\s*([-*]|\d+\.) ", line)):
+                yield from (((part, ""),) for part in _paragraph(paragraph, width))
+                paragraph = []
+            is_code ^= is_fence
+            if is_code or is_fence or line.startswith("    "):
+                yield ((line, ""),)
+            elif line:
+                paragraph.append(line)
+            else:
+                yield ()
+
+
+def _cells_of(row: str) -> list[str]:
+    """Return the cells of a row of a table in Markdown."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])]
+
+
+def _paragraph(listed: list[str], width: int) -> list[str]:
+    """Return a paragraph, or an item of a list, in lines of at most ``width`` characters."""
+    mark = re.match(r"\s*([-*]|\d+\.) ", listed[0])
+    margin = " " * len(mark[0]) if mark else ""
+    text = " ".join(line.strip() for line in listed)
+    if text.startswith("#"):
+        return [text]
+    first = listed[0][: len(listed[0]) - len(listed[0].lstrip())]
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _problem_options(ctx: typer.Context) -> str:

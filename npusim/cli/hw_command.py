@@ -23,7 +23,7 @@ hw = Verbs(
     no_args_is_help=True,
     help="Devices: list them, look into one, check your own file.",
     epilog=examples(
-        ("npusim hw show ascend_910b2", "every number with its source"),
+        ("npusim hw show ascend_910b2", "every number with its unit and basis"),
         ("npusim hw validate my_910.yaml", "faults with file and line"),
     ),
 )
@@ -56,6 +56,7 @@ def list_devices(json: o.Json = False) -> None:
 @hw.verb(
     "show",
     ("npusim hw show ascend_910b2", "all of it"),
+    ("npusim hw show h200 --sources", "where each number is from"),
     ("npusim hw show ascend_910b2 --only links", "keys that start so"),
     ("npusim hw show my_910.yaml --basis assumed", "the numbers that are assumptions"),
 )
@@ -63,20 +64,24 @@ def show_device(
     name: Annotated[str, o.argument("NAME|FILE", "A packaged device or node, or your own .yaml.")],
     only: Annotated[str, o.option("--only KEY", "Keys that start with this.", shown=False)] = "",
     basis: Annotated[str | None, o.option("--basis BASIS", "vendor, measured, derived, fitted or assumed.")] = None,
+    sources: Annotated[bool, o.option("--sources", "The source of each number too.")] = False,
     overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:
-    """Show every number of a device with its basis and source."""
+    """Show the numbers of a device as a tree, each with its unit and basis; -C changes one by its dotted key."""
     from npusim.config.node_file import load_machine
-    from npusim.report.run_inputs import device_table
+    from npusim.report.device_tree import device_table
 
     device = load_machine(name, o.key_values(overrides, "-C"), _unread_keys)
     if json:
-        refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
+        refuse(
+            {"--only": only or None, "--basis": basis, "--sources": sources or None},
+            "--json has every number; leave these options out",
+        )
     show_either(
         json,
         lambda: document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True)),
-        lambda: device_table(device, only, basis),
+        lambda: device_table(device, only, basis, has_sources=sources),
     )
 
 

@@ -4,15 +4,18 @@ import inspect
 import math
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
 from npusim.cli import completion
+from npusim.cli.console import terminal_width
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.kernels.triton import is_launch
@@ -89,6 +92,26 @@ ScheduleName = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
+
+
+def _checked_plot(file: Path | None) -> Path | None:
+    """Return the file of a picture; raise where it could not be written, before the work."""
+    if file is not None:
+        from npusim.report.plot import check_plot
+
+        check_plot(file)
+    return file
+
+
+Plot = Annotated[
+    Path | None,
+    option(
+        "--plot FILE",
+        "Write a chart of the result, .svg or .png. Needs npusim[report].",
+        shown=False,
+        callback=_checked_plot,
+    ),
+]
 Cluster = Annotated[
     str | None,
     option(
@@ -292,7 +315,9 @@ def required_schedule(name: str | None, verb: str) -> str:
     rows = [f"which schedule? For example: npusim {verb} flash"]
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
-        rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
+        text, margin = f"  {known:<{width}}  {summary} ({', '.join(where)})", " " * (width + 4)
+        columns = terminal_width() or len(text)
+        rows += textwrap.wrap(text, columns, subsequent_indent=margin, drop_whitespace=True, break_on_hyphens=False)
     rows += [f"  {plugin:<{width}}  {source}" for plugin, source in sorted(offered().items())]
     rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import in_percent, late_progress, said_late, say, show_either
+from npusim.cli.console import in_percent, late_progress, said_late, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
@@ -101,6 +101,7 @@ def run(
     like: Like = None,
     force: Force = False,
     fields: Fields = False,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Predict bits and cycles of one attention schedule on one device.
@@ -116,7 +117,7 @@ def run(
         "--timeline": request.timeline,
         "--trace-groups": request.changed().get("trace_groups"),
     }
-    of_one = written | {"--full": full or None}
+    of_one = written | {"--full": full or None, "--plot": plot}
     if fields:
         changed = {n: x for n, x in request.changed().items() if n != "hw"}
         refuse(changed | of_one, "--fields only lists the fields for the cores of --hw; leave these options out")
@@ -150,7 +151,19 @@ def run(
         request = replace(plan.request, progress=in_percent(advance, go_on, doing), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
-    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
+    _print(result, folder, plot, as_json=json, is_full=full, sensitive=sensitivity, like=like)
+
+
+def _draw(result: "RunData", file: Path) -> None:
+    """Write a picture of where the time of a run goes, or of its errors where it has no time."""
+    from npusim.report.figures import figures_document
+    from npusim.report.plot import picture
+    from npusim.report.result_json import record_of
+    from npusim.report.tables import run_figures
+    from npusim.report.timeline import timeline_of
+
+    figures = run_figures(record_of(result), figures_document(result, timeline_of(result)))
+    write(file, picture(figures, file.suffix, f"{result.name} on {result.device.name}", ("time", "errors")))
 
 
 def _refuse_unwritten(written: dict[str, Any], *, no_save: bool, has_timeline: bool) -> None:
@@ -217,7 +230,14 @@ def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_js
 
 
 def _print(
-    result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool, like: Path | None
+    result: "RunData",
+    folder: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+    is_full: bool,
+    sensitive: bool,
+    like: Path | None,
 ) -> None:
     from npusim.report.advice import Trial
     from npusim.report.result_json import record_of
@@ -246,3 +266,5 @@ def _print(
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
         say(f"wrote {folder}/  ({files})")
+    if plot is not None:
+        _draw(result, plot)

@@ -55,6 +55,7 @@ def stress(
         Path | None,
         o.option("--out -o FILE", "File (.safetensors) for the worst input.", panel="Output", shown="in runs/"),
     ] = None,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Search for the inputs on which a schedule is furthest from float64, and name the step where the error begins.
@@ -63,7 +64,8 @@ def stress(
     seed tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
-    from npusim.report.worst_inputs import stress_document, stress_table
+    from npusim.report.plot import picture
+    from npusim.report.worst_inputs import errors_figure, stress_document, stress_table
     from npusim.studies.stress import examine
 
     allowed = _allowed(require)
@@ -82,6 +84,8 @@ def stress(
     is_met = result.worst.badness <= allowed
     required = {require: is_met} if require else {}
     show_either(json, lambda: stress_document(result, again, required), lambda: stress_table(result, again))
+    if plot is not None:
+        write(plot, picture([errors_figure(result)], plot.suffix))
     if not is_met:
         raise CheckFailedError(f"{require}: {result.worst}")
 

@@ -53,6 +53,8 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     near = [name for name in allowed if name.startswith(f"{wrong}_") and has_unit(name)]
     near += get_close_matches(wrong, allowed, n=1, cutoff=0.6)
     near += [name for name in allowed if name.lower() == wrong.lower() or (len(name) > 2 and wrong.startswith(name))]
+    if not near and len(wrong) > 2:  # a device without its maker: 910B for ascend_910b2
+        near = [name for name in allowed if wrong.lower() in name.lower()]
     if near:
         return f". Did you mean `{near[0]}`?"
     return f"; allowed: {', '.join(allowed)}"

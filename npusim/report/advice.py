@@ -47,11 +47,12 @@ Fields = Mapping[str, object]
 
 
 class Advice(NamedTuple):
-    """The finding in the counts, the changes of fields that may help, and the command of the one that does."""
+    """The finding in the counts, the changes that may help, the command of the one that does, the name of the rule."""
 
     text: str
     changes: Callable[[Fields], Iterable[Fields]] | None = None
     command: str = ""
+    name: str = ""
 
 
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
@@ -68,7 +69,9 @@ def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
         if (advice := rule(record, timing, busiest)) is not None:
             gain = trial.best(advice.changes) if trial is not None and advice.changes else None
             text = f"[{name}] {advice.text}"
-            return Advice(text) if gain is None else Advice(f"{text}; {gain}", advice.changes, gain.command)
+            if gain is None:
+                return Advice(text, name=name)
+            return Advice(f"{text}; {gain}", advice.changes, gain.command, name)
     return None
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import Spread
 
+#: Largest distance in ULP that is printed: as many steps as a format of 16 bits has numbers.  A float32 output is
+#: further away only from a value so near to 0 that the count means nothing.
+COMPARABLE_ULP = 1 << 16
 #: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
 
@@ -135,6 +138,11 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
         )
 
 
+def ulp_words(ulp: int) -> str:
+    """Return a distance in ULP; ``not comparable`` beyond `COMPARABLE_ULP`."""
+    return whole(ulp) if ulp <= COMPARABLE_ULP else "not comparable"
+
+
 def _error(bits: NumericRecord) -> str:
     """Return the errors, or the counts of NaN and Inf of an output that has some."""
     if not bits.is_finite:
@@ -142,7 +150,7 @@ def _error(bits: NumericRecord) -> str:
             f"not finite: {whole(bits.nan_count)} NaN in the output "
             f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
         )
-    ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
+    ulp = "-" if bits.max_ulp is None else ulp_words(bits.max_ulp)
     exact = "" if bits.rmse is None or bits.rmse < math.inf else " (the exact result is 0)"
     return (
         f"relative RMSE {scientific(bits.rmse)}{exact}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"

@@ -216,6 +216,23 @@ def bars(rows: Sequence[Row]) -> Spec:
     return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), row_height(names) * len(names), rows=rows)
 
 
+def errors(rows: Sequence[Row], limit: float) -> Spec:
+    """Return a point a ``name`` at its relative error, ``value``, on a logarithm, and a line at ``limit``."""
+    alt, form = altair(), ".1e"
+    names = names_of(rows, "name")
+    domain = _log_domain([limit, *(row["value"] for row in rows)])
+    scale = {"domain": [domain[0], domain[1] * 2], "nice": False, "type": "log"}  # room for what is beside
+    x = alt.X("value:Q", title="relative RMSE", scale=scale, axis=alt.Axis(format="~e", tickCount=5))
+    base = chart_of("rows").encode(
+        x=x, y=rows_axis(names, "name"), tooltip=[*tooltip(name="input"), alt.Tooltip("value:Q", format=form)]
+    )
+    text = base.mark_text(style="label", align="left", dx=8).encode(text=alt.Text("value:Q", format=form))
+    line = chart_of("limits").mark_rule(strokeDash=[4, 3]).encode(x=x)
+    marks = base.mark_point(shape="diamond", size=110, filled=True, style="mark")
+    layers = alt.layer(line, marks, text)
+    return finished(layers, row_height(names) * len(names), rows=rows, limits=[{"value": limit}])
+
+
 def changes(rows: Sequence[Row]) -> Spec:
     """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, with runs side by side."""
     alt, form = altair(), "+,.2f"

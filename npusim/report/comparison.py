@@ -15,6 +15,7 @@ from npusim.frames import frame
 from npusim.machines.tracks import track_of
 from npusim.program.timing.timing_result import method_text
 from npusim.report import charts
+from npusim.report.bits_table import COMPARABLE_ULP
 from npusim.report.charts import Figure, FigureTile, PagePart, Row
 from npusim.report.sheet import Breakdown, Moved, Part, Sheet, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
@@ -94,11 +95,33 @@ class ComparedFigure:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs compared with the first of them.
+    """The result of `npusim.compare`: runs compared with the first of them.
 
-    ``differences`` are inputs by dotted key with each run's value, ``problems`` the inputs that change the problem;
-    ``latency`` is each run's time in parts (None where one has no time), ``moved`` the changes of all units in the core
-    group that ends last.
+    Attributes
+    ----------
+    labels : tuple of str
+        Names of the runs.
+    differences : dict of str to tuple
+        Inputs that differ, by dotted key, with each run's value.
+    problems : tuple of str
+        Keys of the inputs that change the problem; where there are any, the times are of different work.
+    figures : tuple of ComparedFigure
+        Quantities of every run; the name of each states its unit (``latency us``, ``cycles``, ``relative RMSE``).
+    latency : Breakdown or None
+        Each run's time in parts that add up to it, in cycles; None where a run has no time.
+    moved : tuple of Moved
+        Changes of all units in the core group that ends last, in cycles, the largest first.
+    chains : tuple of tuple of Moved
+        For each run the operations behind its first cause, if that is a wait.
+    sheets : tuple of Sheet
+        The runs in the form in which they are compared.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> comparison = npusim.compare("flash", "pasa", seq=64, numerics=False)
+    >>> comparison.labels, comparison.problems
+    (('flash', 'pasa'), ())
     """
 
     sheets: tuple[Sheet, ...]
@@ -256,7 +279,8 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
             values["errors against", "text"] = bits.against
         values["relative RMSE", "error"] = bits.rmse
         values["max |error|", "error"] = bits.max_abs_error
-        values["max ULP", "count"] = bits.max_ulp
+        is_comparable = bits.max_ulp is None or bits.max_ulp <= COMPARABLE_ULP
+        values["max ULP", "count"] = bits.max_ulp if is_comparable else "not comparable"
         values["overflow", "count"] = sum(bits.overflow_counts.values())
         values["NaN", "count"] = sum(bits.nan_counts.values())
         values["NaN in output", "count"] = bits.nan_count

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document, help_on
 from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
             if e.worst is not None and e.worst.first is not None:
                 first = e.worst.first
                 facts.append(("first", (Cell(f"{first.at}: {first.value}, exact {first.exact}"),)))
+            facts.append(("more", (Cell(help_on(e.verdict), "dim"),)))
             yield Heading(short_name(e.kernel), "")
             yield Facts(tuple(facts))
     if tiles := [(short_name(e.kernel), (Cell(text),)) for e in evaluations for text in e.other_tiles]:

@@ -25,6 +25,7 @@ from npusim.report.text import (
     Style,
     cells,
     document,
+    help_on,
     percent,
     whole,
 )
@@ -116,7 +117,7 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
         Facts((("verdict", tuple(_verdict(findings)) or cells("no aspect of this call varies")), compared, *unvaried)),
         ASPECTS.grid(f for f in findings if f.verdict != "none"),
-        *([Facts(tuple(details))] if details else []),
+        Facts((*details, ("more", cells(help_on(*dict.fromkeys(f.verdict for f in findings)), style="dim")))),
     )
 
 

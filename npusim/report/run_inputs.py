@@ -7,12 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from npusim.config.bands import validated_schedules
 from npusim.config.layers import LOCAL
-from npusim.config.messages import suggest
-from npusim.config.quantity import BASES
 from npusim.config.workload import OF_PROBLEM, Workload
-from npusim.errors import SpecError
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
 from npusim.units import format_bytes, plural
 
@@ -98,15 +94,6 @@ def _allowed(field: TilingField) -> str:
 
 
 DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
-#: Rows are keys of a device file with their values.
-NUMBERS = Columns(
-    Column("key", 0),
-    Column("value", lambda row: getattr(row[1], "value", ""), _number, ">"),
-    Column(
-        "basis", lambda row: row[1].basis, style=lambda row: "warn" if row[1].basis in ("assumed", "fitted") else ""
-    ),
-    Column("source", lambda row: row[1].source, style="dim"),
-)
 WORKLOADS = Columns(
     Column("workload", "name"),
     Column("heads", lambda w: _pair(w.heads, w.kv_heads), align=">"),
@@ -121,23 +108,6 @@ FIELDS = Columns(
     Column("allowed", _allowed),
     Column("", "description"),
 )
-
-
-def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -> tuple[Block, ...]:
-    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` for none."""
-    if basis is not None and basis not in BASES:
-        raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
-    rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]
-    if not rows:
-        parts = sorted({key.partition(".")[0] for key, _ in device.facts()})
-        where, of = f" under --only {only!r}" if only else "", f" of basis {basis}" if basis else ""
-        raise SpecError(f"{device.name} has no number{where}{of}{suggest(only.partition('.')[0], parts)}")
-    heading = Heading(device.name, f"{device.description}; file {device.digest()}")
-    if only or basis:
-        return (heading, NUMBERS.grid(rows))
-    validations = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
-    measured = cells(*validations or ["no measurement: predicted only"])
-    return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
 
 
 CALLS = Columns(

@@ -178,6 +178,7 @@ def _ranking_blocks(
         Column("least room", lambda o: o.tightest or ""),
         Column("free", lambda o: percent(o.head_room or 0.0) if o.tightest else "", align=">"),
         *([Column("method", method)] if len({*map(method, shown)}) > 1 else []),
+        spare=("free", "least room", "cycles", "busy"),
     )
     yield table.grid(shown)
     every = [("all have", cells(" ".join(f"{n}={value}" for n, value in alike.items())))] if alike else []

@@ -12,7 +12,7 @@ from npusim.report.advice import Trial, advise, decoding
 from npusim.report.charts import Figure, FigureTile
 from npusim.report.program_table import program_figures
 from npusim.report.run_inputs import asked_text, tiling_text
-from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
+from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, help_on, percent, whole
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ VERDICT = "verdict"
 UNLIKE = 0.7
 #: What the short table leaves out.
 _MORE = "--full (details() in Python): the time by kind of measurement, links, other arithmetics, evidence"
+#: The guide of all words.
+_WORDS = f"{help_on('words')}: the words of this table"
 
 
 def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
@@ -54,7 +56,8 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
         tries = (Cell(f"try: {advice.command}", "good", whole=True),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
     if not is_full:
-        after.append(("more", cells(_MORE, style="dim")))
+        explained = [] if advice is None else [f"{help_on(advice.name)}: this advice"]
+        after.append(("more", cells("; ".join([_MORE, *explained, _WORDS]), style="dim")))
     return (*blocks, Facts(tuple(after)))
 
 

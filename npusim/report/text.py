@@ -52,11 +52,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns under a header; ``align`` has ``<`` or ``>`` for each column."""
+    """Columns under a header; ``align`` has ``<`` or ``>`` for each column.
+
+    ``spare``: names of columns that a terminal leaves out, and says so, where the grid is wider; in this order.
+    """
 
     header: tuple[str, ...]
     align: str
     rows: tuple[tuple[Cell, ...], ...]
+    spare: tuple[str, ...] = ()
 
 
 Block = Heading | Facts | Grid
@@ -97,13 +101,13 @@ class Column:
 class Columns:
     """A table, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
 
-    def __init__(self, *columns: Column) -> None:
-        self.columns = columns
+    def __init__(self, *columns: Column, spare: tuple[str, ...] = ()) -> None:
+        self.columns, self.spare = columns, spare
 
     def grid(self, rows: Iterable[Any]) -> Grid:
         """Return rows of any kind, written."""
         header, align = tuple(c.title for c in self.columns), "".join(c.align for c in self.columns)
-        return Grid(header, align, tuple(tuple(c.cell(row) for c in self.columns) for row in rows))
+        return Grid(header, align, tuple(tuple(c.cell(row) for c in self.columns) for row in rows), self.spare)
 
     def records(self, rows: Iterable[Any], *keys: str) -> list[dict[str, Any]]:
         """Return the values themselves under ``keys``, one a column; by title without any."""
@@ -137,6 +141,11 @@ def _with_null(value: Any) -> Any:
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
     """Return cells of one style."""
     return tuple(Cell(text, style) for text in texts)
+
+
+def help_on(*words: str) -> str:
+    """Return the commands that explain words of the glossary: ``npusim help few-blocks``."""
+    return ", ".join(f"npusim help {word.replace(' ', '-')}" for word in words)
 
 
 def percent(share: float) -> str:
@@ -232,45 +241,122 @@ def _facts(facts: Facts, width: int | None) -> Iterator[Line]:
 def _wrapped(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [text]
-    return textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False) or [""]
+    margin = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text.lstrip(),
+        max(width, _NARROWEST),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
 
 
 def _grid(grid: Grid, width: int | None) -> Iterator[Line]:
-    columns = range(len(grid.header))
-    widths = [max(len(text) for text in _column(grid, i)) for i in columns]
+    shown, left_out = grid, list[str]()
+    widths = _widths(shown)
     if width is not None:
-        _narrow(grid, widths, width)
-    header = tuple(Cell(name, "label") for name in grid.header)
-    for row in (header, *grid.rows):
-        yield from _row(row, grid.align, widths)
+        for spare in (None, *grid.spare):
+            if spare is not None:
+                left_out.append(spare)
+                shown = _without(shown, spare)
+            if _fit(shown, widths := _widths(shown), width):
+                break
+    parts = [range(len(widths))] if width is None else _stacked(widths, width)
+    header = tuple(Cell(name, "label") for name in shown.header)
+    for row, wrapped in ((header, _wrapped_name), *((row, _wrapped) for row in shown.rows)):
+        for part in parts:
+            margin = _INDENT if part.start else ""
+            for line in _row(row[part.start : part.stop], shown.align[part.start :], widths[part.start :], wrapped):
+                yield ((margin, ""), *line) if margin else line
+    if left_out:
+        for text in _wrapped(f"{_INDENT}not shown at this width: {', '.join(left_out)}", width):
+            yield ((text, "dim"),)
 
 
-def _narrow(grid: Grid, widths: list[int], width: int) -> None:
-    """Narrow columns of text, the one with most room to spare first, until the grid fits or none has any."""
+def _widths(grid: Grid) -> list[int]:
+    return [max(len(text) for text in _column(grid, i)) for i in range(len(grid.header))]
+
+
+def _without(grid: Grid, name: str) -> Grid:
+    """Return a grid without the column of that name."""
+    at = grid.header.index(name)
+    rows = tuple((*row[:at], *row[at + 1 :]) for row in grid.rows)
+    return Grid((*grid.header[:at], *grid.header[at + 1 :]), grid.align[:at] + grid.align[at + 1 :], rows)
+
+
+def _excess(widths: Sequence[int], width: int) -> int:
+    return len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) - width
+
+
+def _fit(grid: Grid, widths: list[int], width: int) -> bool:
+    """Narrow columns until the grid fits; return whether it does.
+
+    Text is wrapped first, the column with most room to spare first, then the names of columns of numbers.
+    """
     words = [[len(w) for text in _column(grid, i) for w in text.split()] for i in range(len(widths))]
     least = [min(now, max(_NARROWEST, *lengths, 0)) for now, lengths in zip(widths, words, strict=True)]
     texts = [i for i, side in enumerate(grid.align) if side == "<"]
-    over = len(_INDENT) + sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    while over > 0 and texts:
+    while _excess(widths, width) > 0 and texts:
         widest = max(texts, key=lambda i: widths[i] - least[i])
         if widths[widest] <= least[widest]:
-            return
+            break
         widths[widest] -= 1
-        over -= 1
+    if _excess(widths, width) > 0:
+        for i, name in enumerate(grid.header):
+            cells = max((len(row[i].text) for row in grid.rows), default=0)
+            widths[i] = min(widths[i], max(cells, *map(len, _pieces(name)), 1)) if i not in texts else widths[i]
+    return _excess(widths, width) <= 0
+
+
+def _stacked(widths: Sequence[int], width: int) -> list[range]:
+    """Return the columns by the lines of a row: one line where they fit, else the following ones below, indented."""
+    parts, start = list[range](), 0
+    for end in range(1, len(widths) + 1):
+        room = width - (len(_INDENT) if start else 0)
+        if end == len(widths) or _excess(widths[start : end + 1], room) > 0:
+            parts.append(range(start, end))
+            start = end
+    return parts
+
+
+def _pieces(name: str) -> list[str]:
+    """Return the pieces between which a column's name is broken: at spaces, and behind ``_``."""
+    return re.findall(r"[^\s_]+_*", name)
+
+
+def _wrapped_name(name: str, width: int | None) -> list[str]:
+    """Return the lines of a column's name."""
+    if width is None or len(name) <= width:
+        return [name]
+    found = [""]
+    for piece in _pieces(name):
+        joined = f"{found[-1]}{'' if found[-1].endswith('_') else ' '}{piece}".lstrip()
+        if len(joined) <= width:
+            found[-1] = joined
+        else:
+            found.append(piece)
+    return [line for line in found if line]
 
 
 def _column(grid: Grid, index: int) -> list[str]:
     return [grid.header[index], *(row[index].text for row in grid.rows)]
 
 
-def _row(row: Sequence[Cell], align: str, widths: Sequence[int]) -> Iterator[Line]:
+def _row(
+    row: Sequence[Cell], align: str, widths: Sequence[int], wrapped: Callable[[str, int | None], list[str]]
+) -> Iterator[Line]:
+    is_name = wrapped is _wrapped_name
     parts = [
-        _wrapped(cell.text, width if side == "<" else None)
-        for cell, side, width in zip(row, align, widths, strict=True)
+        wrapped(cell.text, width if side == "<" or is_name else None)
+        for cell, side, width in zip(row, align, widths, strict=False)
     ]
-    for number in range(max((len(part) for part in parts), default=1)):
+    height = max((len(part) for part in parts), default=1)
+    if is_name:  # names stand on their columns
+        parts = [[""] * (height - len(part)) + part for part in parts]
+    for number in range(height):
         segments: list[tuple[str, Style]] = []
-        for index, (cell, part, side, width) in enumerate(zip(row, parts, align, widths, strict=True)):
+        for index, (cell, part, side, width) in enumerate(zip(row, parts, align, widths, strict=False)):
             text = part[number] if number < len(part) else ""
             segments.append((_GAP if index else _INDENT, ""))
             segments.append((f"{text:{side}{width}}", cell.style))

@@ -8,15 +8,43 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, document, percent
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import command
 from npusim.studies.tune.prediction import Configuration, kept, lettered
+from npusim.units import plural
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuning:
-    """Predictions of configurations at one shape; ``bits``: as in `npusim.studies.tune.prediction.kept`."""
+    """The ranking of ``npusim tune`` for one shape: configurations with predicted times and classes of equal bits.
+
+    Attributes
+    ----------
+    name, shape, device : str
+        The kernel, the sizes of the shape (empty: the call's own), and the device.
+    configurations : sequence of Configuration
+        The configurations in the order of the search.
+    predictions : sequence of Prediction
+        One per configuration: ``us``, microseconds of the cores without a launch (None: ``reason`` states why),
+        registers per thread, and the limit of the time.
+    bits : str
+        Which classes of bits the ranking has: ``any``, or those of `npusim.studies.tune.prediction.kept`.
+    order : list of int
+        Numbers of the configurations, best first.
+    letters : dict of int to str
+        Class of equal bits of each configuration with a time.
+
+    Examples
+    --------
+    >>> from npusim.report.tuning import Tuning
+    >>> from npusim.simulation.ranking import Prediction
+    >>> from npusim.simulation.request import Request
+    >>> from npusim.studies.tune.prediction import Configuration
+    >>> configurations = [Configuration({"stages": n}, Request("flash")) for n in (2, 3)]
+    >>> Tuning("flash", "", "h200", configurations, [Prediction(9.0, "a"), Prediction(7.5, "a")])
+    <Tuning of flash on h200: 2 configurations; best stages=3: 7.50 us>
+    """
 
     name: str
     shape: str
@@ -34,6 +62,23 @@ class Tuning:
     def letters(self) -> dict[int, str]:
         """Class of bits of each configuration with a time."""
         return lettered(self.predictions, ranked(self.predictions))
+
+    def __repr__(self) -> str:
+        """Return the subject and the best configuration, on one line."""
+        best = next((i for i in self.order if self.predictions[i].us is not None), None)
+        winner = "none has a time"
+        if best is not None:
+            winner = f"best {self.configurations[best].label()}: {self.predictions[best].us:,.2f} us"
+        shape = f" {self.shape}" if self.shape else ""
+        subject = f"{self.name}{shape} on {self.device}"
+        count = len(self.configurations)
+        return f"<Tuning of {subject}: {count} {plural(count, 'configuration')}; {winner}>"
+
+    def shared(self, numbers: Sequence[int]) -> dict[str, object]:
+        """Return the fields in which these configurations agree; none where they differ in no field."""
+        listed = [self.configurations[i].fields for i in numbers]
+        shared = {n: v for n, v in listed[0].items() if all(n in each and each[n] == v for each in listed)}
+        return {} if all(each.keys() <= shared.keys() for each in listed) else shared
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the row of one configuration."""
@@ -75,6 +120,7 @@ _TABLE = Columns(
     Column("registers", lambda r: r["registers"], align=">"),
     Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),
     Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
+    spare=("spilled", "registers"),
 )
 
 
@@ -84,9 +130,12 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     without = [p.reason for p in tuning.predictions if p.us is None]
     shape = f" {tuning.shape}" if tuning.shape else ""
     yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
-    grid: Grid = _TABLE.grid([tuning.row(i) for i in order[:top]])
-    yield grid
-    facts: list[Fact] = [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
+    shared = tuning.shared(order[:top])
+    labels = {i: tuning.configurations[i].label(shared) for i in order[:top]}
+    yield _TABLE.grid([tuning.row(i) | {"configuration": label} for i, label in labels.items()])
+    all_have = " ".join(f"{n}={v}" for n, v in shared.items())
+    facts: list[Fact] = [("all have", (Cell(all_have),))] if shared else []
+    facts += [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
     facts += [(name, (Cell(text),)) for name, text in tuning.uses().items()]
     facts.append(("errors", (Cell(tuning.errors()),)))
     facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []

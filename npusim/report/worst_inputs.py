@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.report import charts
+from npusim.report.charts import Figure
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, help_on, percent, whole
+from npusim.studies.stress.aspects import words
 from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ LEDGER = Columns(
 )
 #: Choices that hold, and steps, that a table shows; JSON has them all.
 SHOWN = 8
+#: Inputs that a chart shows.
+DRAWN = 12
 
 
 def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> dict[str, object]:
@@ -72,6 +77,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
         named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
         does = any(error <= stress.limit for error in stress.choices.values())
         yield "holds with" if does else "nearest", cells(*(named[:SHOWN] or ["none of the choices that were tried"]))
+    yield "more", cells(help_on(stress.verdict), style="dim")
 
 
 def _margin(times: float | None) -> str:
@@ -84,3 +90,19 @@ def _margin(times: float | None) -> str:
         return "the base holds, inputs twice as large do not"
     smaller = f"inputs divided by {1 / times:g} hold" if times else f"inputs divided by {2**SHRUNK} do not hold either"
     return f"the base does not hold, {smaller}"
+
+
+def errors_figure(stress: Stress) -> Figure:
+    """Return the errors of calm inputs and of the worst inputs that were tested, against the error that holds."""
+    ranked = sorted(stress.outcomes, key=lambda o: o.badness, reverse=True)
+    rows = [
+        {"name": name, "value": o.rmse}
+        for name, o in (("calm inputs", stress.calm), *((words(o.point), o) for o in ranked))
+        if o.rmse
+    ][:DRAWN]
+    lost = sum(o.rmse is None for o in stress.outcomes)
+    text = f"{stress.verdict}. Dashed: the largest error that holds, {stress.limit:.2g}."
+    text += f" {lost} of {len(stress.outcomes)} inputs gave an output that is not finite." if lost else ""
+    title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
+    table = Columns(Column("input", "name"), Column("relative RMSE", "value", ".2e", ">"))
+    return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(rows))

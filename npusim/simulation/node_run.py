@@ -280,8 +280,8 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
         modes = ", ".join(dict.fromkeys(timing.modes))
         begun = f", plus the driver's call_s {timing.launch_s * US:.1f} us" if timing.launch_s else ""
         notes.append(
-            f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
-            f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}{begun}"
+            f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {format_duration(timing.closed_form_s)}, "
+            f"simulated {format_duration(timing.running_s[1])}{_issue(timing)}{begun}"
         )
     if calls and timing.compute_s:
         notes.append(

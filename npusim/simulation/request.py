@@ -7,6 +7,7 @@ It imports nothing that is slow to load, since help texts use it.
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -158,6 +159,20 @@ class Request:
         needs="workload",
     )
     batch: Count | None = _what("--batch N", "Sequences.", needs="workload")
+    shape: str | None = _what(
+        "--shape SIZES",
+        "Sizes in one word: B4,N32/8,S1/8k,D128 (batch, query/KV heads, queries/keys, head size).",
+        needs="workload attention device",
+    )
+    q_heads: Count | None = _what(
+        "--q-heads N",
+        "Query heads of one device; as many KV heads, unless --kv-heads states them.",
+        needs="workload attention device",
+    )
+    kv_heads: Count | None = _what("--kv-heads N", "KV heads of one device.", needs="workload attention device")
+    head_dim: Count | None = _what(
+        "--head-dim N", "Elements of a head of Q, K and V.", needs="workload attention device"
+    )
     lengths: Sequence[int] | None = _what(
         "--lengths TOKENS,...",
         "Keys of each sequence, where they differ: 3000,100,8k; one query each in split_kv, else all.",
@@ -367,6 +382,7 @@ class Request:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
                 raise SpecError(f"{name}: expected {words}, got {value!r}")
+        self._fold_shape()
         for name in OPTIONS:
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip() and name != "tensor_prefix":
@@ -412,6 +428,16 @@ class Request:
         for name in values:
             object.__setattr__(self, name, None)
 
+    def _fold_shape(self) -> None:
+        """Make the sizes of ``shape`` the fields that have them."""
+        if self.shape is None:
+            return
+        for name, size in shape_sizes(self.shape).items():
+            if getattr(self, name) is not None:
+                raise SpecError(f"shape {self.shape}: has the same size as {name}; leave one of them out")
+            object.__setattr__(self, name, size)
+        object.__setattr__(self, "shape", None)
+
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Request:
         """Return the request with the known entries of a file."""
@@ -421,6 +447,14 @@ class Request:
         """Return the replacements for a workload's sizes, mask and format."""
         names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
         sizes = {name: getattr(self, name) for name in (*names, *CALL)}
+        if self.kv_heads is not None and self.q_heads is None:
+            raise SpecError("kv_heads: states the heads of K and V alone; state q_heads too")
+        if self.q_heads is not None and self.tensor_parallel is not None:
+            raise SpecError("q_heads: are those of one device; leave tensor_parallel out")
+        if self.tensors is not None:
+            named = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+            refuse(named, "the tensors have the sizes; leave these options out")
+        sizes |= {"heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         if self.phase == "decode" or self._decodes_lengths():
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
@@ -550,6 +584,10 @@ class CallOptions(TypedDict, total=False):
     seq_kv: Count | None
     phase: Literal["prefill", "decode"] | None
     batch: Count | None
+    shape: str | None
+    q_heads: Count | None
+    kv_heads: Count | None
+    head_dim: Count | None
     lengths: Sequence[int] | None
     query_lengths: Sequence[int] | None
     page: Count | None
@@ -682,6 +720,41 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
     for option, value in options:
         words += [option, value] if value else [option]
     return " ".join(shlex.quote(word) for word in (*words, *more))
+
+
+#: A part of a shape: a letter and one size, or two.
+_SHAPE = re.compile(r"([BNSD])(\w+)(?:/(\w+))?", re.IGNORECASE | re.ASCII)
+#: The fields of each letter, for one size and for two.
+_LETTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "B": ("batch", ()),
+        "N": ("q_heads", ("q_heads", "kv_heads")),
+        "S": ("seq", ("seq_q", "seq_kv")),
+        "D": ("head_dim", ()),
+    }
+)
+
+
+def shape_sizes(text: str) -> dict[str, int]:
+    """Return the sizes of ``B4,N32/8,S6k,D128`` by field of a request; raise `SpecError` for another form.
+
+    Examples
+    --------
+    >>> shape_sizes("B4,N32/8,S6k,D128")
+    {'batch': 4, 'q_heads': 32, 'kv_heads': 8, 'seq': 6144, 'head_dim': 128}
+    """
+    sizes: dict[str, int] = {}
+    for part in str(text).split(","):
+        match = _SHAPE.fullmatch(part.strip())
+        one, two = _LETTERS[match[1].upper()] if match else ("", ())
+        if match is None or (match[3] and not two):
+            how = "B4,N32/8,S6k,D128: batch, query/KV heads, tokens (or queries/keys), head size; leave out any of them"
+            raise SpecError(f"shape {text}: {part.strip()!r} is no size; write {how}")
+        for name, size in zip(two if match[3] else (one,), match.groups()[1:], strict=False):
+            if name in sizes:
+                raise SpecError(f"shape {text}: {match[1].upper()} is there twice")
+            sizes[name] = whole_number(f"shape {text}: {match[1].upper()}", size)
+    return sizes
 
 
 def whole_number(name: str, text: str) -> int:

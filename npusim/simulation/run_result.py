@@ -146,7 +146,7 @@ class RunData:
         rmse = None if self.numerics is None else self.numerics.error.rmse
         is_lost = self.numerics is not None and rmse is None
         error = ", output not finite" if is_lost else "" if rmse is None else f", relative RMSE {rmse:.2e}"
-        return f"<RunData {self.name} on {self.device.name}, {self.precision}{time}{error}>"
+        return f"<{type(self).__name__} {self.name} on {self.device.name}, {self.precision}{time}{error}>"
 
     @property
     def tflops(self) -> float:

@@ -46,6 +46,8 @@ LAYOUT_AXES = MappingProxyType(
 #: The layout with the same axes whose heads and tokens are exchanged.
 OTHER_LAYOUT: Mapping[str, Layout] = MappingProxyType({"bnsd": "bsnd", "bsnd": "bnsd"})
 NAMES = ("q", "k", "v")
+#: Other names of these keys, which frameworks write.
+LONG_NAMES: Mapping[str, str] = MappingProxyType({"query": "q", "key": "k", "value": "v"})
 #: What safetensors calls the formats that numpy has no name for.
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 #: What tensors say of a call, beside themselves.
@@ -181,7 +183,7 @@ def load_tensors(
     the layout or lengths; or a dtype is none of `DTYPES`.  NaN and Inf pass: `check_finite`.
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
-    raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
+    raw = _short(dict(source) if isinstance(source, Mapping) else read_tensors(Path(source)), where)
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     tensors, chosen = _pick(raw, prefix, where)
@@ -300,7 +302,7 @@ def load_projection(
         return None
     width, dtype = beside["q"].shape[1] * beside["v"].shape[3], str(beside["q"].dtype)
     where = "tensors" if isinstance(source, Mapping) else str(source)
-    raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
+    raw = _short(dict(source) if isinstance(source, Mapping) else read_tensors(Path(source)), where)
     key = f"{_pick(raw, prefix, where)[1]}w_o"
     if key not in raw:
         return None
@@ -349,6 +351,18 @@ def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
     return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
 
 
+def _short(raw: Mapping[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
+    """Return arrays with the keys ``q k v`` in place of `LONG_NAMES`; raise `TensorError` where a file has both."""
+    renamed: dict[str, NDArray[Any]] = {}
+    for key, values in raw.items():
+        path, dot, name = key.rpartition(".")
+        short = f"{path}{dot}{LONG_NAMES.get(name, name)}"
+        if short != key and short in raw:
+            raise TensorError(f"{where}: has {short!r} and {key!r}, which are one tensor; leave one of them out")
+        renamed[short] = values
+    return renamed
+
+
 def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Tensors, str]:
     if prefix:
         keys = {n: f"{prefix}.{n}" for n in NAMES}
@@ -358,7 +372,8 @@ def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Ten
         prefixes = [k[: -len(".q")] for k in raw if k.endswith(".q")]
         if len(prefixes) != 1:
             listed = ", ".join(sorted(raw)) or "none"
-            raise TensorError(f"{where}: keys q, k, v or one <prefix>.q, .k, .v needed; it has {listed}")
+            wanted = "keys q, k, v (or query, key, value) or one <prefix>.q, .k, .v"
+            raise TensorError(f"{where}: {wanted} needed; it has {listed}")
         keys = {n: f"{prefixes[0]}.{n}" for n in NAMES}
     missing = [k for k in keys.values() if k not in raw]
     if missing:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from npusim.config.load import load_device
 from npusim.units import format_bytes
 
-__all__ = ["drawing"]
+__all__ = ["badge", "drawing"]
 
 WIDTH, HEIGHT = 980, 600
 #: The ground is drawn too, so that the picture can be read on a white page and on a dark one.
@@ -24,6 +25,19 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", s
 .group { fill: none; stroke: var(--line); stroke-dasharray: 5 4; }
 .path { stroke: var(--ink); stroke-width: 1.6; fill: none; marker-end: url(#tip); }
 """
+#: The same as attributes, in the light colours: a style sheet outranks them, and a renderer without one reads them.
+INK = "#16191d"
+ATTRIBUTES = {
+    "title": {"font-size": "15", "font-weight": "600"},
+    "soft": {"fill": "#4d5560", "font-size": "12"},
+    "bits": {"fill": "#0b62a4", "font-weight": "600"},
+    "time": {"fill": "#b35a00", "font-weight": "600"},
+    "card": {"fill": "#f3f5f8", "stroke": "#aab2bd"},
+    "unit": {"fill": "#e4eef8", "stroke": "#0b62a4"},
+    "buffer": {"fill": "#fdf1dd", "stroke": "#b35a00"},
+    "group": {"fill": "none", "stroke": "#aab2bd", "stroke-dasharray": "5 4"},
+    "path": {"stroke": INK, "stroke-width": "1.6", "fill": "none", "marker-end": "url(#tip)"},
+}
 
 
 def drawing(device_name: str) -> str:
@@ -46,12 +60,37 @@ def drawing(device_name: str) -> str:
     parts.append(_text(302, 178, group, "soft"))
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" style="fill:var(--ink)"/></marker></defs>'
+        'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="#16191d" style="fill:var(--ink)"/></marker></defs>'
     )
     label = "What npusim simulates: a kernel becomes a tile program, which gives bits and cycles on a device"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-    ground = f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}" rx="10"/>'
-    return "\n".join([head, f"<style>{STYLE}</style>", tip, ground, *parts, "</svg>"]) + "\n"
+    ground = f'<rect class="ground" fill="#ffffff" width="{WIDTH}" height="{HEIGHT}" rx="10"/>'
+    group = f'<g fill="{INK}" font-size="13" font-family="system-ui, sans-serif">'
+    drawn = [ground, group, *map(_with_attributes, parts), "</g>", "</svg>"]
+    return "\n".join([head, f"<style>{STYLE}</style>", tip, *drawn]) + "\n"
+
+
+def _with_attributes(part: str) -> str:
+    """Return elements with the attributes of their classes beside the style sheet, for renderers without one."""
+    return re.sub(r'class="(\w+)"', lambda found: f"{found[0]}{_attributes(found[1])}", part)
+
+
+def _attributes(name: str) -> str:
+    return "".join(f' {key}="{value}"' for key, value in ATTRIBUTES.get(name, {}).items())
+
+
+def badge(name: str, value: str) -> str:
+    """Return a badge as SVG text, with plain attributes alone."""
+    left, right = (7 * len(text) + 12 for text in (name, value))
+    font = 'font-family="system-ui, sans-serif" font-size="12" fill="#ffffff" text-anchor="middle"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{escape(name)}: {escape(value)}">\n'
+        f'<rect width="{left + right}" height="20" rx="3" fill="#0b62a4"/>\n'
+        f'<rect width="{left}" height="20" rx="3" fill="#4d5560"/>\n'
+        f'<text x="{left / 2}" y="14" {font}>{escape(name)}</text>\n'
+        f'<text x="{left + right / 2}" y="14" {font}>{escape(value)}</text>\n</svg>\n'
+    )
 
 
 def _description() -> list[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.report.charts import CHART_HEIGHT, altair, chart_of, finished, tooltip, tracks
-from npusim.report.page import theme
+from npusim.report.plot import svg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,15 +148,3 @@ def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_ti
         charts.append(spec)
     rows_ = [{"hconcat": charts[i : i + columns], "spacing": 24} for i in range(0, len(charts), columns)]
     return svg({"title": title, "vconcat": rows_, "datasets": data, "spacing": 24})
-
-
-def svg(spec: dict[str, Any], width: int = 700) -> str:
-    """Return a chart as SVG text in the light theme, for pages that are no HTML."""
-    import vl_convert
-
-    background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
-    sized = {} if "vconcat" in spec else {"width": width}
-    text = vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))
-    # Clip paths are numbered through all pictures of a process; a file has its own numbers.
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
-    return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"

@@ -32,6 +32,7 @@ TOPICS = (
     "scope",
     "serve",
     "skill",
+    "stability",
     "start",
     "stress",
     "tile",
@@ -39,6 +40,7 @@ TOPICS = (
     "trace",
     "triton",
     "tune",
+    "words",
 )
 
 

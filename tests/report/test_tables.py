@@ -8,6 +8,7 @@ import pytest
 
 from npusim.config.bands import Validated
 from npusim.errors import SpecError
+from npusim.report.bits_table import ulp_words
 from npusim.report.output import save_run
 from npusim.report.result_json import load_result, record_of
 from npusim.report.run_inputs import problem_text, tiling_text
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
+
+
+@pytest.mark.parametrize(("ulp", "words"), [(8_400, "8,400"), (65_536, "65,536"), (2_082_367_176, "not comparable")])
+def test_a_distance_in_ulp_that_means_nothing_is_not_printed(ulp: int, words: str) -> None:
+    assert ulp_words(ulp) == words
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:

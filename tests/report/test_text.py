@@ -61,7 +61,33 @@ def test_columns_of_text_give_room_and_numbers_do_not() -> None:
         "                   matrix unit",
         "  b             2  x",
     ]
-    assert plain((grid,), 10) == plain((grid,), 31), "no narrower than words allow"
+
+
+def test_a_grid_that_is_too_wide_breaks_names_leaves_columns_out_and_goes_on_below() -> None:
+    rows = (cells("1", "1,000", "7", "aiv0"), cells("2", "3", "8", "aic"))
+    grid = Grid(("vector_rows", "latency us", "spare", "unit"), ">>><", rows, spare=("spare",))
+    assert plain((grid,)).splitlines()[0] == "  vector_rows  latency us  spare  unit"
+    assert plain((grid,), 32).splitlines() == [
+        "  vector_  latency",
+        "     rows       us  spare  unit",
+        "        1    1,000      7  aiv0",
+        "        2        3      8  aic",
+    ]
+    assert plain((grid,), 28).splitlines() == [
+        "  vector_  latency",
+        "     rows       us  unit",
+        "        1    1,000  aiv0",
+        "        2        3  aic",
+        "  not shown at this width:",
+        "  spare",
+    ]
+    assert plain((grid,), 20).splitlines()[:4] == [
+        "  vector_  latency",
+        "     rows       us",
+        "    unit",
+        "        1    1,000",
+    ]
+    assert all(len(line) <= width for width in range(20, 40) for line in plain((grid,), width).splitlines())
 
 
 def test_a_long_heading_takes_lines_of_its_own() -> None:

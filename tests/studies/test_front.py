@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -11,7 +12,7 @@ import pytest
 
 import npusim
 from npusim.config.load import load_device
-from reports.front.drawing import HEIGHT, WIDTH, drawing
+from reports.front.drawing import HEIGHT, WIDTH, badge, drawing
 from reports.front.page import DEVICE, TOKENS
 
 if TYPE_CHECKING:
@@ -69,3 +70,27 @@ def test_the_drawing_has_the_numbers_of_the_device_and_stays_in_its_cards(reposi
         assert float(element.get("y", 0)) <= HEIGHT
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), "no request leaves"
+
+
+def test_the_drawing_needs_no_style_sheet() -> None:
+    """Renderers of package indexes and viewers without CSS drew it black."""
+    plain = re.sub(r"(?s)<style>.*?</style>", "", drawing(DEVICE))
+    root = ElementTree.fromstring(plain)
+    for element in root.iter():
+        if element.tag.rpartition("}")[2] in ("rect", "path"):
+            assert element.get("fill"), ElementTree.tostring(element)
+        assert "var(" not in (element.get("fill") or "")
+    (group,) = [element for element in root.iter() if element.tag.endswith("}g")]
+    assert group.get("fill")
+    assert group.get("font-family")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "key"), [("licence", "licence", "license"), ("python", "python", "requires-python")]
+)
+def test_a_badge_states_what_the_package_states(file: str, name: str, key: str, repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    value = project[key].replace(">=", "") + (" or later" if ">=" in project[key] else "")
+    text = (repository / "reports" / "front" / f"{name}.svg").read_text(encoding="utf-8")
+    assert text == badge(name, value)
+    assert "style" not in text

@@ -20,6 +20,7 @@ from npusim.formats import get_format
 from npusim.formats.archives import read_archive
 from npusim.kernels.triton import SUFFIX, is_recorded, launch_parts, short_kernel_name
 from npusim.kernels.triton.compiler import DEFAULTS, refused_option
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +132,23 @@ class Call:
 
 
 class Calls(list[Call]):
-    """Launches in the program's order."""
+    """The list of `npusim.record`: launches of Triton kernels in the program's order.
+
+    Each `Call` has ``name``, ``grid`` (programs per axis), ``tensors`` (shapes, strides in elements, formats),
+    ``configurations`` and ``where`` (file and line); `npusim.run` takes a call in place of a schedule's name,
+    `npusim.run_calls` the list.
+
+    Examples
+    --------
+    >>> from npusim.kernels.triton.calls import Calls
+    >>> Calls()
+    <Calls: no launch>
+    """
+
+    def __repr__(self) -> str:
+        """Return the number of launches and their kernels, on one line."""
+        kernels = ", ".join(dict.fromkeys(call.name for call in self))
+        return f"<Calls: {len(self)} {plural(len(self), 'launch')} of {kernels}>" if self else "<Calls: no launch>"
 
     def save(self, path: str | Path) -> Path:
         """Write the calls to a file (``.npz``) and return its path.

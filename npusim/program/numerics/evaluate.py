@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import index
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
@@ -331,22 +332,29 @@ def _final(program: TileProgram) -> ProgramPhase:
     return next(p for p in reversed(program.phases) if p.serves != "none")
 
 
+#: Ends of errors: the options by which a problem has other sizes.
+_SIZES: Mapping[str, str] = MappingProxyType(
+    {"heads": ". These are the heads whose bits are computed; q_heads and kv_heads state the heads of the problem"}
+)
+
+
 def sample_rows(output: GlobalTensor) -> int:
     """Return how many rows of an output a sample has."""
     return min(SAMPLE_ROWS, max(LEAST_ROWS, SAMPLE_OUTPUTS // output.cols))
 
 
-def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
+def indices(what: str, choice: Choice, count: int, also: str = "", hint: str = "") -> list[int]:
     """Return indices, rising: a number or numbers from 0 to ``count`` - 1, or a text such as ``0,128,4000-4095``.
 
-    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts.  Raises `SpecError`
+    Ranges are compared with ``count`` before they are expanded; ``also`` names other allowed texts,
+    ``hint`` ends an error.  Raises `SpecError`
     for indices that do not exist, for none, and for a text that is no index.
     """
     wanted = f"write {also}numbers such as 0,128,4000-4095"
     if isinstance(choice, str):
         parts = [_PART.fullmatch(part) for part in choice.split(",")]
         if not all(parts):
-            raise SpecError(f"{what} {choice:.80}: {wanted}")
+            raise SpecError(f"{what} {choice:.80}: {wanted}{hint}")
         ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
     else:
         try:
@@ -358,7 +366,7 @@ def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
             raise SpecError(f"{what} {choice}: {first}-{last} runs backwards")
         if first < 0 or last >= count:
             wrong = first if not 0 <= first < count else last
-            raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}")
+            raise SpecError(f"{what}: there is no {wrong}; choose from 0 to {count - 1}{hint}")
     if not ends:
         raise SpecError(f"{what}: none is chosen; choose from 0 to {count - 1}")
     return sorted({i for first, last in ends for i in range(first, last + 1)})
@@ -368,7 +376,7 @@ def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | 
     """Return ``sample`` or ``all`` as given, or `indices`."""
     if isinstance(choice, str) and choice in ("sample", "all"):
         return "all" if choice == "all" else "sample"
-    return indices(what, choice, count, "sample, all, or ")
+    return indices(what, choice, count, "sample, all, or ", _SIZES.get(what, ""))
 
 
 def chosen_heads(problem: Output, heads: Choice) -> set[int]:

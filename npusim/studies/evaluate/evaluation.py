@@ -81,15 +81,43 @@ class NotRead:
     line: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """One candidate: ``verdict`` with its ``reason``, the ``worst`` call and the first wrong element, bits and times.
+    """One candidate of `npusim.evaluate`: right or wrong, its class of bits, its times, and whether to trust them.
 
-    ``bits``: ``equal`` (those of the reference), ``class X`` (right, in another order of sums, class X of the batch),
-    or ``different`` (wrong, or the class is not known).  ``us``: times by device.  ``rank``: by device, 1 the fastest
-    of those that are not wrong.  ``trust``: True, or ``measure`` with ``doubts``: of its time, and that the next of the
-    ranking is slower.  ``judged``: number of judged calls.
-    ``other_tiles``: judged calls that refuse the tile of the given call, and the tile with which they were judged.
+    Attributes
+    ----------
+    kernel : str
+        Name of the candidate.
+    verdict, reason : str
+        ``right``, ``wrong`` or ``unproved``, and the reason in words.
+    looks_like : str
+        The mistake that a wrong output looks like; empty where it looks like none that is known.
+    worst : CaseVerdict or None
+        The worst judged call: its error over the limit, and the first wrong element.
+    judged : int
+        Number of judged calls.
+    bits : str
+        ``equal`` (those of the reference), ``class X`` (right, in another order of sums: class X of the batch), or
+        ``different`` (wrong, or the class is not known).
+    us : mapping of str to Microseconds
+        Times by device in microseconds: ``mid``, and ``low`` to ``high``, which holds nine in ten such times.
+    rank : mapping of str to int
+        Rank by device, 1 for the fastest candidate that is not wrong.
+    trust, doubts : True or "measure", tuple of str
+        Whether the times can be used unmeasured, and the doubts where they cannot: of a time, and that the next
+        candidate of the ranking is slower.
+    not_read : tuple of NotRead
+        Constructs that npusim does not read, with file and line.
+    other_tiles : tuple of str
+        Judged calls that refuse the tile of the given call, and the tile with which they were judged.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> (candidate,) = npusim.evaluate("flash", seq=64, hw="ascend_910b2")
+    >>> candidate.verdict, candidate.bits
+    ('right', 'equal')
     """
 
     kernel: str
@@ -105,6 +133,11 @@ class Evaluation:
     doubts: tuple[str, ...]
     not_read: tuple[NotRead, ...]
     other_tiles: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the candidate, its verdict and its times, on one line."""
+        times = "".join(f", {each.mid:,.2f} us on {hw}" for hw, each in self.us.items() if each.mid is not None)
+        return f"<Evaluation of {self.kernel}: {self.verdict}, bits {self.bits}{times}>"
 
 
 @dataclass(frozen=True)

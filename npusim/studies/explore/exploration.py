@@ -60,10 +60,34 @@ def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
 
 @dataclass(frozen=True, repr=False)
 class Exploration:
-    """All outcomes of a search, in the order of its points.
+    """The result of `npusim.explore`: the outcomes of all points of a search, in the order of its points.
 
-    ``checked`` pruned ones were checked for races, which lack the values ``unseen``.  ``undecided`` are the numbers of
-    points that have no verdict, as the search's time was over: no latency is below its bound in us (None: none yet).
+    Attributes
+    ----------
+    outcomes : tuple of PointOutcome
+        One outcome per point: ``status``, ``cycles``, ``latency_us``, ``relative_rmse``, ``reason``.
+    best : PointOutcome or None
+        The fastest point; no other is faster where ``undecided`` is empty.  None if no point fits.
+    feasible, infeasible : tuple of PointOutcome
+        Points that were simulated, the fastest first, and points that do not fit.
+    front : tuple of PointOutcome
+        Points that no other point beats in latency and in error, where bits were computed.
+    undecided : mapping of int to float or None
+        Numbers of points without a verdict because the search's time was over, with a lower bound of each latency in
+        microseconds (None: no bound yet).
+    remaining_us : float or None
+        The smallest of these bounds in microseconds.
+    checked, unseen : int, tuple of str
+        Number of pruned points that were checked for races, and the values that this check did not see.
+    setting, request, options
+        The search, its request and its options.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> found = npusim.explore("flash", {"block_kv": [128, 256]}, seq=256)
+    >>> found.best.status, len(found.outcomes)
+    ('ok', 2)
     """
 
     setting: SearchSpec

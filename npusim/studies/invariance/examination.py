@@ -154,9 +154,25 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Invariance:
-    """Changes of the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect.
+    """The result of `npusim.invariant`: how the bits of a call's last block of rows change, aspect by aspect.
 
-    ``sequence``: the sequence of the rows: the first one, or the longest one if sequences differ in length.
+    Attributes
+    ----------
+    findings : tuple of Finding
+        One per aspect: ``verdict``, the calls that were ``tried``, the fields of the ``guarantee`` and ``cost_us``, its
+        cost in microseconds; ``invariance["batch"]`` is that of one aspect.
+    base : RunResult
+        The run of the call itself.
+    row, heads, sequence : int
+        The first row that is compared, the number of compared heads, and the number of their sequence: the first one,
+        or the longest one if sequences differ in length.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> found = npusim.invariant("flash", seq=256, vary=["batch"])
+    >>> found["batch"].verdict, found.holds("batch")
+    ('not seen', True)
     """
 
     base: RunData
@@ -213,7 +229,7 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
     --------
     >>> found = invariant("flash", seq=256, vary=["batch"])
     >>> found["batch"].verdict
-    'cannot'
+    'not seen'
     """
     return examine(Request(schedule, **options), vary)
 

@@ -201,22 +201,53 @@ def built(plan: Plan) -> tuple[Plan, TileProgram]:
     return replace(plan, tiling=tiling), program
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stress:
-    """The worst input of a search for a schedule, the origin of its error, and choices that hold.
+    """The result of `npusim.stress`: the worst input that the search found, the origin of its error, choices that hold.
 
-    ``verdict``: ``holds``, ``loses`` (the error of ``worst`` is above ``limit``, `FACTOR` times that of ``calm`` and
-    `STEPS` steps of the coarsest format at most), or ``not finite``.  ``first``: the first value that differs from
-    float64 on its step's operands; empty where there is none, and the error belongs to the algorithm or to many
-    roundings. ``lost_mass`` and ``clipped_mass``: the share of a row's sum whose P became 0, and the share that
-    saturation cut, means over rows. ``margin``: the power of two by which Q (of plain tensors, all inputs) may be
-    larger than in the base, 0 where not even a 16th of it holds, None where the budget ended before.  ``choices``:
-    errors on the worst input, for the choices that hold there, else for the nearest one.  ``rounding``: the first
-    choice of precision that holds where ``first`` is empty, so that roundings accumulate without it.  ``at_bound``:
-    aspects of ``worst`` with an end of their range, so that inputs beyond it may be worse.  ``beyond``: outcomes
-    beyond the default bounds, of which ``worst`` may be one only if it is not finite.  ``is_whole``: the budget
-    was enough for all of this. ``inputs``: the worst inputs, for the computed heads; ``reading``: how given tensors
-    were read, if another layout is likelier.
+    Errors are relative RMSE against float64, without a unit.
+
+    Attributes
+    ----------
+    verdict : str
+        ``holds``; ``loses``, where the error of ``worst`` is above ``limit``; or ``not finite``.
+    worst, calm : PointError
+        The worst tested point, and calm inputs: ``point`` (aspects by name) and ``rmse`` (None: not finite).
+    limit : float
+        Largest error that holds: `FACTOR` times that of ``calm``, and at most `STEPS` steps of the coarsest format.
+    first : str
+        The first value that differs from float64 on its step's operands.  Empty where there is none: the error belongs
+        to the algorithm or to many roundings.
+    lost_mass, clipped_mass : float or None
+        Share of a row's sum whose P became 0, and share that saturation cut, each a mean over rows.
+    margin : float or None
+        Power of two by which Q (of plain tensors: all inputs) may be larger than in the base; 0 where not even a 16th
+        of it holds, None where the budget ended before.
+    choices : mapping of str to float
+        Errors on the worst input of the choices that hold there, else of the nearest choice.
+    rounding : str
+        First choice of precision that holds where ``first`` is empty: without it, roundings accumulate.
+    outcomes, beyond : tuple of PointError
+        Tested points within the default bounds, and beyond these; ``worst`` is one beyond only if it is not finite.
+    at_bound : tuple of str
+        Aspects of ``worst`` at an end of their range: inputs beyond it may be worse.
+    ledger : tuple of Entry
+        Errors of every step.
+    is_whole : bool
+        Whether the budget was enough for all points.
+    inputs : mapping of str to numpy.ndarray
+        The worst inputs, for the computed heads.
+    reading : str
+        How given tensors were read, if another layout is likelier.
+    name, schedule, device, precision, tile, seed
+        The run.
+
+    Examples
+    --------
+    >>> import npusim
+    >>> result = npusim.stress("pasa", ["logit_std=1:2"], seq=64, budget_s=5)
+    >>> result.verdict, result.worst.rmse >= result.calm.rmse
+    ('holds', True)
     """
 
     name: str
@@ -242,6 +273,10 @@ class Stress:
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
     reading: str = ""
+
+    def __repr__(self) -> str:
+        """Return the subject, the verdict and the worst point, on one line."""
+        return f"<Stress of {self.name} on {self.device}, {self.precision}: {self.verdict}; worst {self.worst}>"
 
 
 @takes_options(BitsOptions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,9 @@ class Configuration:
     request: Request
     decorator: str = ""
 
-    def label(self) -> str:
-        """Return the values in words: ``BM=64 num_warps=4``."""
-        return " ".join(f"{n}={v}" for n, v in self.fields.items())
+    def label(self, but: Collection[str] = ()) -> str:
+        """Return the values in words, without the fields ``but``: ``BM=64 num_warps=4``."""
+        return " ".join(f"{n}={v}" for n, v in self.fields.items() if n not in but)
 
 
 def predict(configuration: Configuration) -> Prediction:

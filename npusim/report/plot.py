@@ -1,0 +1,98 @@
+"""Pictures of results: one chart of a page as an SVG or PNG file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from npusim.errors import NpusimError, SpecError
+from npusim.report.charts import Figure, Spec, altair
+from npusim.report.output import check_file_writable
+from npusim.report.page import theme
+
+#: Endings of the files, and the width of a picture in pixels; a PNG has twice as many.
+SUFFIXES, WIDTH, SCALE = (".svg", ".png"), 700, 2.0
+
+
+def check_plot(file: Path) -> None:
+    """Raise `NpusimError` if no picture could be written to ``file``: its ending, the folder, or a missing library."""
+    if file.suffix not in SUFFIXES:
+        raise SpecError(f"--plot {file}: pictures end in {' or '.join(SUFFIXES)}")
+    altair()
+    if find_spec("vl_convert") is None:
+        raise NpusimError("pictures need vl-convert: python -m pip install 'npusim[report]'")
+    check_file_writable(file)
+
+
+def picture(figures: Iterable[Figure], suffix: str, subject: str = "", first: Iterable[str] = ()) -> bytes:
+    """Return a chart of ``figures`` as a file with that ending: one whose key begins as in ``first``, else the first.
+
+    The title is ``subject`` and the figure's, with its meaning below.  An axis that does not start at 0 says where it
+    starts.  Raises `SpecError` where no figure has a chart.
+    """
+    drawn = [figure for figure in figures if figure.spec is not None]
+    chosen = next((f for start in (*first, "") for f in drawn if f.key.startswith(start)), None)
+    if chosen is None or chosen.spec is None:
+        raise SpecError("--plot: there is nothing to draw: the result has no time and no error")
+    heading = f"{subject}: {chosen.title[:1].lower()}{chosen.title[1:]}" if subject else chosen.title
+    title = {"text": heading, "subtitle": _broken(chosen.text), "anchor": "start", "offset": 12}
+    spec = {**_with_starts(chosen.spec), "title": title}
+    return svg(spec, WIDTH).encode() if suffix == ".svg" else _png(spec, WIDTH)
+
+
+def svg(spec: Spec, width: int = WIDTH) -> str:
+    """Return a chart as SVG text in the light theme."""
+    import vl_convert
+
+    text = vl_convert.vegalite_to_svg(_document(spec, width))
+    # Clip paths are numbered through all pictures of a process; a file has its own numbers.
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
+    return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"
+
+
+def _png(spec: Spec, width: int) -> bytes:
+    import vl_convert
+
+    data: bytes = vl_convert.vegalite_to_png(_document(spec, width), scale=SCALE)
+    return data
+
+
+def _document(spec: Spec, width: int) -> str:
+    background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
+    sized = {} if "vconcat" in spec else {"width": width}
+    return json.dumps({**spec, **background, **sized})
+
+
+def _broken(text: str, most: int = 100) -> list[str]:
+    """Return the lines of a subtitle."""
+    import textwrap
+
+    return textwrap.wrap(text, most)
+
+
+def _with_starts(spec: Any) -> Any:
+    """Return a specification whose numeric axes say where they start, if this is neither 0 nor on a logarithm."""
+    if isinstance(spec, list):
+        return [_with_starts(part) for part in spec]
+    if not isinstance(spec, Mapping):
+        return spec
+    changed = {key: value if key == "datasets" else _with_starts(value) for key, value in spec.items()}
+    for axis in ("x", "y"):
+        channel = changed.get(axis)
+        if isinstance(channel, dict) and channel.get("type") == "quantitative" and channel.get("title"):
+            changed[axis] = {**channel, "title": f"{channel['title']}{_start(channel.get('scale') or {})}"}
+    return changed
+
+
+def _start(scale: Mapping[str, Any]) -> str:
+    """Return the words behind an axis' title."""
+    if scale.get("type") == "log":
+        return " (logarithmic)"
+    low = (scale.get("domain") or [0])[0]
+    if isinstance(low, int | float) and low > 0:
+        return f" (axis starts at {low:,.4g})"
+    return " (axis does not start at 0)" if scale.get("zero") is False and "domain" not in scale else ""
