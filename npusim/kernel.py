@@ -157,7 +157,7 @@ if TYPE_CHECKING:
 
     from npusim.config.layers import ModelProblem
     from npusim.config.node_file import NodeDevice
-    from npusim.kernels.declare.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
+    from npusim.kernels.declare.layer_tasks import LayerTiling, left_on_nodes, model_program, offload_schedule
     from npusim.kernels.declare.node_define import (
         NAMED,
         CollectiveTiling,
@@ -185,8 +185,8 @@ _LATE: Mapping[str, str] = MappingProxyType(
         "attention_scores": "npusim.program.numerics.reference",
         "LayerTiling": "npusim.kernels.declare.layer_tasks",
         "left_on_nodes": "npusim.kernels.declare.layer_tasks",
+        "model_program": "npusim.kernels.declare.layer_tasks",
         "offload_schedule": "npusim.kernels.declare.layer_tasks",
-        "periods": "npusim.kernels.declare.layer_tasks",
         "NAMED": "npusim.kernels.declare.node_define",
         "CollectiveTiling": "npusim.kernels.declare.node_define",
         "OverlapTiling": "npusim.kernels.declare.node_define",
@@ -344,6 +344,7 @@ __all__ = [
     "mask_of",
     "maximum",
     "minimum",
+    "model_program",
     "model_validator",
     "multiplies",
     "narrowed",
@@ -356,7 +357,6 @@ __all__ = [
     "online_softmax",
     "part_of",
     "per_tile",
-    "periods",
     "power_of_two",
     "prefill_attention",
     "prepared",

@@ -18,7 +18,7 @@ from npusim.program.ir.tile_program import ProgramPhase, TileProgram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.config.device import DeviceSpec
+    from npusim.config.device import DeviceSpec, FlagsSpec
     from npusim.config.family import Settings
     from npusim.config.node_file import NodeSpec
     from npusim.config.tiling import Tiling
@@ -93,6 +93,11 @@ class Machine:
     def left_alone(self, _fields: type[Tiling]) -> frozenset[str]:
         """Return the fields of a class that a search leaves at their defaults unless it is told to vary them."""
         return frozenset()
+
+    @property
+    def flags(self) -> FlagsSpec | None:
+        """The flags by which queues wait for one another, which `check` counts; None where nothing limits them."""
+        return self.device.flags
 
     @property
     def pace(self) -> AttentionPace:

@@ -107,16 +107,20 @@ class Plan:
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 
+def device_of(request: Request) -> DeviceSpec:
+    """Return the device or node of a request; one device is a node of its own for a whole model."""
+    device = request.machine()
+    return NodeDevice.alone(device) if is_of_models(request.schedule) else device
+
+
 def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
     """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
 
     Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
     its caller.
     """
-    r, device = request, request.machine()
+    r, device = request, device_of(request)
     method_named(r.method)
-    if is_of_models(r.schedule):
-        device = NodeDevice.alone(device)
     is_one = machine_of(device).node is None
     schedule = find_schedule(r.schedule, device.family)
     conditions = {
@@ -322,13 +326,14 @@ def traced_groups(choice: Choice, count: int) -> Groups:
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
-def without_effect(r: Request, seconds: float, seconds_on: Callable[[DeviceSpec], float]) -> Iterator[str]:
+def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec], float | None]) -> Iterator[str]:
     """Yield a note for each changed number of the device without which the run's own tile takes the same time.
 
     ``seconds_on`` returns the time of the run's program on another device.
     """
-    for key, value in (r.overrides or {}).items():
-        device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
+    changed = plan.request.overrides or {}
+    for key, value in changed.items():
+        device = device_of(replace(plan.request, overrides={k: v for k, v in changed.items() if k != key}))
         with suppress(NpusimError):  # the tile is none without this change: the change decides
             if seconds_on(device) == seconds:
                 same = "this run takes the same with the device file's number"
