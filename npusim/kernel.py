@@ -110,6 +110,7 @@ from npusim.kernels.declare.recurrences import (
 )
 from npusim.kernels.declare.registry import Schedule, for_inputs, multiplies
 from npusim.kernels.form.language import (
+    Product,
     Value,
     compare,
     erf,
@@ -262,6 +263,7 @@ __all__ = [
     "Phase",
     "Phases",
     "Problem",
+    "Product",
     "ProductPlan",
     "ProgramError",
     "Repeated",

@@ -775,3 +775,15 @@ def test_a_problem_is_not_asked_for_its_kind() -> None:
     found = {name_of(path): len(ASKS_FOR_KIND.findall(path.read_text(encoding="utf-8"))) for path in SOURCES}
     assert {name: count for name, count in found.items() if count > ASKED.get(name, 0)} == {}
     assert sum(ASKED.values()) <= 12
+
+
+# ---------------------------------------------------------------- types
+
+
+#: Names without a type, `Any`: a ceiling that only falls.
+UNTYPED = 450
+
+
+def test_names_have_types() -> None:
+    found = sum(len(re.findall(r": Any\b", path.read_text(encoding="utf-8"))) for path in SOURCES)
+    assert found <= UNTYPED, f"{found} names are Any: name the class, or a Protocol; object where a check narrows it"

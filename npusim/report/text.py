@@ -125,7 +125,7 @@ def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
     return json_safe(json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-def _with_null(value: Any) -> Any:
+def _with_null(value: object) -> Any:
     """Return JSON data with null in place of infinity."""
     if isinstance(value, Mapping):
         return {key: _with_null(item) for key, item in value.items()}

@@ -59,7 +59,7 @@ def short_name(schedule: str) -> str:
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
 
-def schedule_name(schedule: Any) -> Any:
+def schedule_name(schedule: object) -> Any:
     """Return the name of a schedule; of a recorded call the one by which verbs take it."""
     return schedule if isinstance(schedule, str) else getattr(schedule, "schedule", schedule)
 
