@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +14,13 @@ from npusim.config.node_file import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.kernels.declare.define import machine_of
 from npusim.library import find_schedule, is_of_models
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.program.timing import method_named
+from npusim.simulation.figures import figures
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.tensor_files import (
     check_finite,
@@ -332,12 +332,15 @@ def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec]
     ``seconds_on`` returns the time of the run's program on another device.
     """
     changed = plan.request.overrides or {}
-    for key, value in changed.items():
-        device = device_of(replace(plan.request, overrides={k: v for k, v in changed.items() if k != key}))
-        with suppress(NpusimError):  # the tile is none without this change: the change decides
-            if seconds_on(device) == seconds:
-                same = "this run takes the same with the device file's number"
-                yield f"-C {key}={format_value(value)} changes no time here: {same}"
+
+    def without(key: str) -> float | None:
+        others = {k: v for k, v in changed.items() if k != key}
+        return seconds_on(device_of(replace(plan.request, overrides=others)))
+
+    for key, other in figures(changed, without):  # where the tile is none without a change, the change decides
+        if other == seconds:
+            same = "this run takes the same with the device file's number"
+            yield f"-C {key}={format_value(changed[key])} changes no time here: {same}"
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

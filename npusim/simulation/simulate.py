@@ -18,6 +18,7 @@ from npusim.program.timing.summary import check_sanity
 from npusim.program.timing.trace_head import first_spans
 from npusim.simulation.chosen_tile import program_of, starting_with
 from npusim.simulation.evaluation import bits_of, compared_variants
+from npusim.simulation.figures import figures
 from npusim.simulation.other_process import done_apart
 from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.robustness import (
@@ -294,16 +295,14 @@ def _beside(
 
 def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:
     """Yield the schedule's other presets: name, result for so many rows, and latency in us."""
-    for name in plan.schedule.beside:
-        if name == plan.precision.name:
-            continue
-        arithmetic = getattr(plan.precision, "arithmetic", "")
+    arithmetic = getattr(plan.precision, "arithmetic", "")
+
+    def built(name: str) -> TileProgram:
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
-        other = replace(plan, precision=plan.schedule.precision(preset))
-        try:
-            program = other.program()
-        except TilingError:  # it does not fit into the run's tile
-            continue
+        return replace(plan, precision=plan.schedule.precision(preset)).program()
+
+    others = (name for name in plan.schedule.beside if name != plan.precision.name)
+    for name, program in figures(others, built, (TilingError,)):  # without those that do not fit into the run's tile
         timing = None
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)

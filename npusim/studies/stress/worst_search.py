@@ -26,10 +26,10 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
 from npusim.simulation.robustness import other_schedules
 from npusim.simulation.run_result import ComputedBits, result_of
-from npusim.studies.explore.executors import executor
 from npusim.studies.stress.aspects import AMPLITUDE, Aspect, Point, aspects_of, stressed, words
 from npusim.studies.stress.ledger import Entry, Ledger, coarsest_step
 from npusim.studies.validate.diff import alternatives
+from npusim.studies.workers.executors import executor
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from npusim.program.numerics.evaluate import Choice, References
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
-    from npusim.studies.explore.tasks import Executor
+    from npusim.studies.workers.tasks import Executor
 
 #: An error is lost above so many times the one on calm inputs: the largest of correct kernels are within 1.1 of that
 #: (measured: `reports/stress`).
