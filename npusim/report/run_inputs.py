@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from npusim.config.bands import validated_schedules
 from npusim.config.layers import LOCAL
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
     from npusim.kernels.declare.registry import Schedule
-    from npusim.kernels.triton.calls import Calls
+    from npusim.kernels.triton.calls import Call, Calls
     from npusim.report.result_json import RunRecord
     from npusim.simulation.sequence import SequenceRun
 
@@ -97,7 +97,12 @@ def _allowed(field: TilingField) -> str:
     return ", ".join(["power of 2", *words] if field.is_power else words)
 
 
-DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
+DEVICES = Columns(
+    Column("device", "name", key="name"),
+    Column("family", "family", key="family"),
+    Column("description", "description", key="description"),
+    Column(None, lambda device: device.digest(), key="digest"),
+)
 #: Rows are keys of a device file with their values.
 NUMBERS = Columns(
     Column("key", 0),
@@ -108,12 +113,12 @@ NUMBERS = Columns(
     Column("source", lambda row: row[1].source, style="dim"),
 )
 WORKLOADS = Columns(
-    Column("workload", "name"),
+    Column("workload", "name", key="name"),
     Column("heads", lambda w: _pair(w.heads, w.kv_heads), align=">"),
     Column("head_dim", "head_dim", align=">"),
     Column("seq", "seq", align=">"),
     Column("devices", "tensor_parallel", align=">"),
-    Column("description", "description"),
+    Column("description", "description", key="description"),
 )
 FIELDS = Columns(
     Column("-t field", "name"),
@@ -140,76 +145,65 @@ def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -
     return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
 
 
+def _refused(row: tuple[int, Call]) -> str:
+    return row[1].configurations[0].refused
+
+
+#: Rows are numbered calls.
 CALLS = Columns(
-    Column("call", "number", align=">"),
-    Column("kernel", "kernel"),
-    Column("grid", "grid"),
-    Column("launched at", "launched_at"),
-    Column("configurations", "configurations", align=">"),
-    Column("Triton", "triton"),
+    Column("call", 0, align=">", key="number"),
+    Column("kernel", lambda row: row[1].name, key="kernel"),
+    Column("grid", lambda row: " x ".join(map(str, row[1].grid)), key="grid"),
+    Column("launched at", lambda row: row[1].where, key="launched_at"),
+    Column("configurations", lambda row: len(row[1].configurations), align=">", key="configurations"),
+    Column("Triton", lambda row: _refused(row) or "compiles", key="refused", json=_refused),
 )
 
 
 def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
     """Return the content of a file of recorded calls."""
-    rows = [{**row, "triton": row["refused"] or "compiles"} for row in _calls(calls)]
-    return (Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0"), CALLS.grid(rows))
+    heading = Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0")
+    return (heading, CALLS.grid(enumerate(calls)))
 
 
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
     """Return the content of a file of recorded calls, as JSON."""
-    return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
+    return document("calls", file=path, triton=calls[0].triton, calls=CALLS.records(enumerate(calls)))
 
 
+def _error(row: tuple[int, SequenceRun]) -> float | None:
+    bits = row[1].result.numerics
+    return bits.error.rmse if bits else None
+
+
+#: Rows are numbered launches.
 SEQUENCE = Columns(
-    Column("launch", "launch", align=">"),
-    Column("kernel", "kernel"),
-    Column("latency us", "latency_us", ",.2f", ">"),
-    Column("relative RMSE", "relative_rmse", ".2e", ">"),
-    Column("reads results of launches", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
+    Column("launch", 0, align=">", key="launch"),
+    Column("kernel", lambda row: row[1].kernel, key="kernel"),
+    Column("latency us", lambda row: row[1].result.latency_us, ",.2f", ">", key="latency_us"),
+    Column("relative RMSE", _error, ".2e", ">", key="relative_rmse"),
+    Column(
+        "reads results of launches",
+        lambda row: ", ".join(f"{n} of {at}" for n, at in row[1].reads.items()) or None,
+        key="reads",
+        json=lambda row: row[1].reads,
+    ),
+    Column(None, lambda row: list(row[1].result.notes), key="notes"),
 )
 
 
 def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
     """Return the runs of launches one after another, and the time of all."""
-    rows, times = _runs(runs), [r.result.latency_us for r in runs]
+    times = [r.result.latency_us for r in runs]
     total = sum(t for t in times if t is not None)
     of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
     device = runs[0].result.device.name
-    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(rows))
+    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(enumerate(runs)))
 
 
 def sequence_document(path: str, runs: Sequence[SequenceRun]) -> dict[str, object]:
     """Return the runs of launches one after another, as JSON."""
-    return document("sequence", file=path, launches=_runs(runs))
-
-
-def _runs(runs: Sequence[SequenceRun]) -> list[dict[str, Any]]:
-    return [
-        {
-            "launch": i,
-            "kernel": run.kernel,
-            "latency_us": run.result.latency_us,
-            "relative_rmse": run.result.numerics.error.rmse if run.result.numerics else None,
-            "reads": run.reads,
-            "notes": list(run.result.notes),
-        }
-        for i, run in enumerate(runs)
-    ]
-
-
-def _calls(calls: Calls) -> list[dict[str, Any]]:
-    return [
-        {
-            "number": i,
-            "kernel": call.name,
-            "grid": " x ".join(map(str, call.grid)),
-            "launched_at": call.where,
-            "configurations": len(call.configurations),
-            "refused": call.configurations[0].refused,
-        }
-        for i, call in enumerate(calls)
-    ]
+    return document("sequence", file=path, launches=SEQUENCE.records(enumerate(runs)))
 
 
 def device_summary(device: DeviceSpec) -> str:
