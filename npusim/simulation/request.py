@@ -44,7 +44,7 @@ CALL = (
     *("query_lengths", "page", "cache", "cache_scale", "unseen"),
 )
 #: Options that kernels of plain tensors read as attention does.
-OF_ROWS = ("tensors", "rows", "heads", "seed")
+OF_ROWS = ("tensors", "rows", "heads", "seed", "presets")
 #: Options of the launch of a Triton kernel, which its name may say too.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
