@@ -110,6 +110,7 @@ from npusim.kernels.declare.recurrences import (
 )
 from npusim.kernels.declare.registry import Schedule, for_inputs, multiplies
 from npusim.kernels.form.language import (
+    Product,
     Value,
     compare,
     erf,
@@ -157,7 +158,7 @@ if TYPE_CHECKING:
 
     from npusim.config.layers import ModelProblem
     from npusim.config.node_file import NodeDevice
-    from npusim.kernels.declare.layer_tasks import LayerTiling, left_on_nodes, offload_schedule, periods
+    from npusim.kernels.declare.layer_tasks import LayerTiling, left_on_nodes, model_program, offload_schedule
     from npusim.kernels.declare.node_define import (
         NAMED,
         CollectiveTiling,
@@ -185,8 +186,8 @@ _LATE: Mapping[str, str] = MappingProxyType(
         "attention_scores": "npusim.program.numerics.reference",
         "LayerTiling": "npusim.kernels.declare.layer_tasks",
         "left_on_nodes": "npusim.kernels.declare.layer_tasks",
+        "model_program": "npusim.kernels.declare.layer_tasks",
         "offload_schedule": "npusim.kernels.declare.layer_tasks",
-        "periods": "npusim.kernels.declare.layer_tasks",
         "NAMED": "npusim.kernels.declare.node_define",
         "CollectiveTiling": "npusim.kernels.declare.node_define",
         "OverlapTiling": "npusim.kernels.declare.node_define",
@@ -262,6 +263,7 @@ __all__ = [
     "Phase",
     "Phases",
     "Problem",
+    "Product",
     "ProductPlan",
     "ProgramError",
     "Repeated",
@@ -344,6 +346,7 @@ __all__ = [
     "mask_of",
     "maximum",
     "minimum",
+    "model_program",
     "model_validator",
     "multiplies",
     "narrowed",
@@ -356,7 +359,6 @@ __all__ = [
     "online_softmax",
     "part_of",
     "per_tile",
-    "periods",
     "power_of_two",
     "prefill_attention",
     "prepared",

@@ -49,8 +49,7 @@ def list_devices(json: o.Json = False) -> None:
         say(f"npusim: {broken}; its devices are left out")
     devices: list[DeviceSpec | NodeSpec] = [load.load_device(name) for name in load.list_devices()]
     devices += [node_file.load_node(name) for name in node_file.list_nodes()]
-    rows = [{"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()} for d in devices]
-    show_either(json, lambda: document("hw.list", devices=rows), lambda: [DEVICES.grid(rows)])
+    show_either(json, lambda: document("hw.list", devices=DEVICES.records(devices)), lambda: [DEVICES.grid(devices)])
 
 
 @hw.verb(
@@ -132,8 +131,11 @@ def list_workloads(json: o.Json = False) -> None:
     from npusim.report.run_inputs import WORKLOADS
 
     workloads = [load.load_workload(name) for name in load.list_workloads()]
-    rows = [{"name": w.name, "description": w.description} for w in workloads]
-    show_either(json, lambda: document("workload.list", workloads=rows), lambda: [WORKLOADS.grid(workloads)])
+    show_either(
+        json,
+        lambda: document("workload.list", workloads=WORKLOADS.records(workloads)),
+        lambda: [WORKLOADS.grid(workloads)],
+    )
 
 
 @workload.verb("show", ("npusim workload show llama2_70b", "sizes and source"))

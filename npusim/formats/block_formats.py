@@ -170,7 +170,7 @@ def _powers(
 ) -> Callable[[Array, Array, BlockFormat, Any], tuple[Array, Array, Any]]:
     """Return a rule that scales by a power of two; ``infinity``: the code where a block holds Inf."""
 
-    def apply(blocks: Array, amax: Array, fmt: BlockFormat, _: Any) -> tuple[Array, Array, Any]:
+    def apply(blocks: Array, amax: Array, fmt: BlockFormat, _: object) -> tuple[Array, Array, Any]:
         element = get_format(fmt.element)
         safe = np.where(np.isfinite(amax) & (amax > 0), amax, _f(1.0))
         raw = exponent(safe, element, fmt.max_element) + E8M0_BIAS
@@ -217,11 +217,13 @@ def _ue4m3(x: Array) -> Array:
     return cast(x, E4M3, overflow="saturate")
 
 
-def _inverse(x: Any) -> Array:
+def _inverse(x: Array) -> Array:
     return np.asarray(np.minimum(_f(1.0) / x, _FLOAT_MAX))
 
 
-def _transformer_engine(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _transformer_engine(
+    blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]
+) -> tuple[Array, Array, Any]:
     """Scale the tensor to 448 times the largest element, blocks by E4M3 quotients."""
     largest = _f(fmt.max_element)
     stretch = _stretch(tensor, 448.0 * fmt.max_element)
@@ -230,14 +232,14 @@ def _transformer_engine(blocks: Array, amax: Array, fmt: BlockFormat, tensor: An
     return blocks * _inverse(widen(scales) * back)[..., None], scales, back
 
 
-def _stretch(tensor: Any, top: float) -> Any:
+def _stretch(tensor: np.floating[Any], top: float) -> Any:
     return np.minimum(_f(top) / tensor, _FLOAT_MAX) if tensor > 0 else _f(1.0)
 
 
 def _four_over_six(power: int, top: float) -> Callable[[Array, Array, BlockFormat, Any], tuple[Array, Array, Any]]:
     """Return the rule that tries a block's maximum at 6 and at 4 and keeps the smaller error."""
 
-    def apply(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+    def apply(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
         stretch = _stretch(tensor, top * fmt.max_element)
         back = _f(1.0) / stretch
         base = (amax / _f(fmt.max_element)) * stretch
@@ -260,7 +262,7 @@ def _four_over_six(power: int, top: float) -> Callable[[Array, Array, BlockForma
     return apply
 
 
-def _torchao(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _torchao(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
     largest = _f(fmt.max_element)
     share = tensor / _f(448.0 * fmt.max_element) if tensor > 0 else _f(1.0)
     scales = _ue4m3(np.clip((amax / largest) / share, _f(2.0**-6), _f(448.0)))
@@ -268,26 +270,28 @@ def _torchao(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple
     return np.clip(blocks * inverse[..., None], -largest, largest), scales, share
 
 
-def _torchao_one_level(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _torchao_one_level(
+    blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]
+) -> tuple[Array, Array, Any]:
     scales = _ue4m3(np.clip(amax / _f(fmt.max_element), _f(2.0**-6), _f(448.0)))
     return blocks * (_f(1.0) / widen(scales))[..., None], scales, 1.0
 
 
-def _sage3(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _sage3(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
     scales = _ue4m3(amax / _f(fmt.max_element))
     wide = widen(scales)
     inverse = np.where(wide == 0, _f(0.0), _f(1.0) / wide)
     return blocks * inverse[..., None], scales, 1.0
 
 
-def _sage3_p(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _sage3_p(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
     """Divide by the scale before it is rounded: the kernel has it as a power of two of a difference."""
     exact = amax / _f(fmt.max_element)
     quotients = np.where(exact[..., None] == 0, _f(0.0), blocks / exact[..., None])
     return quotients, _ue4m3(exact), 1.0
 
 
-def _largest(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+def _largest(blocks: Array, amax: Array, fmt: BlockFormat, tensor: np.floating[Any]) -> tuple[Array, Array, Any]:
     scales = np.where(amax > 0, amax / _f(fmt.max_element), _f(1.0))
     return blocks / scales[..., None], scales, 1.0
 

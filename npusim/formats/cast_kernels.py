@@ -5,11 +5,14 @@ Both kernels take the target as one tuple, see ``CastPlan.numbers`` in ``cast.py
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float32, float32_bits, inline, kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NEAREST_EVEN, NEAREST_AWAY, TOWARD_ZERO, FLOOR, CEIL, ODD = range(6)
 ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
@@ -52,14 +55,14 @@ def narrowed_float32(pattern: Any, plan: Any) -> Any:
 
 
 @kernel
-def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
+def narrow_float32_nearest(source: NDArray[Any], out: NDArray[Any], plan: Any) -> None:
     """Round float32 patterns (int32) to nearest even."""
     for i in range(source.size):
         out[i] = narrowed_float32(np.int32(source[i]), plan)
 
 
 @kernel
-def narrow_float64(source: Any, out: Any, plan: Any, rounding: int) -> None:
+def narrow_float64(source: NDArray[Any], out: NDArray[Any], plan: Any, rounding: int) -> None:
     """Round float64 patterns (int64) in any mode; the only rounding between source and target."""
     width, floor_exponent = plan[0], plan[1] + 1023
     top, over, nan, sign_shift, over_sign, nan_sign, pad = plan[2:]
@@ -114,14 +117,14 @@ def widened_float16(pattern: Any) -> Any:
 
 
 @kernel
-def widen_float16(source: Any, out: Any) -> None:
+def widen_float16(source: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the float32 pattern (int32) of every float16 pattern (int16); exact."""
     for i in range(source.size):
         out[i] = widened_float16(np.int32(source[i]))
 
 
 @inline
-def widen_row(row: Any, out: Any) -> None:
+def widen_row(row: NDArray[Any], out: NDArray[Any]) -> None:
     """Write float32 values of float16 patterns (int16); one serves all."""
     if row.size == 1:
         value = bits_float32(np.uint32(widened_float16(np.int32(row[0]))))
@@ -133,7 +136,9 @@ def widen_row(row: Any, out: Any) -> None:
 
 
 @kernel
-def combine_float16(x: Any, y: Any, out: Any, scratch: Any, plan: Any, operation: int) -> None:
+def combine_float16(
+    x: NDArray[Any], y: NDArray[Any], out: NDArray[Any], scratch: NDArray[Any], plan: Any, operation: int
+) -> None:
     """Add, subtract, multiply or divide rows of float16 patterns (int16), each result rounded once.
 
     An operand of one row serves all rows, and one of one column all columns; ``scratch`` has two rows of float32.

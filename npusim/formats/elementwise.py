@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, plan_cast, widen, with_canonical_nan
 from npusim.formats.float_format import FloatFormat, get_format
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 MaxNan = Literal["number", "propagate"]
 MAX_NANS = get_args(MaxNan)
@@ -53,7 +56,7 @@ def _lanes(values: Array, fmt: FloatFormat) -> Array:
     return wide.astype(np.float64) if fmt.exponent_bits > 5 else wide
 
 
-def _rounded_once(operation: Callable[..., Array], arrays: tuple[Any, ...], name: Any) -> Array:
+def _rounded_once(operation: Callable[..., Array], arrays: tuple[ArrayLike, ...], name: str | FloatFormat) -> Array:
     """Apply an IEEE ``operation`` and round its result once, to ``name``."""
     fmt = get_format(name)
     operands = check_operands(arrays, fmt)
@@ -103,7 +106,7 @@ def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
     return np.ascontiguousarray(whole).reshape(-1, width).view(np.int16)
 
 
-def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+def add(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
     """Return ``x + y`` rounded once to ``fmt``.
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  Overflow gives the
@@ -120,22 +123,22 @@ def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
     return _rounded_once(np.add, (x, y), fmt)
 
 
-def sub(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+def sub(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
     """Return ``x - y`` rounded once to ``fmt``; see :func:`add`."""
     return _rounded_once(np.subtract, (x, y), fmt)
 
 
-def mul(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+def mul(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
     """Return ``x * y`` rounded once to ``fmt``; see :func:`add`."""
     return _rounded_once(np.multiply, (x, y), fmt)
 
 
-def div(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
+def div(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
     """Return ``x / y`` rounded once to ``fmt``; x/0 is Inf and 0/0 NaN; see :func:`add`."""
     return _rounded_once(np.divide, (x, y), fmt)
 
 
-def fma(x: Any, y: Any, z: Any, fmt: str | FloatFormat) -> Array:
+def fma(x: ArrayLike, y: ArrayLike, z: ArrayLike, fmt: str | FloatFormat) -> Array:
     """Return ``x * y + z`` rounded once (fused) to ``fmt``; see :func:`add`.
 
     The float64 sum is rounded to odd (its last bit shows whether the sum is inexact), so that the rounding to the
@@ -193,7 +196,7 @@ def compare(x: Array | float, y: Array | float, relation: str, fmt: str | FloatF
     return np.asarray(np.where(unordered, relation.startswith("u"), holds), np.int8)
 
 
-def _select(x: Any, y: Any, name: Any, *, nan: str, largest: bool) -> Array:
+def _select(x: ArrayLike, y: ArrayLike, name: str | FloatFormat, *, nan: str, largest: bool) -> Array:
     """Return the larger or smaller operand; +0 counts as larger than -0."""
     from npusim.formats import elementwise_kernels
 
@@ -216,7 +219,7 @@ def pattern_limits(fmt: FloatFormat) -> tuple[int, int, int]:
     return every, last << fmt.storage_shift, fmt.canonical_nan_bits
 
 
-def maximum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
+def maximum(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
     """Return the larger of ``x`` and ``y``; max(-0, +0) is +0.
 
     ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (IEEE 754-2019 maximumNumber;
@@ -227,6 +230,6 @@ def maximum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -
     return _select(x, y, fmt, nan=nan, largest=True)
 
 
-def minimum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
+def minimum(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat, *, nan: MaxNan = "number") -> Array:
     """Return the smaller of ``x`` and ``y``; min(-0, +0) is -0; NaN as in :func:`maximum`."""
     return _select(x, y, fmt, nan=nan, largest=False)

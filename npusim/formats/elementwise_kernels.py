@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,18 +10,21 @@ from npusim.formats.exponential import LN2, LN2_ERROR, LN2_HIGH, LN2_LOW, LOG2_E
 from npusim.formats.jit import bits_float64, float32_bits, fma32, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_sum
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _expm1 = inline(expm1_polynomial)
 
 
 @kernel
-def fma_float64(x: Any, y: Any, z: Any, out: Any) -> None:
+def fma_float64(x: NDArray[Any], y: NDArray[Any], z: NDArray[Any], out: NDArray[Any]) -> None:
     """Fused multiply-add of flat float64 arrays."""
     for i in range(out.size):
         out[i] = fma64(x[i], y[i], z[i])
 
 
 @kernel
-def exp2_polynomial(x: Any, out: Any, coefficients: Any, lowest: Any) -> None:
+def exp2_polynomial(x: NDArray[Any], out: NDArray[Any], coefficients: Any, lowest: Any) -> None:
     """Polynomial 2**x of flat float32 arrays into int32 patterns; 0 unless x > ``lowest``.
 
     ``coefficients`` are float32, highest power first; the last fused multiply-add adds 1.
@@ -58,7 +61,7 @@ def reduce_argument(value: Any, binary: Any) -> Any:
 
 
 @kernel
-def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
+def exp_float32(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], binary: bool) -> None:
     """Compute exp (or 2**x) of flat float32 arrays; flag results that the error bound leaves undecided."""
     for i in range(out.size):
         value = np.float64(x[i])
@@ -71,7 +74,7 @@ def exp_float32(x: Any, out: Any, undecided: Any, binary: bool) -> None:
 
 
 @kernel
-def exp_float32_closer(x: Any, out: Any, undecided: Any, binary: bool) -> None:
+def exp_float32_closer(x: NDArray[Any], out: NDArray[Any], undecided: NDArray[Any], binary: bool) -> None:
     """As :func:`exp_float32`, of numbers, with 1 and exp(r) - 1 apart: next to 1 it decides all."""
     for i in range(out.size):
         whole, r, scale = reduce_argument(np.float64(x[i]), binary)
@@ -84,7 +87,7 @@ def exp_float32_closer(x: Any, out: Any, undecided: Any, binary: bool) -> None:
 
 
 @kernel
-def exp_float64(x: Any, out: Any) -> None:
+def exp_float64(x: NDArray[Any], out: NDArray[Any]) -> None:
     """Compute exp of flat float64 arrays, within 2**-49 (not claimed to be correctly rounded)."""
     for i in range(out.size):
         value = x[i]
@@ -101,14 +104,14 @@ def exp_float64(x: Any, out: Any) -> None:
 
 
 @kernel
-def gather(table: Any, patterns: Any, out: Any) -> None:
+def gather(table: NDArray[Any], patterns: NDArray[Any], out: NDArray[Any]) -> None:
     """``table[pattern]`` of flat unsigned patterns; the table covers every pattern."""
     for i in range(patterns.size):
         out[i] = table[patterns[i]]
 
 
 @kernel
-def select_patterns(x: Any, y: Any, out: Any, limits: Any, rules: Any) -> None:
+def select_patterns(x: NDArray[Any], y: NDArray[Any], out: NDArray[Any], limits: Any, rules: Any) -> None:
     """Larger (or smaller) of signed sign-magnitude patterns; ``rules`` = (largest, propagate).
 
     Patterns compare as integers once those of negative numbers have their magnitude inverted,
@@ -130,7 +133,7 @@ def select_patterns(x: Any, y: Any, out: Any, limits: Any, rules: Any) -> None:
 
 
 @kernel
-def max_rows(x: Any, out: Any, limits: Any) -> None:
+def max_rows(x: NDArray[Any], out: NDArray[Any], limits: Any) -> None:
     """Largest pattern of each row of a 2-D array of signed patterns; NaN only if all are."""
     top, infinity, nan = limits
     lowest = -top - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,9 @@ from npusim.formats.cast import Array, cast, scale_values, widen, with_canonical
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.mma_arithmetic import E8M0, MmaArithmetic, get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, multiply
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: Environment variable naming the number of threads when ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"
@@ -30,7 +33,7 @@ def _thread_count(threads: int | None) -> int:
     return int(text)
 
 
-def _check(values: Any, fmt: FloatFormat, role: str, name: str) -> Array:
+def _check(values: ArrayLike, fmt: FloatFormat, role: str, name: str) -> Array:
     """Return an operand as an array of its format's dtype with at least two axes."""
     array = np.asarray(values)
     if array.dtype != fmt.dtype:
@@ -64,7 +67,7 @@ def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
 
 
 def checked_operands(
-    a: Any, b: Any, c: Any, arithmetic: MmaArithmetic
+    a: ArrayLike, b: ArrayLike, c: ArrayLike | None, arithmetic: MmaArithmetic
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
     """Return A, B and C as arrays and the shape of the result.
 
@@ -76,7 +79,7 @@ def checked_operands(
     return first, second, third, _check_shapes(first, second, third, arithmetic)
 
 
-def _check_scale(scale: Any, operand: Array, axis: int, unit: MmaArithmetic, role: str) -> Array | None:
+def _check_scale(scale: ArrayLike | None, operand: Array, axis: int, unit: MmaArithmetic, role: str) -> Array | None:
     """Return the scales of an operand as float32 values (batch, rows, columns), None for none.
 
     Raises `FormatError` if the unit takes none, or dtype or shape do not fit.
@@ -96,13 +99,13 @@ def _check_scale(scale: Any, operand: Array, axis: int, unit: MmaArithmetic, rol
 
 
 def matmul(
-    a: Any,
-    b: Any,
-    c: Any = None,
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None = None,
     *,
     arithmetic: str | MmaArithmetic,
-    a_scale: Any = None,
-    b_scale: Any = None,
+    a_scale: ArrayLike | None = None,
+    b_scale: ArrayLike | None = None,
     threads: int | None = None,
 ) -> Array:
     """Return ``a @ b + c``, computed by chained instructions of one matrix unit.

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_sum, two_sum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
 #: 33 * 2**-53 with a factor of almost 4 to spare.
@@ -45,7 +48,7 @@ def is_multiple(x: Any, unit: Any) -> Any:
 
 
 @kernel
-def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
+def block_ranges(x: NDArray[Any], block: int, largest: NDArray[Any], unit: NDArray[Any]) -> None:
     """Largest magnitude and largest common power of two of each column's blocks of ``x`` (matrices, K, N).
 
     NaN counts as Inf, a block of zeros has unit 1.
@@ -66,7 +69,7 @@ def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
 
 
 @inline
-def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
+def sum_again(row: Any, b: Any, old: NDArray[Any], out: Any, block: int) -> Any:
     """Sum the doubtful outputs of a row in three parts; return how many stay doubtful.
 
     ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums, which of them are
@@ -139,7 +142,14 @@ def exact_kernel(block: int) -> Callable[..., None]:
     """
 
     @kernel
-    def exact(operands: Any, a_ranges: Any, b_ranges: Any, out: Any, which: Any, scratch: Any) -> None:
+    def exact(
+        operands: tuple[NDArray[Any], ...],
+        a_ranges: tuple[NDArray[Any], ...],
+        b_ranges: tuple[NDArray[Any], ...],
+        out: NDArray[Any],
+        which: NDArray[Any],
+        scratch: tuple[NDArray[Any], ...],
+    ) -> None:
         before, totals, doubtful, sums, parts = scratch
         columns = out.shape[2]
         for n in range(out.shape[0]):

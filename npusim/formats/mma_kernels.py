@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float32, bits_float64, float32_bits, fma32, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_lane
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
@@ -25,7 +28,7 @@ COLUMNS = 256
 
 
 @kernel
-def sequential_float32(left: Any, right: Any, out: Any, which: Any) -> None:
+def sequential_float32(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
     """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: its A and B."""
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
@@ -37,7 +40,7 @@ def sequential_float32(left: Any, right: Any, out: Any, which: Any) -> None:
 
 
 @kernel
-def sequential_float64(left: Any, right: Any, out: Any, which: Any) -> None:
+def sequential_float64(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
     """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: its A and B."""
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
@@ -49,7 +52,7 @@ def sequential_float64(left: Any, right: Any, out: Any, which: Any) -> None:
 
 
 @kernel
-def decode_operand(x: Any, min_exponent: int, values: Any, exponents: Any) -> int:
+def decode_operand(x: NDArray[Any], min_exponent: int, values: NDArray[Any], exponents: NDArray[Any]) -> int:
     """Split flat float32 operands; return how many are NaN or Inf (decoded as zeros)."""
     floor = np.int32(min_exponent)
     special = 0
@@ -78,7 +81,9 @@ def power_of_two_wide(n: Any) -> Any:
 
 
 @inline
-def align_row(largest: Any, c: Any, exponents: Any, scales: Any, limits: Any) -> None:
+def align_row(
+    largest: NDArray[Any], c: NDArray[Any], exponents: NDArray[Any], scales: NDArray[Any], limits: Any
+) -> None:
     """Turn the largest product exponents of a row into block exponents and product scales.
 
     ``limits`` = (F, smallest alignment exponent, smallest exponent of c's format).
@@ -113,7 +118,7 @@ def exact_value(sum0: Any, sum1: Any, c: Any, exponent: Any, fraction: Any) -> A
 
 
 @inline
-def finish_float32(sums: Any, exponents: Any, c: Any, fraction: Any, keep: Any) -> None:
+def finish_float32(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any], fraction: Any, keep: Any) -> None:
     """Round a row toward zero into float32; ``keep`` masks the fraction bits (E8M13)."""
     infinity = np.float32(np.inf)
     for j in range(c.size):
@@ -131,7 +136,7 @@ def finish_float32(sums: Any, exponents: Any, c: Any, fraction: Any, keep: Any) 
 
 
 @inline
-def finish_float16(sums: Any, exponents: Any, c: Any, fraction: Any) -> None:
+def finish_float16(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any], fraction: Any) -> None:
     """Round a row to nearest even float16 values, directly from the exact sums."""
     infinity = np.float32(np.inf)
     for j in range(c.size):
@@ -142,7 +147,7 @@ def finish_float16(sums: Any, exponents: Any, c: Any, fraction: Any) -> None:
 
 
 @inline
-def special_row(operands: Any, where: Any, c: Any, out: Any) -> None:
+def special_row(operands: tuple[NDArray[Any], ...], where: Any, c: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the IEEE sum of a row's NaN and Inf terms (0 where it has none) to ``out``.
 
     ``where`` = (row of A, first k, last k + 1); products of finite lanes are finite.
@@ -158,13 +163,13 @@ def special_row(operands: Any, where: Any, c: Any, out: Any) -> None:
 
 
 @inline
-def replace_specials(special: Any, c: Any) -> None:
+def replace_specials(special: NDArray[Any], c: NDArray[Any]) -> None:
     """Overwrite c where NaN or Inf terms decide the sum."""
     for j in range(c.size):
         c[j] = special[j] if special[j] != np.float32(0.0) else c[j]
 
 
-def scratch(columns: int, lane: Any) -> tuple[Any, ...]:
+def scratch(columns: int, lane: type[np.floating[Any]]) -> tuple[Any, ...]:
     """Return the scratch arrays of the kernel for so many columns; ``lane`` is the dtype of its operands."""
     names = np.int16, np.int32, lane
     sums = np.zeros((2, columns), np.int32)
@@ -185,7 +190,14 @@ def fused_kernel(block: int) -> Callable[..., None]:
     parts = block // part
 
     @kernel
-    def fused(left: Any, right: Any, out: Any, which: Any, plan: Any, scratch: Any) -> None:
+    def fused(
+        left: tuple[NDArray[Any], ...],
+        right: tuple[NDArray[Any], ...],
+        out: NDArray[Any],
+        which: NDArray[Any],
+        plan: Any,
+        scratch: tuple[NDArray[Any], ...],
+    ) -> None:
         fraction, floor, keep, half = plan
         columns = out.shape[2]
         largest, exponents, scales, sums, special = scratch

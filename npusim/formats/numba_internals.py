@@ -23,7 +23,7 @@ import functools
 import gc
 import hashlib
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -37,11 +37,22 @@ from numba.extending import infer_getattr, lower_builtin, lower_getattr, lower_g
 
 from npusim.formats import kernel_parts
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FunctionType
+
+    from llvmlite.binding import ModuleRef
+    from numba.core.base import BaseContext
+    from numba.core.datamodel import DataModelManager
+    from numba.core.typing.templates import Signature
+
+    from npusim.formats.kernel_parts import ArgumentType
+
 #: What compilers call of their own accord, and every process has.
 _OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", "rint"})
 
 
-def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
+def machine_code(function: FunctionType, kinds: tuple[ArgumentType, ...]) -> bytes:
     """Return a kernel's machine code for arguments of some types, after a line with its name and return type.
 
     Raises `TypeError` for a kernel whose code would need more than the processor, or returns something else.
@@ -74,7 +85,7 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
     return f"{compiled.fndesc.llvm_func_name} {result}\n".encode() + code
 
 
-def _type_of(kind: Any) -> Any:
+def _type_of(kind: ArgumentType) -> Any:
     if isinstance(kind, str):
         return {"i": types.int64, "d": types.float64, "b": types.boolean, "n": types.none}[kind]
     if isinstance(kind, kernel_parts.TableKind):
@@ -85,13 +96,13 @@ def _type_of(kind: Any) -> Any:
 
 
 @functools.cache
-def _table_type(kind: Any) -> TableType:
+def _table_type(kind: kernel_parts.TableKind) -> TableType:
     rows = ((name, RowsType(numba.from_dtype(dtype), dims)) for name, dtype, dims in kind.arrays)
     return TableType(kind.name, tuple(rows))
 
 
 @functools.cache
-def _part_of(part: Any) -> Any:
+def _part_of(part: kernel_parts.InlinedFunction | kernel_parts.Intrinsic) -> Any:
     if isinstance(part, kernel_parts.Intrinsic):
         return kernel_parts.intrinsic_of(part)
     return _translated(kernel_parts.with_globals(part.function, _part_of))
@@ -100,7 +111,7 @@ def _part_of(part: Any) -> Any:
 class _PartLibrary(JITCodeLibrary):
     """The translation of one part, as it is linked into kernels."""
 
-    def _optimize_functions(self, ll_module: Any) -> None:
+    def _optimize_functions(self, ll_module: ModuleRef) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
@@ -160,7 +171,7 @@ class _LeanCompiler(Compiler):
 class _PartCompiler(_LeanCompiler):
     """Translates a function, and registers it for its callers."""
 
-    def compile_extra(self, func: Any) -> Any:
+    def compile_extra(self, func: FunctionType) -> Any:
         state = self.state
         state.library = _PartLibrary(state.targetctx.codegen(), func.__qualname__)
         state.flags.no_compile = state.flags.no_cpython_wrapper = state.flags.no_cfunc_wrapper = True
@@ -171,7 +182,7 @@ class _PartCompiler(_LeanCompiler):
         return compiled
 
 
-def _translated(function: Any) -> Any:
+def _translated(function: FunctionType) -> Any:
     return numba.njit(error_model="numpy", pipeline_class=_PartCompiler, _nrt=False)(function)
 
 
@@ -179,10 +190,10 @@ def check() -> None:
     """Raise whatever numba raises where its compiler is not one that parts can be built with."""
 
     @_translated
-    def twice(x: Any) -> Any:
+    def twice(x: int) -> int:
         return x + x
 
-    def four_times(x: Any) -> Any:
+    def four_times(x: int) -> int:
         return twice(twice(x))
 
     machine_code(four_times, ("i",))
@@ -203,7 +214,7 @@ def _short(text: object) -> str:
 class RowsType(types.Type):
     """An array of records or of whole numbers."""
 
-    def __init__(self, item: Any, dims: int) -> None:
+    def __init__(self, item: types.Type, dims: int) -> None:
         self.item, self.dims = item, dims
         super().__init__(f"Rows{dims}_{_short(item)}")
 
@@ -222,7 +233,7 @@ class TableType(types.Type):
 
 @register_model(RowsType)
 class _RowsModel(models.StructModel):
-    def __init__(self, manager: Any, rows: RowsType) -> None:
+    def __init__(self, manager: DataModelManager, rows: RowsType) -> None:
         sizes = [(f"size{n}", types.intp) for n in range(rows.dims)]
         super().__init__(manager, rows, [("data", types.voidptr), *sizes])
 
@@ -234,7 +245,7 @@ register_model(TableType)(models.OpaqueModel)
 class _TableAttributes(AttributeTemplate):
     key = TableType
 
-    def generic_resolve(self, table: Any, name: str) -> Any:
+    def generic_resolve(self, table: TableType, name: str) -> Any:
         return table.fields.get(name)
 
 
@@ -242,13 +253,13 @@ class _TableAttributes(AttributeTemplate):
 class _RowsAttributes(AttributeTemplate):
     key = RowsType
 
-    def resolve_shape(self, rows: Any) -> Any:
+    def resolve_shape(self, rows: RowsType) -> Any:
         return types.UniTuple(types.intp, rows.dims)
 
 
 @infer_global(operator.getitem)
 class _Get(AbstractTemplate):
-    def generic(self, args: Any, kws: Any) -> Any:
+    def generic(self, args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Any:
         rows, index = args
         if not isinstance(rows, RowsType):
             return None
@@ -259,7 +270,7 @@ class _Get(AbstractTemplate):
 
 @infer_global(operator.setitem)
 class _Set(AbstractTemplate):
-    def generic(self, args: Any, kws: Any) -> Any:
+    def generic(self, args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Any:
         rows, index, _ = args
         if not isinstance(rows, RowsType):
             return None
@@ -269,12 +280,12 @@ class _Set(AbstractTemplate):
 
 @infer_global(len)
 class _Len(AbstractTemplate):
-    def generic(self, args: Any, kws: Any) -> Any:
+    def generic(self, args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Any:
         return signature(types.intp, args[0]) if isinstance(args[0], RowsType) else None
 
 
 @lower_getattr_generic(TableType)
-def _field(context: Any, builder: Any, table: Any, value: Any, name: str) -> Any:
+def _field(context: BaseContext, builder: ir.IRBuilder, table: TableType, value: ir.Value, name: str) -> Any:
     """Read where a field's array is and how long: the same for as long as the kernel runs."""
     words, at = builder.bitcast(value, WORD.as_pointer()), table.first_word[name]
     rows = cgutils.create_struct_proxy(table.fields[name])(context, builder)
@@ -290,7 +301,7 @@ def _field(context: Any, builder: Any, table: Any, value: Any, name: str) -> Any
     return rows._getvalue()
 
 
-def _pointer(context: Any, builder: Any, kind: Any, rows: Any, index: Any) -> Any:
+def _pointer(context: BaseContext, builder: ir.IRBuilder, kind: RowsType, rows: object, index: ir.Value) -> Any:
     if kind.dims == 2:
         is_pair = isinstance(index.type, ir.ArrayType)
         row = builder.extract_value(index, 0) if is_pair else index
@@ -302,7 +313,7 @@ def _pointer(context: Any, builder: Any, kind: Any, rows: Any, index: Any) -> An
 
 @lower_builtin(operator.getitem, RowsType, types.Integer)
 @lower_builtin(operator.getitem, RowsType, types.BaseTuple)
-def _get(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _get(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> Any:
     kind, result = sig.args[0], sig.return_type
     rows = cgutils.create_struct_proxy(kind)(context, builder, value=args[0])
     pointer = _pointer(context, builder, kind, rows, args[1])
@@ -315,22 +326,22 @@ def _get(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 @lower_builtin(operator.setitem, RowsType, types.Integer, types.Integer)
 @lower_builtin(operator.setitem, RowsType, types.BaseTuple, types.Integer)
-def _set(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _set(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> Any:
     rows = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
     builder.store(args[2], _pointer(context, builder, sig.args[0], rows, args[1]))
     return context.get_dummy_value()
 
 
-def _lengths(context: Any, builder: Any, kind: Any, value: Any) -> list[Any]:
+def _lengths(context: BaseContext, builder: ir.IRBuilder, kind: RowsType, value: ir.Value) -> list[Any]:
     rows = cgutils.create_struct_proxy(kind)(context, builder, value=value)
     return [getattr(rows, f"size{n}") for n in range(kind.dims)]
 
 
 @lower_getattr(RowsType, "shape")
-def _shape(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+def _shape(context: BaseContext, builder: ir.IRBuilder, kind: RowsType, value: ir.Value) -> Any:
     return cgutils.pack_array(builder, _lengths(context, builder, kind, value))
 
 
 @lower_builtin(len, RowsType)
-def _len(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _len(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> Any:
     return _lengths(context, builder, sig.args[0], args[0])[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Rows summed side by side, one per vector lane.
 ROWS = 64
@@ -58,7 +61,7 @@ def round_sum(x: Any, y: Any, z: Any) -> Any:
 
 
 @kernel
-def sum_rows(x: Any, start: Any, out: Any) -> None:
+def sum_rows(x: NDArray[Any], start: NDArray[Any], out: NDArray[Any]) -> None:
     """((start + x0) + x1) ... of each row, in the arrays' own dtype."""
     for row in range(x.shape[0]):
         total = start[row]
@@ -68,7 +71,9 @@ def sum_rows(x: Any, start: Any, out: Any) -> None:
 
 
 @kernel
-def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any, scratch: Any) -> None:
+def sum_rows_rounded(
+    x: NDArray[Any], start: NDArray[Any], out: NDArray[Any], plan: Any, scratch: tuple[NDArray[Any], NDArray[Any]]
+) -> None:
     """As :func:`sum_rows`, each sum of float32 values rounded to the narrower format of ``plan``.
 
     ``plan`` = (mantissa bits, smallest exponent, largest finite value).  The float64 sum is
@@ -91,7 +96,7 @@ def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any, scratch: Any) -> N
 
 
 @kernel
-def sum_products(a: Any, b: Any, out: Any) -> None:
+def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """Add a b to out, all float64: each element's products in the order of a's columns, a fused one at a time.
 
     a's rows are a multiple of two and its columns of four: so many are worked on at a time.
@@ -122,7 +127,7 @@ def narrowed(value: Any, plan: Any) -> Any:
 
 
 @kernel
-def fold_rows(x: Any, row: Any, out: Any, of_neighbours: Any, plan: Any) -> None:
+def fold_rows(x: NDArray[Any], row: NDArray[Any], out: NDArray[Any], of_neighbours: Any, plan: Any) -> None:
     """Tree of each row until one element is left, each sum `narrowed`; ``row`` has the lanes it is worked out in.
 
     x[i] + x[i + half], or ``of_neighbours`` x[2i] + x[2i + 1]; an element without a partner waits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import MAX_NANS, MaxNan, add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes"] | str
 ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
@@ -25,7 +28,9 @@ _TREES = "trees_"
 VECTOR_BLOCK_BYTES = 32
 
 
-def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, start: Any = None) -> Array:
+def reduce_sum(
+    x: ArrayLike, fmt: str | FloatFormat, order: Order = "sequential", *, start: ArrayLike | None = None
+) -> Array:
     """Return the sum of ``x`` along its last axis, every addition rounded to ``fmt``.
 
     Parameters
@@ -138,7 +143,7 @@ def normal_order(order: str, size: int) -> str:
     return in_trees(normal) if order.startswith(_TREES) else normal
 
 
-def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
+def _start_of(values: Array, target: FloatFormat, start: ArrayLike | None) -> Array | None:
     if values.ndim == 0:
         raise FormatError("a reduction needs at least one axis")
     if start is None:
@@ -225,7 +230,9 @@ def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
     return np.ascontiguousarray(values[..., 0])
 
 
-def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None, nan: MaxNan = "number") -> Array:
+def reduce_max(
+    x: ArrayLike, fmt: str | FloatFormat, *, start: ArrayLike | None = None, nan: MaxNan = "number"
+) -> Array:
     """Return the maximum of ``x`` along its last axis; exact, so the order does not matter.
 
     ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN (all NaN: canonical NaN),

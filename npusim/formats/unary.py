@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
 from npusim.formats.exact_rounding import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -185,7 +188,7 @@ def _packaged_difference(key: str) -> Array:
     return difference
 
 
-def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
+def _apply(name: str, x: ArrayLike, fmt: str | FloatFormat, variant: str) -> Array:
     """Check the arguments and compute by table, kernel or the general path."""
     target = get_format(fmt)
     chosen = lookup(VARIANTS[name], variant, f"variant of {name}")
@@ -293,7 +296,7 @@ def _exp_float32(name: str, flat: Array) -> Array:
     return with_canonical_nan(out, fmt)
 
 
-def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def exp(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return e**x in ``fmt``; any shape, dtype of the format.
 
     ``correct`` is correctly rounded in every format but float64 (there: reproducible, within
@@ -310,7 +313,7 @@ def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     return _apply("exp", x, fmt, variant)
 
 
-def exp2(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def exp2(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return 2**x in ``fmt``; see :func:`exp`.
 
     ``exp2p`` (float32) is the polynomial of the golden attention kernels: 0 unless x > -126 (so
@@ -320,27 +323,27 @@ def exp2(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     return _apply("exp2", x, fmt, variant)
 
 
-def log(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def log(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the natural logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
     return _apply("log", x, fmt, variant)
 
 
-def log2(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def log2(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the binary logarithm in ``fmt``; of ±0 -Inf, of negatives NaN; see :func:`exp`."""
     return _apply("log2", x, fmt, variant)
 
 
-def rcp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def rcp(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return 1/x in ``fmt``; 1/±0 is ±Inf, 1/±Inf ±0; see :func:`exp`."""
     return _apply("rcp", x, fmt, variant)
 
 
-def rsqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def rsqrt(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return 1/sqrt(x) in ``fmt``; of ±0 ±Inf, of negatives NaN; see :func:`exp`."""
     return _apply("rsqrt", x, fmt, variant)
 
 
-def sqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def sqrt(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the square root in ``fmt``; sqrt(-0) is -0, of other negatives NaN; see :func:`exp`.
 
     ``hopper_approx`` (float32) is a GPU's ``sqrt.approx.ftz``: within 1 ulp, of subnormals 0.
@@ -348,12 +351,12 @@ def sqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     return _apply("sqrt", x, fmt, variant)
 
 
-def tanh(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def tanh(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the hyperbolic tangent in ``fmt``; tanh(-0) is -0; see :func:`exp`."""
     return _apply("tanh", x, fmt, variant)
 
 
-def erf(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+def erf(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the error function in ``fmt``; erf(-0) is -0, of ±Inf ±1; see :func:`exp`.
 
     ``libdevice`` (float32) is CUDA's ``erff``, ``ascend_c`` (float32) Ascend C's ``Erf``.

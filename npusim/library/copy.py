@@ -19,6 +19,7 @@ from npusim.kernel import (
     schedule,
 )
 from npusim.kernel import copy as copy_phase
+from npusim.machine import Machine
 
 
 class CopyFields(Tiling):
@@ -36,7 +37,7 @@ class CopyFields(Tiling):
     )
 
 
-def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
+def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine: Machine) -> Phases:
     """Return a copy of ``problem.bytes``, rounded up to whole transfers."""
     rows = ceil_div(problem.bytes, tiling.block_bytes)
     source = GlobalTensor("source", 1, 1, rows, tiling.block_bytes, "int8", "input")

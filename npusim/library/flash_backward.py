@@ -8,7 +8,7 @@ softmax in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
@@ -29,11 +29,13 @@ from npusim.kernel import (
     Phase,
     Phases,
     Problem,
+    Product,
     Repeated,
     SpecError,
     Stacked,
     Tiling,
     Turned,
+    Value,
     attention_cells,
     below_one_another,
     ceil_div,
@@ -55,6 +57,7 @@ from npusim.kernel import (
     where,
     with_columns,
 )
+from npusim.machine import Machine
 
 F32 = "float32"
 
@@ -91,19 +94,19 @@ class BackwardPrecision(NamedFormats):
 
 
 @kernel(results="delta", do="row value", forward="row value")
-def row_sums(do: Any, forward: Any, p: BackwardPrecision) -> Any:
+def row_sums(do: Value, forward: Value, p: BackwardPrecision) -> Any:
     """Return delta, the sum over a row of dO O."""
     return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32)
 
 
 @kernel(results="delta clear", do="row value", forward="row value")
-def row_sums_and_zeros(do: Any, forward: Any, p: BackwardPrecision) -> Any:
+def row_sums_and_zeros(do: Value, forward: Value, p: BackwardPrecision) -> Any:
     """Return delta, and the zeros to which parts of dQ are added."""
     return (do.to(p.scores) * forward.to(p.scores)).sum().to(F32), filled("row key_dim", 0.0, F32)
 
 
 @kernel(results="clear", parts="row key_dim")
-def zeros(parts: Any = None) -> Any:
+def zeros(parts: Value | None = None) -> Any:
     """Return the zeros to which parts are added; reads nothing."""
     return filled("row key_dim", 0.0, F32)
 
@@ -116,21 +119,21 @@ class Scores:
     cap: float
     base: float
 
-    def capped(self, s: Any) -> Any:
+    def capped(self, s: Value) -> Value:
         """Return scores in units of the soft-cap, or unchanged without one."""
         return tanh(s * (self.scale / self.cap)) if self.cap else s
 
-    def weights(self, s: Any, lse: Any, mask: Any) -> Any:
+    def weights(self, s: Value, lse: Value, mask: Value) -> Value:
         """Return P of `capped` scores: their exponential, without the row's sum; hidden ones are 0."""
         factor = (self.cap or self.scale) * self.base
         return exp(where(mask, s * factor - (lse if self.base == 1 else lse * self.base), -inf))
 
-    def slopes(self, weight: Any, difference: Any, s: Any) -> Any:
+    def slopes(self, weight: Value, difference: Value, s: Value) -> Value:
         """Return dS of P, dP - delta and `capped` scores, by scores that are scaled and not capped."""
         return weight * difference * (1.0 - s * s) if self.cap else weight * difference
 
 
-def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
+def added(total: Value, product: Product, p: BackwardPrecision) -> Value:
     """Return a gradient and the next tile's part of it: in the matrix unit, or stored and added."""
     return total + (product if p.accumulate == "chained" else product.to(p.scores))
 
@@ -145,7 +148,9 @@ def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
     delta="row",
     mask="row key",
 )
-def queries(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision) -> Any:
+def queries(
+    q: Value, k: Value, v: Value, do: Value, lse: Value, delta: Value, mask: Value, of: Scores, p: BackwardPrecision
+) -> Any:
     """Return dQ of a block of queries, from tiles of keys."""
     total = full("row key_dim", 0.0, p.scores)
     for kj, vj in tiles(k, v):
@@ -155,7 +160,15 @@ def queries(q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, of
     return (total * of.scale).to(p.output)
 
 
-def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, of: Scores, p: BackwardPrecision) -> Any:
+def _of_tile(
+    k: Value,
+    v: Value,
+    tile: tuple[Value, ...],
+    mask: Value,
+    sums: tuple[Value, Value],
+    of: Scores,
+    p: BackwardPrecision,
+) -> tuple[Value, Value, Value]:
     """Return the sums dK and dV with a tile's parts, and dS of the tile, keys by queries."""
     (qi, oi, li, di), (dk, dv) = tile, sums
     s, dp = of.capped((k @ qi.T).to(p.scores)), (v @ oi.T).to(p.scores)
@@ -181,7 +194,7 @@ _OF_KEYS: Mapping[str, Any] = MappingProxyType(
 
 @kernel(results="dk dv", **_OF_KEYS)
 def keys_values(
-    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
+    k: Value, v: Value, q: Value, do: Value, lse: Value, delta: Value, mask: Value, of: Scores, p: BackwardPrecision
 ) -> Any:
     """Return dK and dV of a block of keys, from tiles of queries."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
@@ -192,7 +205,7 @@ def keys_values(
 
 @kernel(results="part dk dv", **_OF_KEYS)
 def all_parts(
-    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, of: Scores, p: BackwardPrecision
+    k: Value, v: Value, q: Value, do: Value, lse: Value, delta: Value, mask: Value, of: Scores, p: BackwardPrecision
 ) -> Any:
     """Return dK and dV of a block of keys, and for each tile of queries the block's part of dQ without its factor."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
@@ -203,13 +216,13 @@ def all_parts(
 
 
 @kernel(results="dq", parts="row key_dim")
-def scaled(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+def scaled(parts: Value, scale: float, p: BackwardPrecision) -> Any:
     """Return dQ of the sum of its parts."""
     return (parts * scale).to(p.output)
 
 
 @kernel(results="total", parts="row column")
-def summed(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+def summed(parts: Value, scale: float, p: BackwardPrecision) -> Any:
     """Return a gradient as the sum of stored parts, in order: of series of blocks, or of query heads."""
     total = full("row column", 0.0, F32)
     for part in tiles(parts, axis="place"):
@@ -423,7 +436,7 @@ def problem_of(problem: KernelProblem) -> Problem:
     return Problem(**known, causal=bool(sizes["causal"]), dtype=problem.dtype)
 
 
-def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Any) -> Phases:
+def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Machine) -> Phases:
     """Return the kernels."""
     call = problem_of(problem)
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
@@ -434,7 +447,11 @@ def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, ma
     return [k if k.name in whole else replace(k, slice_elements=SLICE) for k in kernels]
 
 
-def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+#: A head's tensor in float64, by name, batch and head.
+HeadInputs = Callable[[str, int, int], NDArray[np.float64]]
+
+
+def _scores(call: Problem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
     """Return a query head's scores in float64, capped, hidden ones -Inf."""
     scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
     scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
@@ -442,14 +459,14 @@ def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.flo
     return np.where(seen, scores, -np.inf)
 
 
-def log_sums(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+def log_sums(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
     """Return LSE of the query heads of a KV head, (1, queries of one head after the other), in float64."""
     call = problem_of(problem)
     heads = range(head * call.group_size, (head + 1) * call.group_size)
     return np.concatenate([np.logaddexp.reduce(_scores(call, inputs, batch, h), 1) for h in heads])[None]
 
 
-def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+def forward(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
     """Return O of a query head, (queries, columns of values), in float64."""
     call = problem_of(problem)
     scores = _scores(call, inputs, batch, head)
@@ -458,7 +475,7 @@ def forward(problem: KernelProblem, inputs: Any, batch: int, head: int) -> NDArr
     return made
 
 
-def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
+def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[str, NDArray[np.float64]]:
     """Return dQ of a query head and its parts of dK and dV, in float64: of softmax of its scores times V, with dO."""
     q, do = (inputs(n, batch, head) for n in ("q", "do"))
     k, v = (inputs(n, batch, head // call.group_size) for n in "kv")
@@ -471,7 +488,7 @@ def gradients(call: Problem, inputs: Any, batch: int, head: int) -> dict[str, ND
     return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
 
 
-def gradient(problem: KernelProblem, output: Any, inputs: Any, tiling: Any) -> NDArray[np.float64]:
+def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: Any) -> NDArray[np.float64]:
     """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]

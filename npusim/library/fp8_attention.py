@@ -43,6 +43,7 @@ from npusim.kernel import (
     unchanged,
     with_sink,
 )
+from npusim.machine import Machine
 
 
 @kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -158,7 +159,7 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     return tuple(notes)
 
 
-def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any) -> Phases:
+def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Machine) -> Phases:
     """Return the attention; on Ascend without FP8 products a study of P's cast, its product in the inputs' format.
 
     Products of float32 are plain IEEE sums unless the precision names an arithmetic.

@@ -8,7 +8,7 @@ token after token in float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -27,9 +27,13 @@ from npusim.kernel import (
     Field,
     GatedFields,
     GlobalTensor,
+    Kernel,
     KernelProblem,
     Phases,
+    Stacked,
     StatePrecision,
+    Value,
+    WorkTile,
     below_diagonal,
     decay_sums,
     decays,
@@ -50,14 +54,14 @@ from npusim.kernel import (
     sizes_of,
     tiles,
 )
-from npusim.machine import AscendKernel, find_kernel, kernels
+from npusim.machine import AscendKernel, Machine, find_kernel, kernels
 
 #: Added to the square of a row's length before it is divided by.  source: flash-linear-attention, ``l2norm``: eps
 LEAST_LENGTH = 1e-6
 
 
 @kernel(results="n", k="row key")
-def normalised(k: Any, p: StatePrecision) -> Any:
+def normalised(k: Value, p: StatePrecision) -> Any:
     """Return K with rows of length 1."""
     wide = k.to(F32)
     return (wide * rsqrt((wide * wide).sum() + LEAST_LENGTH)).to(p.factor)
@@ -76,19 +80,21 @@ _of_a_chunk = kernel(
 )
 
 
-def _kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+def _kkt(ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: Value, p: StatePrecision) -> Any:
     return p.left(ki @ kj.T) * exp(below + (g - gt)) * beta
 
 
 @_of_a_chunk
-def kkt_inverse(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision) -> Any:
+def kkt_inverse(ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: Value, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk, A_ij = beta_i e^(g_i - g_j) k_i k_j where ``below`` is 0, not -Inf."""
     a = _kkt(ki, kj, beta, g, gt, below, p)
     return inverse(a).to(p.factor)
 
 
 @_of_a_chunk
-def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecision, as_pto: bool = False) -> Any:
+def kkt(
+    ki: Value, kj: Value, beta: Value, g: Value, gt: Value, below: Value, p: StatePrecision, as_pto: bool = False
+) -> Any:
     """Return A of a chunk; a separate kernel inverts I + A; ``as_pto``: the logarithm of beta is added to g."""
     if as_pto:
         return (p.left(ki @ kj.T) * exp(below + ((g + log(beta)) - gt))).to(p.factor)
@@ -96,13 +102,13 @@ def kkt(ki: Any, kj: Any, beta: Any, g: Any, gt: Any, below: Any, p: StatePrecis
 
 
 @kernel(results="t", a="row token", walks="row token")
-def solved(a: Any, p: StatePrecision) -> Any:
+def solved(a: Value, p: StatePrecision) -> Any:
     """Return (I + A)^-1 of a chunk."""
     return inverse(a.to(F32)).to(p.factor)
 
 
 @kernel(results="w u", t="row token", k="token key", v="token value", beta="1 token", g="1 token", walks="row token")
-def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
+def wy(t: Value, k: Value, v: Value, beta: Value, g: Value, p: StatePrecision) -> Any:
     """Return W = T (beta e^g K) and U = T (beta V) of a chunk: columns of T are multiplied, not rows of K and V."""
     scaled = t.to(F32) * beta
     of_v, of_k = scaled.to(p.factor), (scaled * exp(g)).to(p.factor)
@@ -110,7 +116,9 @@ def wy(t: Any, k: Any, v: Any, beta: Any, g: Any, p: StatePrecision) -> Any:
 
 
 @kernel(results="h x last", k="row key", w="row key", u="row value", g="row", end="1", first="key value", walks="row")
-def delta_states(k: Any, w: Any, u: Any, g: Any, end: Any, first: Any, p: StatePrecision, as_pto: bool = False) -> Any:
+def delta_states(
+    k: Value, w: Value, u: Value, g: Value, end: Value, first: Value, p: StatePrecision, as_pto: bool = False
+) -> Any:
     """Return S before each chunk, X = U - W S of its tokens, and S behind the last chunk.
 
     ``end``: g of a chunk's last token; ``first``: S before the first chunk; ``as_pto``: K has the decays, computed
@@ -152,20 +160,20 @@ class SolvedFields(GatedFields):
 SIZES: Mapping[str, int] = MappingProxyType({**STATE_SIZES, "tokens": 1024, "unit": True})
 
 
-def log_decays(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+def log_decays(problem: KernelProblem, _inputs: object, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn log decays of a head, (1, tokens), as `log_gate` draws them."""
     _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
     return log_gate(problem.seed, batch, head, tokens, 1).T
 
 
-def strengths(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+def strengths(problem: KernelProblem, _inputs: object, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn beta of a head, (1, tokens): the sigmoid of normal entries."""
     _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
     drawn: NDArray[np.float64] = 1 / (1 + np.exp(-normal_entries(problem.seed, "beta", batch, head, 1, tokens)))
     return drawn
 
 
-def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
+def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
     """Return the kernels; a block has all columns of W and U, or ``block_value`` of the state and of results."""
     (*sizes, unit), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)
@@ -185,13 +193,20 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         phases.append(normalised.phase("unit", grid(k, ("row", rows)), sized, [k], k=tokens["k"], p=p))
     a = one("a", role="input")
     phases.append(decay_sums(decays, of, tiling.block_sums, [g], a=a))
-    blocks, more = of.blocks(of.value), {"p": p, "arithmetic": p.arithmetic}
+    blocks = of.blocks(of.value)
     as_pto = tiling.published is not None
 
-    def phase(kernel: Any, called: str, cells: Any, spans: Any, results: Any, **bound: Any) -> None:
+    def phase(
+        kernel: Kernel,
+        called: str,
+        cells: tuple[WorkTile, ...],
+        spans: Mapping[str, int],
+        results: Sequence[GlobalTensor | Stacked],
+        **bound: Any,
+    ) -> None:
         masks = {t.name for n, t in bound.items() if n == "below"}  # tokens before one, and for results itself
         known = {n: below_diagonal(of.chunk, n == "seen") for n in masks}
-        phases.append(kernel.phase(called, cells, spans, results, values=known, **bound, **more))
+        phases.append(kernel.phase(called, cells, spans, results, values=known, p=p, arithmetic=p.arithmetic, **bound))
 
     met = {"ki": k, "kj": k, "beta": beta, "g": g, "gt": g, "below": below}
     if machine.row_cores > 1:  # cores that share the rows of a product, of which one alone inverts
@@ -210,7 +225,9 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
     return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
 
 
-def recurrence_of(problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
+def recurrence_of(
+    problem: KernelProblem, _b: int, _h: int, read: Callable[[str], NDArray[np.float64]]
+) -> NDArray[np.float64]:
     """Return o, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
     q, k, v, state = map(read, ("q", "k", "v", "first"))
     a, beta, rows = np.exp(read("a")[0]), read("beta")[0], []

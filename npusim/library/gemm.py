@@ -14,9 +14,10 @@ from npusim.kernel import (
     needs_groups,
     schedule,
 )
+from npusim.machine import Machine
 
 
-def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
+def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Machine) -> Phases:
     """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
     check_multiplied(machine.device, fmt)

@@ -17,6 +17,7 @@ from npusim.kernel import (
     KernelProblem,
     Phases,
     StatePrecision,
+    Value,
     as_stored,
     chunk_tensors,
     chunked,
@@ -29,10 +30,11 @@ from npusim.kernel import (
     reference_with_gates,
     sizes_of,
 )
+from npusim.machine import Machine
 
 
 @kernel(results="qe ke kd", q="row key", k="row key", b="row key", rest="row key")
-def gated(q: Any, k: Any, b: Any, rest: Any, p: StatePrecision) -> Any:
+def gated(q: Value, k: Value, b: Value, rest: Value, p: StatePrecision) -> Any:
     """Q e^b, K e^-b and K e^(last - b): the sums b of a chunk's log gates on both sides of the scores."""
     wide = k.to(F32)
     return (q.to(F32) * exp(b)).to(p.factor), (wide * exp(-b)).to(p.factor), (wide * exp(rest)).to(p.factor)
@@ -50,7 +52,7 @@ def _lasts(sums: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
     return sums[:, :, ends].swapaxes(1, 2).reshape(batch * len(ends), heads, key, 1)
 
 
-def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) -> Phases:
+def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
     """Return the kernel that brings gates into Q and K, and both that follow; sums of a chunk's log gates are given."""
     sizes, chunk = sizes_of(problem), tiling.chunk
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)

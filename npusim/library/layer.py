@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npusim.kernel import LayerTiling, ModelProblem, left_on_nodes, node_schedule, offload_schedule, periods
+from npusim.kernel import LayerTiling, ModelProblem, left_on_nodes, model_program, node_schedule, offload_schedule
 
 SCHEDULES = (
     offload_schedule("classic", "K and V on the host: uploaded, attention on the devices"),
@@ -10,7 +10,7 @@ SCHEDULES = (
     node_schedule(
         "layer",
         "a whole model, layer by layer: prefill, or a decoding step",
-        lambda *asked: max(periods(*asked), key=lambda p: p.count).program,
+        model_program,
         tiling=LayerTiling,
         problem=ModelProblem,
         left=left_on_nodes,

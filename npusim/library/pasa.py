@@ -57,6 +57,7 @@ from npusim.kernel import (
     where,
     workspace,
 )
+from npusim.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +417,7 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
     return fmt
 
 
-def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, machine: Any) -> Phases:
+def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, machine: Machine) -> Phases:
     """Return PASA phase by phase, the loop over key blocks last.
 
     Inputs are cast or scaled first where the products need it: the matrix unit reads global memory, so that neither is

@@ -32,7 +32,7 @@ def log_decay(heads: int) -> NDArray[np.float64]:
     return decay
 
 
-def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
+def retention(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: object) -> Phases:
     """Return both kernels; the decay within a chunk is a matrix of each head, which is loaded."""
     sizes, chunk = sizes_of(problem), tiling.chunk
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)

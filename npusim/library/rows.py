@@ -31,6 +31,7 @@ from npusim.kernel import (
     tiles,
     with_columns,
 )
+from npusim.machine import Machine
 
 #: Factor of a difference of probabilities beyond which its exponential counts for nothing.
 STEEP = 1e6
@@ -148,7 +149,7 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
 COLUMNS = 16
 
 
-def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
+def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision, machine: Machine) -> Phases:
     """Return a norm, rotary embedding or activation between the products of a layer."""
     p = problem
     width = p.cols if p.what in WHOLE_ROWS else min(p.cols, tiling.elements)

@@ -21,6 +21,7 @@ from npusim.kernel import (
     cut_phases,
     schedule,
 )
+from npusim.machine import Machine
 
 #: ``auto``, and the rules of published kernels.
 Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
@@ -42,7 +43,7 @@ class SplitFields(Tiling):
     )
 
 
-def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Machine) -> Phases:
     """Return FlashAttention-2 cut along the keys, and the merge of splits."""
     cutting = Cutting(*(getattr(tiling, name) for name in Cutting._fields))
     return cut_phases(problem, cutting, p, machine, machine.mask_kind(tiling))

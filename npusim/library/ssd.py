@@ -9,7 +9,7 @@ token after token in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -25,10 +25,15 @@ from npusim.kernel import (
     Ends,
     GatedFields,
     GlobalTensor,
+    Kernel,
     KernelProblem,
+    Phase,
     Phases,
     SpecError,
+    Stacked,
     StatePrecision,
+    Value,
+    WorkTile,
     below_diagonal,
     decay_sums,
     exp,
@@ -46,7 +51,7 @@ from npusim.kernel import (
 
 
 @kernel(results="s", k="token key", v="token value", g="token", end="1")
-def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
+def chunk_states(k: Value, v: Value, g: Value, end: Value, p: StatePrecision) -> Any:
     """Return the addend of a chunk to the state, each token decayed to the chunk's end."""
     s = full("key value", 0.0, p.state)
     for kj, vj, gj, ej in tiles(k, v, g, end, axis="token"):
@@ -55,7 +60,7 @@ def chunk_states(k: Any, v: Any, g: Any, end: Any, p: StatePrecision) -> Any:
 
 
 @kernel(results="h last", s="key value", end="1", first="key value")
-def passed(s: Any, end: Any, first: Any, p: StatePrecision) -> Any:
+def passed(s: Value, end: Value, first: Value, p: StatePrecision) -> Any:
     """Return the state before each chunk, and after the last, from the addends of chunks."""
     state = initial(first)
     for sj, ej in tiles(s, end, axis="token"):
@@ -74,14 +79,14 @@ SIZES: Mapping[str, int] = MappingProxyType(
 )
 
 
-def steps(problem: KernelProblem, _inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
+def steps(problem: KernelProblem, _inputs: object, batch: int, head: int) -> NDArray[np.float64]:
     """Return drawn dt of a head, (1, tokens): `STEP` times the softplus of normal entries."""
     _batches, _heads, tokens, *_ = sizes_of(problem, SIZES)
     drawn: NDArray[np.float64] = STEP * np.logaddexp(0, normal_entries(problem.seed, "dt", batch, head, 1, tokens))
     return drawn
 
 
-def rate(_problem: KernelProblem, _inputs: Any, _batch: int, head: int) -> NDArray[np.float64]:
+def rate(_problem: KernelProblem, _inputs: object, _batch: int, head: int) -> NDArray[np.float64]:
     """Return a head's A, (1, 1): -1 - 15 u, u the fraction of h (sqrt(5) - 1) / 2, whatever other heads there are.
 
     source: state-spaces/mamba, ``Mamba2``: A_init_range=(1, 16), drawn uniformly there.
@@ -89,12 +94,12 @@ def rate(_problem: KernelProblem, _inputs: Any, _batch: int, head: int) -> NDArr
     return np.array([[-1 - 15 * (head * (math.sqrt(5) - 1) / 2 % 1)]])
 
 
-def skip(_problem: KernelProblem, _inputs: Any, _batch: int, _head: int) -> NDArray[np.float64]:
+def skip(_problem: KernelProblem, _inputs: object, _batch: int, _head: int) -> NDArray[np.float64]:
     """Return a head's D, (1, 1): 1.  source: as `rate`."""
     return np.ones((1, 1))
 
 
-def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -> Phases:
+def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: object) -> Phases:
     """Return the kernels, ``block_value`` columns of the state a block."""
     (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)
@@ -111,7 +116,13 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
     below = GlobalTensor("below", 1, 1, of.chunk, of.chunk, F32, "constant")
     spans, mask = of.spans(), below_diagonal(of.chunk, is_seen=True)
 
-    def phase(kernel: Any, called: str, cells: Any, results: Any, **bound: Any) -> Any:
+    def phase(
+        kernel: Kernel,
+        called: str,
+        cells: tuple[WorkTile, ...],
+        results: Sequence[GlobalTensor | Stacked],
+        **bound: Any,
+    ) -> Phase:
         values = {n: mask for n in bound if n == "below"}
         return kernel.phase(called, cells, spans, results, values=values, p=p, arithmetic=p.arithmetic, **bound)
 
@@ -126,7 +137,9 @@ def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: Any) -
     return [replace(each, slice_elements=each.slice_elements or STATE_SLICE) for each in phases]
 
 
-def recurrence_of(_problem: KernelProblem, _b: int, _h: int, read: Any) -> NDArray[np.float64]:
+def recurrence_of(
+    _problem: KernelProblem, _b: int, _h: int, read: Callable[[str], NDArray[np.float64]]
+) -> NDArray[np.float64]:
     """Return y, (tokens, channels of values), of a head's inputs by name, token after token in float64."""
     q, k, v, state = map(read, ("q", "k", "v", "first"))
     dt, a, d, rows = read("dt")[0], read("by").item(), read("skip").item(), []

@@ -51,6 +51,7 @@ from npusim.kernel import (
     where,
     with_columns,
 )
+from npusim.machine import Machine
 
 LOWEST = -float(get_format(WIDE).max_finite)
 
@@ -272,7 +273,7 @@ class StandardTiling(Tiling):
 LEAST_ELEMENTS, MOST_ELEMENTS, BLOCKS = 1024, 131072, 32
 
 
-def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> Phases:
+def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine) -> Phases:
     """Return unfused attention, a kernel an operator.
 
     A mask that is added is an operand that exists, the same for every head.
@@ -287,8 +288,10 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
 
-    def product(*operands: Any, **more: Any) -> Any:
-        return machine.product(*operands, tiling, **more)
+    def product(
+        label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, **more: Any
+    ) -> Sequence[Phase | tuple[Phase, Any]]:
+        return machine.product(label, a, b, c, tiling, **more)
 
     return unfused(problem, tiling.operators, sizes, p, product, reshapes=machine.reshapes_operands)
 

@@ -18,9 +18,10 @@ from npusim.program.ir.tile_program import ProgramPhase, TileProgram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.config.device import DeviceSpec
+    from npusim.config.device import DeviceSpec, FlagsSpec
     from npusim.config.family import Settings
     from npusim.config.node_file import NodeSpec
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.kernels.attention.tiling_mask import MaskKind
     from npusim.kernels.form.phase import Phase, WorkTile
@@ -82,17 +83,22 @@ class Machine:
         #: Blocks that run at a time at full speed.
         self.places = device.group_count.value
 
-    def fitted(self, tiling: Any, _problem: Any, _precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
-    def settings(self, _tiling: Any, _problem: Any) -> Settings:
+    def settings(self, _tiling: Tiling, _problem: AnyProblem | None) -> Settings:
         """Return settings of unnamed fields for a call to try, in groups; the call uses the best of each group."""
         return self.family.settings.get("attention", ())
 
     def left_alone(self, _fields: type[Tiling]) -> frozenset[str]:
         """Return the fields of a class that a search leaves at their defaults unless it is told to vary them."""
         return frozenset()
+
+    @property
+    def flags(self) -> FlagsSpec | None:
+        """The flags by which queues wait for one another, which `check` counts; None where nothing limits them."""
+        return self.device.flags
 
     @property
     def pace(self) -> AttentionPace:
@@ -102,19 +108,19 @@ class Machine:
         """
         raise TilingError(f"splits=auto: {self.family.name} cores have no estimate of their time; name a number")
 
-    def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
+    def declared(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> Any:
         """Return the tiling with the machine's defaults of fields that nobody named; the fields stay unnamed."""
         return tiling
 
-    def decided(self, _tiling: Any, _problem: Any = None) -> frozenset[str]:
+    def decided(self, _tiling: Tiling, _problem: AnyProblem | None = None) -> frozenset[str]:
         """Return the fields that the tiling's kernel decides; with a problem, the fields that no call may name."""
         return frozenset()
 
-    def by_tile(self, _tiling: Any, _precision: Any) -> Mapping[str, object]:
+    def by_tile(self, _tiling: Tiling, _precision: object) -> Mapping[str, object]:
         """Return the fields of a measured kernel that follow from its tile alone, for kernels of other authors."""
         return {}
 
-    def ordered(self, phase: Phase, _tiling: Any) -> Phase:
+    def ordered(self, phase: Phase, _tiling: Tiling) -> Phase:
         """Return the phase with its blocks in the order in which they start."""
         return phase
 
@@ -133,26 +139,26 @@ class Machine:
         heads = inputs[0].batch * inputs[0].heads
         return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
-    def mask_kind(self, tiling: Any) -> MaskKind | None:
+    def mask_kind(self, tiling: Tiling) -> MaskKind | None:
         """Return how tiles get their masks; None: in the cheapest way."""
         return getattr(tiling, "mask", None)
 
-    def mask_block(self, _tiling: Any) -> int:
+    def mask_block(self, _tiling: Tiling) -> int:
         """Return the side of the squares of queries and keys for which a kernel decides visits and masks; 0: a tile."""
         return 0
 
-    def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
+    def fields_for(self, _called: str, _phase: Phase, tiling: Tiling) -> tuple[Any, str]:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
 
-    def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
+    def compiled(self, called: str, phase: Phase, tiling: Tiling, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
         """Return how a compiled phase runs, as `fields_for`.
 
         ``_down``: warps down the rows of its product, 0 if unknown; ``_piece``: elements of a sum loaded at once.
         """
         return self.fields_for(called, phase, tiling)
 
-    def in_turns(self, _called: str, _phase: Phase, _tiling: object) -> object:
+    def in_turns(self, _called: str, _phase: Phase, _tiling: Tiling) -> object:
         """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
         return None
 

@@ -18,5 +18,10 @@ class NodeMachine(Machine):
         super().__init__(device)
         self.node, self.single = device.node, device.each
 
+    @property
+    def flags(self) -> None:
+        """A node's queues wait for one another in software: nothing limits their flags."""
+        return
+
 
 NODE = CoreFamily(name=NODE_FAMILY, machine=NodeMachine, fields={})

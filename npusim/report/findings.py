@@ -56,17 +56,17 @@ def _change(share: float) -> str:
 
 
 SENSITIVITY = Columns(
-    Column("constant", "key"),
-    Column("value", "value", "g", ">"),
-    Column("basis", "basis"),
-    Column("-20 %", "lower", _change, ">"),
-    Column("+20 %", "higher", _change, ">"),
+    Column("constant", "key", key="key"),
+    Column("value", "value", "g", ">", key="value"),
+    Column("basis", "basis", key="basis"),
+    Column("-20 %", "lower", _change, ">", key="minus_20_percent"),
+    Column("+20 %", "higher", _change, ">", key="plus_20_percent"),
 )
 
 
 def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:
     """Return one entry a constant, the strongest first."""
-    return SENSITIVITY.records(constants, "key", "value", "basis", "minus_20_percent", "plus_20_percent")
+    return SENSITIVITY.records(constants)
 
 
 # ---------------------------------------------------------------- what changes bits
@@ -96,11 +96,24 @@ def _tried_words(f: Finding) -> str:
 OWN = ("splits", "rule", "merge", "tile")
 ASPECTS = Columns(
     Column("vary", "aspect", style="label"),
-    Column("changes bits", lambda f: VERDICTS[f.verdict][0], style=lambda f: VERDICTS[f.verdict][1]),
+    Column(
+        "changes bits",
+        lambda f: VERDICTS[f.verdict][0],
+        style=lambda f: VERDICTS[f.verdict][1],
+        key="verdict",
+        json=lambda f: f.verdict,
+    ),
     Column("tried", _tried_words),
-    Column("ruled out by", "guarantee"),
-    Column("costs us", lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}", align=">"),
-    Column("", "cost_at"),
+    Column("ruled out by", "guarantee", key="guarantee", json=lambda f: f.guarantee or None),
+    Column(
+        "costs us",
+        lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}",
+        align=">",
+        key="cost_us",
+        json=lambda f: f.cost_us,
+    ),
+    Column("", "cost_at", key="cost_at", json=lambda f: f.cost_at or None),
+    Column(None, lambda f: [_tried_document(t) for t in f.tried], key="tried"),
 )
 
 
@@ -177,16 +190,7 @@ def _details(f: Finding) -> Iterator[Cell]:
 def invariance_document(invariance: Invariance, required: Collection[str] = ()) -> dict[str, object]:
     """Return the findings as JSON data."""
     base = invariance.base
-    aspects = {
-        f.aspect: {
-            "verdict": f.verdict,
-            "guarantee": f.guarantee or None,
-            "cost_us": f.cost_us,
-            "cost_at": f.cost_at or None,
-            "tried": [_tried_document(t) for t in f.tried],
-        }
-        for f in invariance.findings
-    }
+    aspects = [f.aspect for f in invariance.findings]
     return document(
         "invariant",
         name=base.name,
@@ -196,7 +200,7 @@ def invariance_document(invariance: Invariance, required: Collection[str] = ()) 
         latency_us=None if base.timing is None else base.latency_us,
         row=invariance.row,
         heads=invariance.heads,
-        aspects=aspects,
+        aspects=dict(zip(aspects, ASPECTS.records(invariance.findings), strict=True)),
         required={name: invariance.holds(name) for name in required},
     )
 
@@ -303,15 +307,31 @@ def _passed(is_passed: bool | None) -> Style:
     return "" if is_passed is None else "good" if is_passed else "bad"
 
 
-#: What JSON has of a residual: its keys are the titles.
-RESIDUALS = Columns(
-    *(Column(name, name) for name in ("name", "group", "quantity")),
-    Column("measured", lambda r: _measured(r.measured)),
-    *(Column(name, name) for name in ("predicted", "relative_error", "timing")),
-    Column("host_decides", "is_floor"),
-    Column("fitted", "is_fitted"),
-    Column("tile", lambda r: r.tile or None),
-)
+def _range(measured: Interval) -> str:
+    low, high = measured
+    return f"{low:.4g}" if low == high else f"{low:.4g} .. {high:.4g}"
+
+
+def _quantity(r: Residual) -> str:
+    return f"latency_us ({r.timing})" if r.quantity == "latency_us" else r.quantity
+
+
+def residuals(report: TimesReport) -> Columns:
+    """Return the columns of the report's residuals: with their tile where one was chosen."""
+    tile = "chosen tile" if any(r.tile for r in report.residuals) else None
+    return Columns(
+        Column("case", "name", key="name"),
+        Column(None, "group", key="group"),
+        Column("quantity", _quantity, key="quantity", json=lambda r: r.quantity),
+        Column("measured", "measured", _range, ">", key="measured", json=lambda r: _measured(r.measured)),
+        Column("predicted", "predicted", ".4g", ">", key="predicted"),
+        Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside), key="relative_error"),
+        Column(None, "timing", key="timing"),
+        Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
+        Column(None, "is_floor", key="host_decides"),
+        Column(None, "is_fitted", key="fitted"),
+        Column(tile, "tile", key="tile", json=lambda r: r.tile or None),
+    )
 
 
 def validation_document(report: TimesReport) -> dict[str, object]:
@@ -322,22 +342,30 @@ def validation_document(report: TimesReport) -> dict[str, object]:
         "not_predicted": list(report.faults),
         "groups": {name: asdict(rank) for name, rank in report.groups.items()},
     }
-    cases = RESIDUALS.records(report.residuals)
+    cases = residuals(report).records(report.residuals)
     return document("validate", version=SCHEMA_VERSION, cases=cases, summary=summary)
 
 
 #: Recordings by name, with how many outputs are equal.
 BITS = Columns(
     Column("name", 0),
-    Column("matched", lambda row: row[1].matched, whole, ">", lambda row: _passed(row[1].matched == row[1].total)),
-    Column("total", lambda row: row[1].total, whole, ">"),
+    Column(
+        "matched",
+        lambda row: row[1].matched,
+        whole,
+        ">",
+        lambda row: _passed(row[1].matched == row[1].total),
+        key="matched",
+    ),
+    Column("total", lambda row: row[1].total, whole, ">", key="total"),
     Column("first that differs", lambda row: row[1].first_mismatch or ""),
 )
 
 
 def bits_document(report: BitsReport) -> dict[str, object]:
     """Return recordings held against predicted bits as JSON data."""
-    counts = {name: {"matched": r.matched, "total": r.total} for name, r in sorted(report.reports.items())}
+    rows = sorted(report.reports.items())
+    counts = {name: record for (name, _), record in zip(rows, BITS.records(rows), strict=True)}
     return {"schema_version": SCHEMA_VERSION, report.kind: counts}
 
 
@@ -352,22 +380,8 @@ def bits_table(report: BitsReport) -> tuple[Block, ...]:
 
 def validation_table(report: TimesReport) -> tuple[Block, ...]:
     """Return the report as people read it."""
-
-    def measured(residual: Residual) -> str:
-        low, high = residual.measured
-        return f"{low:.4g}" if low == high else f"{low:.4g} .. {high:.4g}"
-
-    table = Columns(
-        Column("case", "name"),
-        Column("quantity", lambda r: f"latency_us ({r.timing})" if r.quantity == "latency_us" else r.quantity),
-        Column("measured", measured, align=">"),
-        Column("predicted", "predicted", ".4g", ">"),
-        Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside)),
-        Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
-        *([Column("chosen tile", "tile")] if any(r.tile for r in report.residuals) else ()),
-    )
     heading = Heading("times, predicted against measured", report.source)
-    return (heading, table.grid(report.residuals), Facts(tuple(_summary(report))))
+    return (heading, residuals(report).grid(report.residuals), Facts(tuple(_summary(report))))
 
 
 def _summary(report: TimesReport) -> Iterator[Fact]:

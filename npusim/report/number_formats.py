@@ -34,12 +34,12 @@ _ALL = Columns(
 )
 _RULES = Columns(Column("rule", "name", style="label"), Column("scale of a block", "says"), Column("source", "source"))
 _STEPS = Columns(
-    Column("x", 0, ".6g", ">"),
-    Column("over scale", 1, ".6g", ">"),
-    Column("element", 2, "g", ">"),
-    Column("code", 3, "#04x", ">"),
-    Column("value", 4, ".6g", ">"),
-    Column("error", 5, "+.3g", ">"),
+    Column("x", 0, ".6g", ">", key="x"),
+    Column("over scale", 1, ".6g", ">", key="over scale"),
+    Column("element", 2, "g", ">", key="element"),
+    Column("code", 3, "#04x", ">", key="code"),
+    Column("value", 4, ".6g", ">", key="value"),
+    Column("error", 5, "+.3g", ">", key="error"),
 )
 
 

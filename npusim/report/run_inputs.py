@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from npusim.config.layers import LOCAL
 from npusim.config.workload import OF_PROBLEM, Workload
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
     from npusim.kernels.declare.registry import Schedule
-    from npusim.kernels.triton.calls import Calls
+    from npusim.kernels.triton.calls import Call, Calls
     from npusim.report.result_json import RunRecord
     from npusim.simulation.sequence import SequenceRun
 
@@ -93,14 +93,19 @@ def _allowed(field: TilingField) -> str:
     return ", ".join(["power of 2", *words] if field.is_power else words)
 
 
-DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
+DEVICES = Columns(
+    Column("device", "name", key="name"),
+    Column("family", "family", key="family"),
+    Column("description", "description", key="description"),
+    Column(None, lambda device: device.digest(), key="digest"),
+)
 WORKLOADS = Columns(
-    Column("workload", "name"),
+    Column("workload", "name", key="name"),
     Column("heads", lambda w: _pair(w.heads, w.kv_heads), align=">"),
     Column("head_dim", "head_dim", align=">"),
     Column("seq", "seq", align=">"),
     Column("devices", "tensor_parallel", align=">"),
-    Column("description", "description"),
+    Column("description", "description", key="description"),
 )
 FIELDS = Columns(
     Column("-t field", "name"),
@@ -110,16 +115,25 @@ FIELDS = Columns(
 )
 
 
+def _refused(row: tuple[int, Call]) -> str:
+    return row[1].configurations[0].refused
+
+
+def _compiler(row: tuple[int, Call]) -> str:
+    return _refused(row) or ("read" if row[1].language else "compiles")
+
+
+#: Rows are numbered calls.
 CALLS = Columns(
-    Column("call", "number", align=">"),
-    Column("kernel", "kernel"),
-    Column("grid", "grid"),
-    Column("launched at", "launched_at"),
-    Column("configurations", "configurations", align=">"),
-    Column("compiler", "compiler"),
+    Column("call", 0, align=">", key="number"),
+    Column("kernel", lambda row: row[1].name, key="kernel"),
+    Column("grid", lambda row: " x ".join(map(str, row[1].grid)), key="grid"),
+    Column("launched at", lambda row: row[1].where, key="launched_at"),
+    Column("configurations", lambda row: len(row[1].configurations), align=">", key="configurations"),
+    Column("compiler", _compiler, key="refused", json=_refused),
+    Column(None, lambda row: row[1].language, key="language"),
+    Column(None, lambda row: _unread(row[1]), key="unread"),
 )
-
-
 #: Of the kernels of a recording: how many launches, and why some are not read.
 KERNELS = Columns(
     Column("kernel", "kernel"), Column("launches", "launches", align=">"), Column("read, or why not", "read")
@@ -128,79 +142,60 @@ KERNELS = Columns(
 
 def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
     """Return the content of a file of recorded calls."""
-    listed = _calls(calls)
-    rows = [{**row, "compiler": row["refused"] or ("read" if row["language"] else "compiles")} for row in listed]
+    counts = Counter((call.name, _unread(call)) for call in calls)
+    kernels = [{"kernel": kernel, "launches": n, "read": why or "read"} for (kernel, why), n in counts.items()]
     made_by = dict.fromkeys(call.language or f"Triton {call.triton}" for call in calls)
-    read = sum(row["unread"] == "" for row in listed)
+    read = sum(n for (_, why), n in counts.items() if not why)
     heading = Heading(path, f"recorded with {' and '.join(made_by)}; npusim run {path}::0")
-    of_all = Heading("read", f"{read} of {len(listed)} {plural(len(listed), 'launch')} as kernels of tiles")
-    return (heading, CALLS.grid(rows), of_all, KERNELS.grid(_kernels(listed)))
+    of_all = Heading("read", f"{read} of {len(calls)} {plural(len(calls), 'launch')} as kernels of tiles")
+    return (heading, CALLS.grid(enumerate(calls)), of_all, KERNELS.grid(kernels))
 
 
 def calls_document(path: str, calls: Calls) -> dict[str, object]:
     """Return the content of a file of recorded calls, as JSON."""
-    return document("calls", file=path, triton=next((c.triton for c in calls if c.triton), ""), calls=_calls(calls))
+    triton = next((call.triton for call in calls if call.triton), "")
+    return document("calls", file=path, triton=triton, calls=CALLS.records(enumerate(calls)))
 
 
+def _error(row: tuple[int, SequenceRun]) -> float | None:
+    bits = row[1].result.numerics
+    return bits.error.rmse if bits else None
+
+
+#: Rows are numbered launches.
 SEQUENCE = Columns(
-    Column("launch", "launch", align=">"),
-    Column("kernel", "kernel"),
-    Column("latency us", "latency_us", ",.2f", ">"),
-    Column("relative RMSE", "relative_rmse", ".2e", ">"),
-    Column("reads results of launches", lambda r: ", ".join(f"{n} of {at}" for n, at in r["reads"].items()) or None),
+    Column("launch", 0, align=">", key="launch"),
+    Column("kernel", lambda row: row[1].kernel, key="kernel"),
+    Column("latency us", lambda row: row[1].result.latency_us, ",.2f", ">", key="latency_us"),
+    Column("relative RMSE", _error, ".2e", ">", key="relative_rmse"),
+    Column(
+        "reads results of launches",
+        lambda row: ", ".join(f"{n} of {at}" for n, at in row[1].reads.items()) or None,
+        key="reads",
+        json=lambda row: row[1].reads,
+    ),
+    Column(None, lambda row: list(row[1].result.notes), key="notes"),
 )
 
 
 def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
     """Return the runs of launches one after another, and the time of all."""
-    rows, times = _runs(runs), [r.result.latency_us for r in runs]
+    times = [r.result.latency_us for r in runs]
     total = sum(t for t in times if t is not None)
     of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
     device = runs[0].result.device.name
-    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(rows))
+    return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(enumerate(runs)))
 
 
 def sequence_document(path: str, runs: Sequence[SequenceRun]) -> dict[str, object]:
     """Return the runs of launches one after another, as JSON."""
-    return document("sequence", file=path, launches=_runs(runs))
+    return document("sequence", file=path, launches=SEQUENCE.records(enumerate(runs)))
 
 
-def _runs(runs: Sequence[SequenceRun]) -> list[dict[str, Any]]:
-    return [
-        {
-            "launch": i,
-            "kernel": run.kernel,
-            "latency_us": run.result.latency_us,
-            "relative_rmse": run.result.numerics.error.rmse if run.result.numerics else None,
-            "reads": run.reads,
-            "notes": list(run.result.notes),
-        }
-        for i, run in enumerate(runs)
-    ]
-
-
-def _kernels(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the launches of each kernel, those that are read and those that are not."""
-    counts = Counter((row["kernel"], row["unread"]) for row in rows)
-    return [{"kernel": kernel, "launches": n, "read": why or "read"} for (kernel, why), n in counts.items()]
-
-
-def _calls(calls: Calls) -> list[dict[str, Any]]:
+def _unread(call: Call) -> str:
     from npusim.kernels.triton.recorded import unread
 
-    return [
-        {
-            "number": i,
-            "kernel": call.name,
-            "grid": " x ".join(map(str, call.grid)),
-            "launched_at": call.where,
-            "configurations": len(call.configurations),
-            "language": call.language,
-            "refused": call.configurations[0].refused,
-            "unread": unread(call),
-        }
-        for i, call in enumerate(calls)
-    ]
+    return unread(call)
 
 
 def device_summary(device: DeviceSpec) -> str:

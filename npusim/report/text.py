@@ -70,18 +70,21 @@ Fact = tuple[str, tuple[Cell, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table, under ``title``.
+    """One column of a table, under ``title``, and its key in JSON.
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
     function, that writes it; None is written as ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
-    the row.
+    the row.  JSON has the value under ``key``, or ``json`` of the row; without a key the column is in tables alone, and
+    with None as its title in JSON alone.
     """
 
-    title: str
+    title: str | None
     value: str | int | Callable[[Any], object]
     form: str | Callable[[Any], str] = ""
     align: Literal["<", ">"] = "<"
     style: Style | Callable[[Any], Style] = ""
+    key: str = ""
+    json: Callable[[Any], object] | None = None
 
     def of(self, row: Any) -> Any:
         """Return the value itself."""
@@ -106,13 +109,14 @@ class Columns:
 
     def grid(self, rows: Iterable[Any]) -> Grid:
         """Return rows of any kind, written."""
-        header, align = tuple(c.title for c in self.columns), "".join(c.align for c in self.columns)
-        return Grid(header, align, tuple(tuple(c.cell(row) for c in self.columns) for row in rows), self.spare)
+        shown = [c for c in self.columns if c.title is not None]
+        header, align = tuple(c.title or "" for c in shown), "".join(c.align for c in shown)
+        return Grid(header, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
 
-    def records(self, rows: Iterable[Any], *keys: str) -> list[dict[str, Any]]:
-        """Return the values themselves under ``keys``, one a column; by title without any."""
-        names = keys or tuple(c.title for c in self.columns)
-        return [{name: c.of(row) for name, c in zip(names, self.columns, strict=True)} for row in rows]
+    def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return the rows as JSON has them: the values of columns with a key, by it."""
+        keyed = [c for c in self.columns if c.key]
+        return [{c.key: c.json(row) if c.json else c.of(row) for c in keyed} for row in rows]
 
 
 def document(kind: str, *, version: int = 1, **content: object) -> dict[str, object]:
@@ -129,7 +133,7 @@ def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
     return json_safe(json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-def _with_null(value: Any) -> Any:
+def _with_null(value: object) -> Any:
     """Return JSON data with null in place of infinity."""
     if isinstance(value, Mapping):
         return {key: _with_null(item) for key, item in value.items()}

@@ -1,10 +1,11 @@
-"""Runs a plan on a node: kernels have their work from ``timing`` or the node's table; bits are of all ranks."""
+"""What a run on a node does otherwise: kernels have their work from ``timing`` or the node's table, bits are of all
+ranks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -34,12 +35,14 @@ from npusim.program.timing.summary import check_sanity
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import AttentionSubject, source_of
 from npusim.simulation.naming import inputs_of
-from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups, without_effect
+from npusim.simulation.plan import estimate, plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.run_result import ComputedBits, Spread, result_of
+from npusim.simulation.run_result import ComputedBits, Spread
 from npusim.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from npusim.config.device import DeviceSpec
     from npusim.config.node_file import NodeDevice, NodeSpec
     from npusim.config.problem import Problem
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import TimingResult
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Groups
-    from npusim.simulation.run_result import RunData
 
 US = 1e6  # microseconds a second
 #: Estimated seconds beyond which nobody waits for a sample that was not asked for.
@@ -62,32 +64,44 @@ SAMPLE_S = 25
 NO_BITS = ComputedBits(inputs="none")
 
 
-def run_on_node(plan: Plan) -> RunData:
-    """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that states the fault."""
-    r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
-    groups = traced_groups(r.trace_groups, machine.node.device_count.value)
-    if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
-        refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
-    program, timing = _timed(plan, machine, groups)
-    notes = without_effect(
-        r, timing.latency_s, lambda device: _timed(plan, cast("NodeDevice", device), ())[1].latency_s
-    )
-    if isinstance(problem, ModelProblem):
-        notes = chain(_model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing), notes)
-    bits = _bits(plan, program) if r.numerics else NO_BITS
-    return result_of(plan, program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
+class NodeParts:
+    """The parts of a run on a node; see `npusim.simulation.simulate.RunParts`."""
+
+    no_bits = NO_BITS
+
+    def estimate(self, plan: Plan) -> Mapping[str, float]:
+        """Return the estimate of the bits of rows that are named; a sample that takes long has no bits instead."""
+        r, problem = plan.request, plan.problem
+        if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
+            return {"bits": _seconds(problem, r.rows)}
+        return {}
+
+    def timing(
+        self,
+        plan: Plan,
+        program: TileProgram,
+        groups: Groups,
+        _progress: Callable[[float], None] | None,
+        _window: tuple[float, float] | None,
+    ) -> NodeTiming:
+        """Return the time of the program, or of all layers of a model."""
+        if isinstance(plan.problem, ModelProblem):
+            return _model(plan, plan.problem, groups)
+        return time_on_node(program, plan.device, plan.request.method, groups)
+
+    def bits(self, plan: Plan, program: TileProgram, _others: object) -> ComputedBits:
+        """Return the bits of all ranks, or a note on why there are none."""
+        return _bits(plan, program)
+
+    def notes(self, plan: Plan, program: TileProgram, _bits: object, timing: TimingResult | None) -> Iterator[str]:
+        """Yield notes on the collectives, on kernels whose times are stated, and on a model."""
+        problem, machine, timing = plan.problem, cast("NodeDevice", plan.device), cast("NodeTiming", timing)
+        yield from _notes(machine, timing, program, plan.request.method)
+        if isinstance(problem, ModelProblem):
+            yield from _model_notes(problem, cast("LayerTiling", plan.tiling), machine, timing)
 
 
 # ---------------------------------------------------------------- time
-
-
-def _timed(plan: Plan, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
-    """Return a plan's program on a node, checked, and its time."""
-    if isinstance(plan.problem, ModelProblem):
-        return _model(plan, plan.problem, machine, groups)
-    program = plan.schedule.build(plan.problem, plan.tiling, machine, plan.precision)
-    check(program)
-    return program, time_on_node(program, machine, plan.request.method, groups)
 
 
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
@@ -158,18 +172,16 @@ def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, tra
     return replace(timing, spans=tuple(s for s in timing.spans if s.group == timing.account.group))
 
 
-def _model(plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
-    """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
-    tiling = cast("LayerTiling", plan.tiling)
-    listed = periods(problem, tiling, machine, cast("PartialSums", plan.precision))
+def _model(plan: Plan, problem: ModelProblem, groups: Groups) -> NodeTiming:
+    """Return the time of all layers of a model: each kind is simulated once."""
+    tiling, machine = cast("LayerTiling", plan.tiling), cast("NodeDevice", plan.device)
     times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
-    for period in listed:
+    for period in periods(problem, tiling, machine, cast("PartialSums", plan.precision)):
         check(period.program)
         times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))
     timing = folded(times, tiling.overhead_us / US * problem.layers)
     check_sanity(timing)
-    most = max(listed, key=lambda p: p.count).program
-    return replace(most, flops=sum(p.program.flops * p.count for p in listed)), timing
+    return timing
 
 
 # ---------------------------------------------------------------- bits

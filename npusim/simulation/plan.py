@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +14,13 @@ from npusim.config.node_file import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.tiling import Tiling
 from npusim.config.workload import shared_heads
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.kernels.declare.define import machine_of
 from npusim.library import find_schedule, is_of_models
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, indices
 from npusim.program.timing import method_named
+from npusim.simulation.figures import figures
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.tensor_files import (
     check_finite,
@@ -107,6 +107,12 @@ class Plan:
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
 
+def device_of(request: Request) -> DeviceSpec:
+    """Return the device or node of a request; one device is a node of its own for a whole model."""
+    device = request.machine()
+    return NodeDevice.alone(device) if is_of_models(request.schedule) else device
+
+
 def target_of(
     request: Request, *, has_bits: bool, is_bare: bool = False
 ) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
@@ -115,10 +121,8 @@ def target_of(
     Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
     its caller; ``is_bare``: by its caller, who may compute bits of plain tensors where runs compute none.
     """
-    r, device = request, request.machine()
+    r, device = request, device_of(request)
     method_named(r.method)
-    if is_of_models(r.schedule):
-        device = NodeDevice.alone(device)
     is_one = machine_of(device).node is None
     schedule = find_schedule(r.schedule, device.family)
     conditions = {
@@ -325,17 +329,21 @@ def traced_groups(choice: Choice, count: int) -> Groups:
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
-def without_effect(r: Request, seconds: float, seconds_on: Callable[[DeviceSpec], float]) -> Iterator[str]:
+def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec], float | None]) -> Iterator[str]:
     """Yield a note for each changed number of the device without which the run's own tile takes the same time.
 
     ``seconds_on`` returns the time of the run's program on another device.
     """
-    for key, value in (r.overrides or {}).items():
-        device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
-        with suppress(NpusimError):  # the tile is none without this change: the change decides
-            if seconds_on(device) == seconds:
-                same = "this run takes the same with the device file's number"
-                yield f"-C {key}={format_value(value)} changes no time here: {same}"
+    changed = plan.request.overrides or {}
+
+    def without(key: str) -> float | None:
+        others = {k: v for k, v in changed.items() if k != key}
+        return seconds_on(device_of(replace(plan.request, overrides=others)))
+
+    for key, other in figures(changed, without):  # where the tile is none without a change, the change decides
+        if other == seconds:
+            same = "this run takes the same with the device file's number"
+            yield f"-C {key}={format_value(changed[key])} changes no time here: {same}"
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

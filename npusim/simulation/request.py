@@ -45,7 +45,7 @@ CALL = (
     *("query_lengths", "page", "cache", "cache_scale", "unseen"),
 )
 #: Options that kernels of plain tensors read as attention does.
-OF_ROWS = ("tensors", "rows", "heads", "seed")
+OF_ROWS = ("tensors", "rows", "heads", "seed", "presets")
 #: Options of the launch of a Triton kernel, which its name may say too.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
@@ -60,7 +60,7 @@ def short_name(schedule: str) -> str:
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
 
-def schedule_name(schedule: Any) -> Any:
+def schedule_name(schedule: object) -> Any:
     """Return the name of a schedule; of a recorded call the one by which verbs take it."""
     return schedule if isinstance(schedule, str) else getattr(schedule, "schedule", schedule)
 

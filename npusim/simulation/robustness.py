@@ -11,7 +11,7 @@ import numpy as np
 
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.errors import SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.declare.registry import NAMED
@@ -19,6 +19,7 @@ from npusim.library import SCHEDULES
 from npusim.program.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.program.numerics.reference import summarise_errors
 from npusim.simulation.evaluation import bits_of, source_of, subject_of
+from npusim.simulation.figures import figures
 from npusim.simulation.run_result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence
 
 if TYPE_CHECKING:
@@ -41,13 +42,9 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 
     Without assumptions there are no programs.
     """
-    variants = {}
-    for name, changes in _alternatives(program, plan):
-        try:
-            variants[name] = plan.program(changes)
-        except (SpecError, TilingError):  # the schedule leaves no choice of it, or products read other formats
-            continue
-    return variants
+    # Without those of which the schedule leaves no choice, or whose products read other formats.
+    built = figures(_alternatives(program, plan), lambda named: plan.program(named[1]), (SpecError, TilingError))
+    return {name: variant for (name, _), variant in built}
 
 
 def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
@@ -204,15 +201,13 @@ def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
     _, head, row = next(lost, (0, None, None))
     if row is None:  # numbers where there is to be none: no preset decides that
         return None
-    for name in plan.schedule.precisions:
-        try:
-            program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))
-            # One block that was lost refuses first.
-            if not bits_of(plan, program, rows=[row], heads=[head]).error.is_finite:
-                continue
-            error = bits_of(plan, program, rows=rows, heads=heads).error
-        except NpusimError:
-            continue
-        if error.rmse is not None:
-            return FiniteChoice(plan.schedule.name, name, error.rmse)
-    return None
+
+    def rmse(name: str) -> float | None:
+        program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))
+        # One block that was lost refuses first.
+        if not bits_of(plan, program, rows=[row], heads=[head]).error.is_finite:
+            return None
+        return bits_of(plan, program, rows=rows, heads=heads).error.rmse
+
+    errors = figures(plan.schedule.precisions, rmse)
+    return next((FiniteChoice(plan.schedule.name, name, error) for name, error in errors if error is not None), None)

@@ -11,6 +11,7 @@ from npusim.errors import SpecError
 from npusim.kernels.declare.define import machine_of, unread_keys
 from npusim.program.ir.walk import Templates
 from npusim.program.timing import METHODS
+from npusim.simulation.figures import figures
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
@@ -45,10 +46,14 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """
     if "models" in result.problem.features:
         raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
-    listed, templates = [], Templates(result.program)
-    for key, fact in _doubtful(result):
+    templates = Templates(result.program)
+
+    def row(constant: tuple[str, Quantity]) -> Sensitivity:
+        key, fact = constant
         lower, higher = (_change(result, templates, key, fact, factor) for factor in (1 - STEP, 1 + STEP))
-        listed.append(Sensitivity(key, float(fact.value), fact.basis, lower, higher))
+        return Sensitivity(key, float(fact.value), fact.basis, lower, higher)
+
+    listed = [found for _, found in figures(_doubtful(result), row, unfit=())]
     return tuple(sorted(listed, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
 

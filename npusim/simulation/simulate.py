@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from npusim.config.outside import with_origin
 from npusim.errors import TilingError
@@ -18,6 +18,7 @@ from npusim.program.timing.summary import check_sanity
 from npusim.program.timing.trace_head import first_spans
 from npusim.simulation.chosen_tile import program_of, starting_with
 from npusim.simulation.evaluation import bits_of, compared_variants
+from npusim.simulation.figures import figures
 from npusim.simulation.other_process import done_apart
 from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups, without_effect
 from npusim.simulation.robustness import (
@@ -41,7 +42,7 @@ from npusim.simulation.tensor_files import inputs_notes, padding_note
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -64,15 +65,10 @@ def run_request(request: Request) -> RunData:
 
 
 def run_plan(plan: Plan) -> RunData:
-    """Predict bits and cycles of one plan."""
-    if plan.machine.node is not None:
-        from npusim.simulation.node_run import run_on_node
-
-        return run_on_node(plan)
-    r, device = plan.request, plan.device
-    bits_of = (r.rows, r.heads) if r.numerics else None
-    refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    groups = traced_groups(r.trace_groups, device.group_count.value)
+    """Predict bits and cycles of one plan, on a device or a node."""
+    r, parts = plan.request, parts_of(plan)
+    refuse_beyond(r.limit_s, parts.estimate(plan))
+    groups = traced_groups(r.trace_groups, plan.device.group_count.value)
     with ExitStack() as stack:
         is_compiling = stack.enter_context(_compiled(plan))
         plan, program = program_of(plan)
@@ -83,11 +79,11 @@ def run_plan(plan: Plan) -> RunData:
         is_much = r.numerics and r.presets and plan.schedule.beside and not is_compiling
         others = stack.enter_context(done_apart(partial(_others, plan, program))) if is_much else None
         timing = built.timing(groups, r.progress, r.timeline)
-        bits = evaluate_plan(plan, program, others) if r.numerics else ComputedBits()
+        bits = parts.bits(plan, program, others) if r.numerics else parts.no_bits
         presets = _beside(plan, bits.numerics, timing, others) if r.presets and bits.numerics else ()
     notes = (
-        *_notes(program, plan, bits.numerics, timing),
-        *_without_effect(plan, program.flops, timing),
+        *parts.notes(plan, program, bits.numerics, timing),
+        *_without_effect(built, timing),
         *_other_layers(plan, timing),
     )
     return result_of(plan, program, timing, bits, notes, presets)
@@ -96,7 +92,7 @@ def run_plan(plan: Plan) -> RunData:
 def _compiled(plan: Plan) -> AbstractContextManager[object]:
     """Return a context in which another process compiles code that a run will need."""
     r, device, problem = plan.request, plan.device, plan.problem
-    if not device.is_timed or r.method == "des":
+    if not device.is_timed or r.method == "des" or "device" not in plan.features:
         return nullcontext()
     words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(problem, "dtype", ""))
     if r.numerics and all(isinstance(word, str) for word in words):
@@ -105,25 +101,33 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
     return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
 
 
-def _without_effect(plan: Plan, flops: int, timing: TimingResult | None) -> Iterator[str]:
+def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[str]:
     """Yield a note for each changed number without effect, and for the clock where products have one of their own."""
     if timing is None:
         return
-    r, clock = plan.request, (plan.request.overrides or {}).get("clock_hz")
-    if clock is not None and plan.device.products_clock_hz is not None and flops:
+    plan, clock = built.plan, (built.plan.request.overrides or {}).get("clock_hz")
+    if clock is not None and plan.device.products_clock_hz is not None and built.program.flops:
         yield f"-C clock_hz={clock}: the clock of a run with products is products_clock_hz; change that key"
 
-    def seconds_on(device: DeviceSpec) -> float:
+    def seconds_on(device: DeviceSpec) -> float | None:
         _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
-        return simulate_program(starting_with(program, device, r.l2), device, r.method, progress=r.progress).latency_s
+        other = BuiltPlan(replace(plan, device=device), starting_with(program, device, plan.request.l2))
+        timing = other.timing(progress=plan.request.progress)
+        return None if timing is None else timing.latency_s
 
-    yield from without_effect(r, timing.latency_s, seconds_on)
+    yield from without_effect(plan, timing.latency_s, seconds_on)
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
     """Return the time of attention in a model's layers of another kind, and that of all layers by their shares."""
     r, kinds = plan.request, plan.workload.kinds
-    if r.problem is not None or r.kind is not None or timing is None or len(kinds) == 1:
+    if (
+        "device" not in plan.features
+        or r.problem is not None
+        or r.kind is not None
+        or timing is None
+        or len(kinds) == 1
+    ):
         return ()
     own, other = kinds
     problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
@@ -153,7 +157,7 @@ class BuiltPlan:
     def check(self) -> None:
         """Raise the fault of the program: a race or another fault of a run."""
         with with_origin(self.plan.schedule.origin):
-            check(self.program, self.plan.device.flags)
+            check(self.program, self.plan.machine.flags)
 
     def timing(
         self,
@@ -162,10 +166,78 @@ class BuiltPlan:
         window: tuple[float, float] | None = None,
     ) -> TimingResult | None:
         """Return the time of the program as `simulate_program`; None on a device without times."""
-        device, method = self.plan.device, self.plan.request.method
-        if not device.is_timed:
+        return parts_of(self.plan).timing(self.plan, self.program, trace_groups, progress, window)
+
+
+class RunParts(Protocol):
+    """The parts of a run that a device and a node do differently; `run_plan` is the rest."""
+
+    #: Bits of a run that computes none.
+    no_bits: ComputedBits
+
+    def estimate(self, plan: Plan) -> Mapping[str, float]:
+        """Return the seconds that a run itself will take, by purpose, where it may be refused."""
+
+    def timing(
+        self,
+        plan: Plan,
+        program: TileProgram,
+        groups: Groups,
+        progress: Callable[[float], None] | None,
+        window: tuple[float, float] | None,
+    ) -> TimingResult | None:
+        """Return the time of a plan's program as `simulate_program`; None without times."""
+
+    def bits(self, plan: Plan, program: TileProgram, others: Callable[[], Others] | None) -> ComputedBits:
+        """Return the bits of a plan's program; ``others``: as for `evaluate_plan`."""
+
+    def notes(
+        self, plan: Plan, program: TileProgram, bits: NumericResult | None, timing: TimingResult | None
+    ) -> Iterable[str]:
+        """Return notes on a run's program, bits and time."""
+
+
+def parts_of(plan: Plan) -> RunParts:
+    """Return the parts of a plan's run."""
+    if plan.machine.node is None:
+        return DeviceParts()
+    from npusim.simulation.node_run import NodeParts
+
+    return NodeParts()
+
+
+class DeviceParts:
+    """The parts of a run on one device; see `RunParts`."""
+
+    no_bits = ComputedBits()
+
+    def estimate(self, plan: Plan) -> Mapping[str, float]:
+        """Return the estimate of program, time and bits."""
+        r = plan.request
+        return estimate(plan.problem, plan.tiling, r.method, (r.rows, r.heads) if r.numerics else None)
+
+    def timing(
+        self,
+        plan: Plan,
+        program: TileProgram,
+        groups: Groups,
+        progress: Callable[[float], None] | None,
+        window: tuple[float, float] | None,
+    ) -> TimingResult | None:
+        """Return the time of the program; None on a device without times."""
+        if not plan.device.is_timed:
             return None
-        return simulate_program(self.program, device, method, trace_groups, progress, window)
+        return simulate_program(program, plan.device, plan.request.method, groups, progress, window)
+
+    def bits(self, plan: Plan, program: TileProgram, others: Callable[[], Others] | None) -> ComputedBits:
+        """Return the bits, with their uncertainty and finite alternatives."""
+        return evaluate_plan(plan, program, others)
+
+    def notes(
+        self, plan: Plan, program: TileProgram, bits: NumericResult | None, timing: TimingResult | None
+    ) -> Iterable[str]:
+        """Return the program's notes, and notes on the timeline and on assumed arithmetic."""
+        return _notes(program, plan, bits, timing)
 
 
 @dataclass(frozen=True)
@@ -223,16 +295,14 @@ def _beside(
 
 def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:
     """Yield the schedule's other presets: name, result for so many rows, and latency in us."""
-    for name in plan.schedule.beside:
-        if name == plan.precision.name:
-            continue
-        arithmetic = getattr(plan.precision, "arithmetic", "")
+    arithmetic = getattr(plan.precision, "arithmetic", "")
+
+    def built(name: str) -> TileProgram:
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
-        other = replace(plan, precision=plan.schedule.precision(preset))
-        try:
-            program = other.program()
-        except TilingError:  # it does not fit into the run's tile
-            continue
+        return replace(plan, precision=plan.schedule.precision(preset)).program()
+
+    others = (name for name in plan.schedule.beside if name != plan.precision.name)
+    for name, program in figures(others, built, (TilingError,)):  # without those that do not fit into the run's tile
         timing = None
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)

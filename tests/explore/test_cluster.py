@@ -13,9 +13,9 @@ import pytest
 import npusim
 from npusim.errors import NpusimError
 from npusim.studies.explore import cluster as under_test
-from npusim.studies.explore.cluster import ClusterExecutor, checked, installed
-from npusim.studies.explore.executors import executor
-from npusim.studies.explore.tasks import Lost
+from npusim.studies.workers.cluster import ClusterExecutor, checked, installed
+from npusim.studies.workers.executors import executor
+from npusim.studies.workers.tasks import Lost
 
 pytest.importorskip("distributed", reason="npusim[cluster] is not installed")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from npusim.errors import NpusimError, TilingError
-from npusim.studies.explore.executors import ProcessExecutor, executor
-from npusim.studies.explore.tasks import Lost
+from npusim.studies.workers.executors import ProcessExecutor, executor, results
+from npusim.studies.workers.tasks import Lost
 
 
 def _square(number: int) -> tuple[int, int]:
@@ -26,6 +26,12 @@ def _refuse(number: int) -> int:
 
 def _die(number: int) -> int:
     os._exit(number)
+
+
+def _die_of_one(number: int) -> str:
+    if number == 1:
+        os._exit(number)
+    return str(number)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -60,7 +66,7 @@ def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
     script = tmp_path / "search.py"
     script.write_text(
         "import os, time\n"
-        "from npusim.studies.explore.executors import ProcessExecutor\n"
+        "from npusim.studies.workers.executors import ProcessExecutor\n"
         "def work(seconds):\n"
         "    os.write(1, f'{os.getpid()}\\n'.encode())\n"  # at once: lines of two workers stay apart
         "    time.sleep(seconds)\n"
@@ -99,7 +105,7 @@ def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
         (here / f"{name}.py").write_text("import pathlib\npathlib.Path('ran').write_text(__name__)\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "from npusim.studies.explore.executors import executor\n"
+        "from npusim.studies.workers.executors import executor\n"
         "def folder(number):\n"
         "    import numpy, os\n"
         "    return os.getcwd()\n"
@@ -122,7 +128,7 @@ def test_workers_are_forked_where_there_is_one_thread(tmp_path: Path, *, has_thr
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, threading\n"
-        "from npusim.studies.explore.executors import executor\n"
+        "from npusim.studies.workers.executors import executor\n"
         "loaded = []\n"
         "def known(number):\n"
         "    return len(loaded)\n"
@@ -185,3 +191,18 @@ def test_jobs_choose_the_executor() -> None:
         assert isinstance(two, ProcessExecutor)
     with pytest.raises(NpusimError, match="jobs: 0 must be at least 1"), executor(0):
         pass
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_in_the_order_of_tasks_with_one_for_each_lost(jobs: int) -> None:
+    done: list[tuple[int, int]] = []
+    found = results(abs, [-3, -2, -1], lambda _: 0, jobs=jobs, advance=lambda *so_far: done.append(so_far))
+    assert found == [3, 2, 1]
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert results(abs, [], lambda _: 0, jobs=jobs) == []
+
+
+def test_a_task_that_takes_its_worker_with_it_has_the_result_of_a_lost_one() -> None:
+    ended = results(_die_of_one, [0, 1], lambda reason: reason, jobs=2)
+    assert ended[0] == "0"
+    assert "twice" in ended[1]

@@ -14,8 +14,8 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.node_file import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.kernels.declare.layer_tasks import LayerTiling, layer_tasks
-from npusim.kernels.declare.node_define import communication
+from npusim.kernels.declare.layer_tasks import LayerTiling, layer_tasks, periods
+from npusim.kernels.declare.node_define import PRECISIONS, communication
 from npusim.kernels.declare.registry import SMALLER
 from npusim.library import find_schedule
 from npusim.machines.node.layers_in_memory import longest, memory_plan
@@ -400,6 +400,16 @@ def test_a_model_runs_on_one_gpu_and_its_rows_move_their_bytes(hw: str) -> None:
     for name, size in moved.items():
         seconds = result.timing.parts_s[name]
         assert size / device.link("l2").bytes_per_s.value < seconds < 2 * size / device.link("hbm").bytes_per_s.value
+
+
+def test_a_changed_number_of_one_device_is_judged_for_all_layers_of_a_model() -> None:
+    """`without_effect` times the unchanged device, which is a node of its own for a model too."""
+    alone = SMALL.model_copy(update={"ranks": 1})
+    done = npusim.run("layer", problem=alone, hw="h200", numerics=False, overrides={"clock_hz": 1.5e9})
+    assert [n.split(":")[0] for n in done.notes if n.startswith("-C")] == ["-C clock_hz=1500000000.0"]
+    assert done.latency_us > timed(alone, "h200").latency_s * 1e6
+    listed = periods(alone, LayerTiling(), done.device, PRECISIONS["float16"])
+    assert done.program.flops == sum(period.program.flops * period.count for period in listed)
 
 
 def test_a_node_of_one_keeps_its_device() -> None:

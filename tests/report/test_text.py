@@ -39,11 +39,17 @@ def test_grid_without_rows_is_its_header() -> None:
 
 
 def test_a_table_declared_once_is_read_as_text_markdown_and_records() -> None:
-    table = Columns(Column("pipe", "name"), Column("busy", lambda row: row["busy"] / 2, ".1f", ">"))
+    table = Columns(
+        Column("pipe", "name", key="pipe"),
+        Column("busy", lambda row: row["busy"] / 2, ".1f", ">", key="share"),
+        Column(None, lambda row: row["busy"] > 1, key="is_long"),
+    )
     rows = [{"name": "CUBE", "busy": 1}, {"name": None, "busy": 3}]
     assert plain([table.grid(rows)]) == "  pipe  busy\n  CUBE   0.5\n  -      1.5\n"
     assert markdown([table.grid(rows)]).splitlines()[2] == "| CUBE | 0.5 |"
-    assert table.records(rows, "pipe", "share")[0] == {"pipe": "CUBE", "share": 0.5}
+    assert table.records(rows)[0] == {"pipe": "CUBE", "share": 0.5, "is_long": False}
+    shown = Columns(Column("pipe", "name"), Column("half", "busy", key="half", json=lambda row: row["busy"] / 2))
+    assert shown.records(rows) == [{"half": 0.5}, {"half": 1.5}]
 
 
 def test_wrapped_text_hangs_under_where_it_began() -> None:

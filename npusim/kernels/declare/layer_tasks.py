@@ -124,6 +124,15 @@ def periods(
     return tuple(programs)
 
 
+def model_program(
+    problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums
+) -> TileProgram:
+    """Return the layer of which a model has most, with the products of all its layers; raise as `periods`."""
+    listed = periods(problem, tiling, device, precision)
+    most = max(listed, key=lambda p: p.count).program
+    return replace(most, flops=sum(p.program.flops * p.count for p in listed))
+
+
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
     """Return how many layers keep K and V on the host: as asked for, or as many as do not fit."""
     layers, gpu, cpu = problem.layers, tiling.gpu_layers, tiling.cpu_layers

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.config.device import DeviceSpec
+    from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.kernels.attention.call_blocks import BlockOrder
     from npusim.kernels.form.phase import Phase
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
 
 
-def attention_fields(tiling: Any) -> KernelFields:
+def attention_fields(tiling: Tiling) -> KernelFields:
     """Return a tiling's fields of attention, with defaults where it has no such field."""
     if isinstance(tiling, KernelFields):
         return tiling
@@ -74,11 +75,11 @@ class AscendMachine(Machine):
         """The family's usual kernel."""
         return kernels(AscendKernel)[self.family.usual]
 
-    def preset_kernel(self, precision: Any) -> AscendKernel:
+    def preset_kernel(self, precision: object) -> AscendKernel:
         """Return the published kernel of a preset, the family's usual one where the preset names none."""
         return find_kernel(AscendKernel, getattr(precision, "kernel", None)) or self.usual
 
-    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Any, problem: Any, precision: object) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
         if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
@@ -106,7 +107,7 @@ class AscendMachine(Machine):
         name = tiling.kernel or kernel.name
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
-    def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+    def settings(self, tiling: Any, problem: AnyProblem | None) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return the family's; of a published kernel that was named, nothing but the order in which it deals blocks."""
         settings = self.family.settings["latent" if getattr(problem, "values_in_keys", False) else "attention"]
         if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
@@ -115,7 +116,7 @@ class AscendMachine(Machine):
             return ({n: self.usual.register_tile[n] for n in ("block_q", "block_kv")},), *settings
         return settings
 
-    def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
+    def declared(self, tiling: Any, problem: Any, precision: object) -> Any:
         """Return the tiling with this machine's declared values for fields without a named value.
 
         A kernel without a published tile has CANN's tile and order, whatever fields of its tile are named; with
@@ -154,7 +155,7 @@ class AscendMachine(Machine):
         made = {n: value for n, value in fields.items() if n in known and n not in named}
         return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
-    def by_tile(self, tiling: Any, precision: Any) -> Mapping[str, object]:
+    def by_tile(self, tiling: Tiling, precision: object) -> Mapping[str, object]:
         """Return whose kernel a tile means that is stated without one: the precision's, or one that calls ND2NZ."""
         known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
         if "nd2nz" in known - named and named & {"block_m", "block_n", "block_k"}:
@@ -162,7 +163,7 @@ class AscendMachine(Machine):
         kernel, is_open = getattr(precision, "kernel", ""), "kernel" in known - named and not has_registers(self.device)
         return {"kernel": kernel} if kernel and is_open and named & {"block_q", "block_kv"} else {}
 
-    def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
+    def _on_registers(self, tiling: Tiling) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
         for name in ("kernel", "barriers", "together"):
             if name in tiling.model_fields_set and getattr(tiling, name) not in (None, self.usual.name):
@@ -194,13 +195,13 @@ class AscendMachine(Machine):
         """Return the fields that say how a kernel is written, not how large tiles are."""
         return left_alone(self.device) if issubclass(fields, VectorFields) else frozenset()
 
-    def ordered(self, phase: Phase, tiling: Any) -> Phase:
+    def ordered(self, phase: Phase, tiling: Tiling) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
         if not _is_attention(phase) or (deal := attention_fields(tiling).deal) == "round_robin":
             return phase
         return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
 
-    def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
+    def fields_for(self, _called: str, phase: Phase, tiling: Tiling) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
         t = attention_fields(tiling)
         decided = self._decided(phase, tiling, t)
@@ -223,7 +224,7 @@ class AscendMachine(Machine):
         is_open = decided.code is not None and decided.code.layout == self.usual.masked_layout and t.layout is None
         return fields, "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else ""
 
-    def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
+    def compiled(self, called: str, phase: Phase, tiling: Tiling, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
         """Return how a compiled phase runs: its products in the pieces of a sum that it loads at once."""
         fields, note = self.fields_for(called, phase, tiling)
         products = [s for s in phase.stages if s.is_product]
@@ -232,7 +233,7 @@ class AscendMachine(Machine):
         plan = piece_plan(Frame(phase), products[0], self.group, piece)
         return replace(fields, plans={products[0].name: plan}), note
 
-    def in_turns(self, called: str, phase: Phase, tiling: Any) -> AscendTiling | None:
+    def in_turns(self, called: str, phase: Phase, tiling: Tiling) -> AscendTiling | None:
         """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
         ahead, _ = self.fields_for(called, phase, tiling)
         found = None
@@ -250,7 +251,9 @@ class AscendMachine(Machine):
         fmt_ = stored_format(fmt)
         return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
-    def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
+    def product(
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Tiling, **more: Any
+    ) -> Any:
         """Return C = A B, or A B^T, of every head, after the rearrangement of its operands in the same launch.
 
         A block is a core's share of C; by default, a tile.

@@ -66,14 +66,14 @@ class SameBlocks(Itself):
 _SIMPLE = frozenset((int, str))
 
 
-def exact(value: Any) -> Hashable:
+def exact(value: object) -> Hashable:
     """Return a key that also distinguishes values for which ``==`` is true: 1, True and 1.0 are three, 0.0 and -0.0
     two.
     """
-    kind: Any = type(value)
+    kind: type = type(value)
     if kind is int or kind is str:
-        return value  # type: ignore[no-any-return]
-    if kind is tuple:
+        return value
+    if type(value) is tuple:
         return value if _SIMPLE.issuperset(map(type, value)) else tuple(map(exact, value))
     if isinstance(value, frozenset):
         return kind, frozenset(map(exact, value))
@@ -85,10 +85,11 @@ def exact(value: Any) -> Hashable:
 
 
 @cache
-def _compared(kind: Any) -> tuple[str, ...] | None:
+def _compared(kind: type) -> tuple[str, ...] | None:
     """Return the fields by which values of a dataclass are equal; None for other types, with a rule of their own."""
-    is_by_fields = is_dataclass(kind) and getattr(kind, "__dataclass_params__").eq  # noqa: B009
-    return tuple(f.name for f in fields(kind) if f.compare) if is_by_fields else None
+    if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").eq:  # noqa: B009
+        return None
+    return tuple(f.name for f in fields(kind) if f.compare)
 
 
 @contextmanager

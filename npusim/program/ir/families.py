@@ -39,7 +39,7 @@ class Family:
     """
 
     numbers: npt.NDArray[np.int64]
-    block: Any
+    block: object
     coordinates: Mapping[Symbol, npt.NDArray[np.int64]]
     sizes: npt.NDArray[np.int64]
 

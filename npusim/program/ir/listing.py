@@ -5,7 +5,7 @@ A loop's body is called once, with an opaque index, so that a coordinate reads a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from npusim.program.ir.walk import Walker
 
 if TYPE_CHECKING:
     from npusim.program.ir.op import TileOp
-    from npusim.program.ir.tile_program import ProgramPhase, TileProgram
+    from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _phase(phase: ProgramPhase, walker: Walker) -> ListedPhase:
     return ListedPhase(phase.name, len(phase.blocks), len(shapes), number, len(commonest), items)
 
 
-def _items(items: Any, walker: Walker) -> Iterator[ListedItem]:
+def _items(items: Iterable[Item], walker: Walker) -> Iterator[ListedItem]:
     """Yield operations and loops; a part without a name, and a loop over no index, are no lines of their own."""
     for item in items:
         if not isinstance(item, Loop):
@@ -150,7 +150,7 @@ def _region(tile: GlobalTile) -> str:
     return f"{tile.tensor.name}[{number_text(tile.row)}:+{tile.rows}{columns}]"
 
 
-def number_text(value: Any) -> str:
+def number_text(value: object) -> str:
     """Return a number or a coordinate as a sum: ``512*kv - 1024``; a coordinate that is no sum lists its symbols."""
     if not isinstance(value, Coordinate):
         return str(value)

@@ -19,13 +19,13 @@ import operator
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsInt, TypeVar, cast
 
 from npusim.errors import ProgramError
 from npusim.program.ir.content import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from types import FrameType
 
 Value = TypeVar("Value")
@@ -64,7 +64,7 @@ def _refused(verb: str) -> Callable[..., Any]:
 def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
     """Return a comparison: ``answer`` of the least and the most by which the other is less, None for no one answer."""
 
-    def method(self: Coordinate, other: Any) -> bool:
+    def method(self: Coordinate, other: object) -> bool:
         difference: Coordinate = self - other if isinstance(other, Coordinate) or type(other) is int else self * 1.0
         ends = bounds_of(difference)
         known = None if ends is None else answer(*ends)
@@ -91,7 +91,7 @@ class Coordinate:
 
     # ---------------------------------------------------------------- what a body may do
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Any:
         if type(other) is int and self.is_affine:
             return Coordinate(self.terms, self.constant + other)
         if isinstance(other, Coordinate) and self.is_affine and other.is_affine:
@@ -101,7 +101,7 @@ class Coordinate:
             return Coordinate(terms, self.constant + other.constant)
         return self._unknown(other)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         if type(other) is int and self.is_affine:
             return Coordinate({s: f * other for s, f in self.terms.items()}, self.constant * other)
         return self._unknown(other)
@@ -109,20 +109,20 @@ class Coordinate:
     def __neg__(self) -> Any:
         return self * -1
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: float | Coordinate) -> Any:
         return self + -other
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: float | Coordinate) -> Any:
         return -self + other
 
-    def _unknown(self, other: Any) -> Any:
+    def _unknown(self, other: object) -> Any:
         """Return a coordinate of which only the symbols it depends on are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
             return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
         is_whole = self.kind is int and isinstance(other, int)
         return Coordinate(_symbols(self, other), is_affine=False, kind=int if is_whole else float)
 
-    def _fraction(self, other: Any) -> Any:
+    def _fraction(self, other: object) -> Any:
         value = self._unknown(other)
         return value if value is NotImplemented else value * 1.0
 
@@ -181,7 +181,7 @@ def _is_python(frame: FrameType) -> bool:
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that takes ``function`` of the numbers of each lane."""
 
-    def method(self: Lanes, *others: Any) -> Any:
+    def method(self: Lanes, *others: object) -> Any:
         if any(isinstance(x, Coordinate) or not isinstance(x, numbers.Number) for x in others):
             return NotImplemented
         return Lanes.of([function(*(at_lane(x, n) for x in (self, *others))) for n in range(len(self.values))])
@@ -220,12 +220,12 @@ class Lanes:
     __class__ = property(lambda self: type(self.values[0]))
 
 
-def at_lane(value: Any, number: int) -> Any:
+def at_lane(value: object, number: int) -> Any:
     """Return a lane's number: of `Lanes` its own, else the one of all."""
     return value.values[number] if type(value) is Lanes else value
 
 
-def varying(function: Callable[..., Value], *values: Any) -> Value:
+def varying(function: Callable[..., Value], *values: object) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
     For constants and for coordinates of tensors that no one writes, where they are no sums of
@@ -246,24 +246,26 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
     return function(*values)
 
 
-def _symbols(*values: Any) -> dict[Symbol, int]:
+def _symbols(*values: object) -> dict[Symbol, int]:
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 
-def terms_of(value: Any) -> Mapping[Symbol, int]:
+def terms_of(value: object) -> Mapping[Symbol, int]:
     """Return the coefficient of each symbol in a coordinate; a number has none."""
     return value.terms if isinstance(value, Coordinate) else {}
 
 
-def constant_of(value: Any) -> int:
+def constant_of(value: SupportsInt) -> int:
     """Return the constant part of a coordinate; a number is its own."""
     return int(value.constant if isinstance(value, Coordinate) else value)
 
 
-def bounds_of(value: Any) -> tuple[int, int] | None:
+def bounds_of(value: SupportsInt) -> tuple[int, int] | None:
     """Return the least and the most that a coordinate stands for; None where a symbol of it has no bounds."""
     low = high = constant_of(value)
-    for symbol, factor in terms_of(value).items():
+    if not isinstance(value, Coordinate):
+        return low, high
+    for symbol, factor in value.terms.items():
         if symbol.bounds is None or not value.is_affine:
             return None
         ends = factor * symbol.bounds[0], factor * symbol.bounds[1]
@@ -271,17 +273,21 @@ def bounds_of(value: Any) -> tuple[int, int] | None:
     return low, high
 
 
-def hull_of(value: Any) -> tuple[int, int]:
+def hull_of(value: SupportsInt) -> tuple[int, int]:
     """Return `bounds_of` a value that has some; `OpaqueError` for one that has not."""
-    return bounds_of(value) or value._refuse("takes as an end of a loop")
+    ends = bounds_of(value)
+    if ends is None:
+        assert isinstance(value, Coordinate)
+        value._refuse("takes as an end of a loop")
+    return ends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpaqueRange:
     """The indices of a loop from ``start`` to before ``end``, one or both opaque: in place of a range."""
 
-    start: Any
-    end: Any
+    start: int | Coordinate
+    end: int | Coordinate
 
     @property
     def count(self) -> Any:
@@ -295,12 +301,12 @@ class OpaqueRange:
         return self.start + number
 
 
-def indices(start: Any, end: Any) -> Any:
+def indices(start: int | Coordinate, end: int | Coordinate) -> Any:
     """Return the indices of a loop: a range, or a `OpaqueRange` where an end is opaque."""
     return range(start, end) if type(start) is int and type(end) is int else OpaqueRange(start, end)
 
 
-def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
+def substituted(value: object, replacements: Mapping[Symbol, Any]) -> Any:
     """Return ``value`` with every symbol of ``replacements`` replaced by its number or coordinate."""
     if not isinstance(value, Coordinate) or not any(s in replacements for s in value.terms):
         return value
@@ -308,34 +314,34 @@ def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
         symbols = _symbols(value, *(replacements[s] for s in value.terms if s in replacements))
         return Coordinate(symbols, is_affine=False, kind=value.kind)
     terms = {s: f for s, f in value.terms.items() if s not in replacements}
-    result: Any = Coordinate(terms, value.constant) if terms else value.constant
+    result: int | Coordinate = Coordinate(terms, value.constant) if terms else value.constant
     for symbol, factor in value.terms.items():
         if symbol in replacements:
             result = result + replacements[symbol] * factor
     return result
 
 
-def opaque(value: Any, name: str, symbols: list[Symbol]) -> Any:
+def opaque(value: object, name: str, symbols: list[Symbol]) -> Any:
     """Return ``value`` with a new symbol for every integer in it, added to ``symbols``."""
-    kind: Any = type(value)
+    kind: type = type(value)
     if kind is int or kind is Coordinate:
         symbols.append(Symbol(name))
         return Coordinate({symbols[-1]: 1})
-    if issubclass(kind, tuple):
+    if isinstance(value, tuple):
         return _like(kind, [opaque(v, f"{name}[{i}]", symbols) for i, v in enumerate(value)])
     parts = {n: opaque(getattr(value, n), f"{name}.{n}", symbols) for n in _field_names(kind) or ()}
     return _remade(kind, parts)
 
 
-def form_of(value: Any) -> Hashable:
+def form_of(value: object) -> Hashable:
     """Return the part of a value that `opaque` does not replace: tuples and dataclasses, without their integers.
 
     Raises `ProgramError` for anything else, which would be neither opaque nor part of a key.
     """
-    kind: Any = type(value)
+    kind: type = type(value)
     if kind is int or kind is Coordinate:
         return None
-    if _is_tuple(kind):
+    if isinstance(value, tuple) and _is_tuple(kind):
         return kind, *map(form_of, value)
     names = _field_names(kind)
     if names is None:
@@ -346,12 +352,14 @@ def form_of(value: Any) -> Hashable:
     return kind, *[form_of(getattr(value, name)) for name in names]
 
 
-def numbers_of(value: Any) -> list[Any]:
+def numbers_of(value: object) -> list[Any]:
     """Return the integers and coordinates in ``value``, in the order in which `opaque` finds them."""
-    kind: Any = type(value)
+    kind: type = type(value)
     if kind is int or kind is Coordinate:
         return [value]
-    parts = value if issubclass(kind, tuple) else [getattr(value, n) for n in _field_names(kind) or ()]
+    parts: Iterable[object] = (
+        value if isinstance(value, tuple) else [getattr(value, n) for n in _field_names(kind) or ()]
+    )
     return [number for part in parts for number in numbers_of(part)]
 
 
@@ -407,13 +415,13 @@ def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], 
 _PLAIN = frozenset({str, bytes, bool, float, complex, frozenset, type(None)})
 
 
-def _like(kind: Any, parts: list[Any]) -> Any:
+def _like(kind: Callable[..., Any], parts: list[Any]) -> Any:
     return tuple(parts) if kind is tuple else kind(*parts)
 
 
 def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
     """Return a dataclass with these fields, without running its initialiser."""
-    instance: Any = object.__new__(kind)
+    instance: object = object.__new__(kind)
     for name, part in parts.items():
         object.__setattr__(instance, name, part)
     return instance

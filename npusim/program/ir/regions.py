@@ -8,7 +8,7 @@ Overlaps are found by sorting.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from math import gcd
 from types import MappingProxyType
@@ -99,7 +99,7 @@ def _check_affine(program: TileProgram, touched: Touched) -> None:
             )
 
 
-def _is_affine(*values: Any) -> bool:
+def _is_affine(*values: object) -> bool:
     return all(not isinstance(v, Coordinate) or v.is_affine for v in values)
 
 
@@ -129,7 +129,7 @@ def _by_block(shape: Shape) -> dict[Symbol, Any]:
     return {symbol: np.asarray(values, np.int64)[:, None, None] for symbol, values in shape.coordinates.items()}
 
 
-def _named(terms: Any, ranges: Ranges) -> object:
+def _named(terms: Iterable[Iterable[tuple[Symbol, int]]], ranges: Ranges) -> object:
     """Return terms of another shape's symbols as equal to this one's, where loops go as far."""
     return tuple(tuple((s.name, ranges.get(s), f) for s, f in axis) for axis in terms)
 

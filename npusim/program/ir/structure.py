@@ -229,7 +229,7 @@ class Builder:
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, Callable[[int], int]] = {}
         self._tensors = dict(program.tensors)
-        self._block: Any = None
+        self._block: object = None
 
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase, families where operations are condensed (`npusim.program.ir.families`).

@@ -211,7 +211,7 @@ class Lane(NamedTuple):
     Lanes of one program are contiguous.
     """
 
-    block: Any
+    block: object
     tensors: TensorStore
     changes: Mapping[Attributes, Attributes] = MappingProxyType({})
 

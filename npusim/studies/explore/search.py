@@ -23,7 +23,6 @@ import npusim
 from npusim.errors import SpecError
 from npusim.kernels.declare.define import machine_of
 from npusim.simulation.variants import PRECISION
-from npusim.studies.explore.executors import executor
 from npusim.studies.explore.points import (
     Bits,
     Job,
@@ -38,7 +37,8 @@ from npusim.studies.explore.points import (
 )
 from npusim.studies.explore.space import Point, PointFamily, SearchSpec, Value, chunks
 from npusim.studies.explore.store import PointOutcome, Store, open_store
-from npusim.studies.explore.tasks import Executor, Lost
+from npusim.studies.workers.executors import executor
+from npusim.studies.workers.tasks import Executor, Lost
 
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.

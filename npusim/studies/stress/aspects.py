@@ -185,7 +185,7 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
     return source
 
 
-def _of_attention(x: Any, name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
+def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
     """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
     width = x.shape[1]
     if name == "v":
@@ -213,7 +213,7 @@ def _of_attention(x: Any, name: str, problem: Any, point: Point, rng: np.random.
     return np.zeros_like(x) if name == "q" and point.get("zero") else x
 
 
-def _of_tensors(x: Any, _name: str, _problem: Any, point: Point, rng: np.random.Generator) -> Any:
+def _of_tensors(x: NDArray[np.float64], _name: str, _problem: object, point: Point, rng: np.random.Generator) -> Any:
     """Return any input in float64 with the aspects that all have."""
     column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
     x = x * point.get("scale", 1.0)

@@ -18,6 +18,8 @@ from npusim.program.numerics.executor import steps_of
 from npusim.program.numerics.semantics import apply
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import Moment
 
@@ -89,7 +91,7 @@ def _name(moment: Moment) -> str:
     return f"{moment.phase}: {moment.resolved.op.label} {step.name or step.opcode.value}"
 
 
-def _described(moment: Moment, lost: Any, result: Any, exact: Any) -> str:
+def _described(moment: Moment, lost: NDArray[np.bool_], result: NDArray[Any], exact: NDArray[np.float64]) -> str:
     lane, row, column = (int(x[0]) for x in np.nonzero(lost))
     at = " ".join(f"{name}={index}" for name, index in moment.resolved.path)
     values = f"{result[lane, row, column]:.6g}, in float64 {exact[lane, row, column]:.6g}"
@@ -120,7 +122,7 @@ def _element(fmt: str) -> str:
     return BLOCK_FORMATS[fmt].element if fmt in BLOCK_FORMATS else fmt
 
 
-def _step(result: Any, name: str, exact: Any) -> tuple[Any, Any]:
+def _step(result: NDArray[Any], name: str, exact: NDArray[np.float64]) -> tuple[Any, Any]:
     """Return the step of a format at each value, and the value of its element 1 (for formats in blocks, a scale)."""
     fmt = get_format(_element(name))
     unit = scale_values(result["scale"]).astype(np.float64) if result.dtype.names else 1.0

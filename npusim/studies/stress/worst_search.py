@@ -26,10 +26,10 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
 from npusim.simulation.robustness import other_schedules
 from npusim.simulation.run_result import ComputedBits, result_of
-from npusim.studies.explore.executors import executor
 from npusim.studies.stress.aspects import AMPLITUDE, Aspect, Point, aspects_of, stressed, words
 from npusim.studies.stress.ledger import Entry, Ledger, coarsest_step
 from npusim.studies.validate.diff import alternatives
+from npusim.studies.workers.executors import executor
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from npusim.program.numerics.evaluate import Choice, References
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
+    from npusim.studies.workers.tasks import Executor
 
 #: An error is lost above so many times the one on calm inputs: the largest of correct kernels are within 1.1 of that
 #: (measured: `reports/stress`).
@@ -353,7 +354,7 @@ class _Search:
     def is_over(self, share: float = ENDED) -> bool:
         return time.monotonic() - self.begun > share * self.budget_s
 
-    def run(self, workers: Any) -> None:
+    def run(self, workers: Executor) -> None:
         """Try the base, each aspect alone, the worst ones in pairs, and points about the worst.
 
         The ends of all aspects come first, then larger amplitudes: the budget may end before the rest.
@@ -378,7 +379,7 @@ class _Search:
         """Whether nothing can be worse: finite outputs are required, and one is not."""
         return self.is_finite and math.isinf(self.worst.badness)
 
-    def _grow(self, workers: Any) -> None:
+    def _grow(self, workers: Executor) -> None:
         """Try larger amplitudes of each aspect with default bounds until an output is not finite, or inputs end."""
         growing = list(self.aspects)
         for factor in GROWTH:
@@ -400,7 +401,7 @@ class _Search:
                     drawn[a.name] = a.between(rng.random())
             yield {**worst.point, **drawn}
 
-    def _try(self, workers: Any, points: Sequence[Point]) -> list[PointError]:
+    def _try(self, workers: Executor, points: Sequence[Point]) -> list[PointError]:
         """Return the outcomes of points not tried before, as far as the budget goes."""
         fresh = [p for n, p in enumerate(points) if p not in points[:n] and all(p != o.point for o in self.outcomes)]
         if self.outcomes and self.is_over(SEARCHED):

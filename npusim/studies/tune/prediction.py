@@ -12,8 +12,7 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.ranking import Prediction, predicted, ranked
 from npusim.simulation.run_result import expected_errors
 from npusim.simulation.simulate import BuiltPlan
-from npusim.studies.explore.executors import executor
-from npusim.studies.explore.tasks import Lost
+from npusim.studies.workers.executors import results
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
@@ -55,14 +54,8 @@ def predict_all(
     configurations: Sequence[Configuration], jobs: int = 1, advance: Callable[[int, int], object] | None = None
 ) -> list[Prediction]:
     """Return the predictions, in ``jobs`` processes, which also compile concurrently."""
-    made: dict[int, Prediction] = {}
-    with executor(max(1, min(jobs, len(configurations)))) as workers:
-        tasks = [replace(c, request=replace(c.request, progress=None)) for c in configurations]
-        for number, done in workers.run(predict, tasks):
-            made[number] = Prediction(reason=done.reason) if isinstance(done, Lost) else done
-            if advance:
-                advance(len(made), len(tasks))
-    return [made[i] for i in range(len(configurations))]
+    tasks = [replace(c, request=replace(c.request, progress=None)) for c in configurations]
+    return results(predict, tasks, lambda reason: Prediction(reason=reason), jobs=jobs, advance=advance)
 
 
 def lettered(predictions: Sequence[Prediction], order: Iterable[int]) -> dict[int, str]:

@@ -20,6 +20,7 @@ from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows,
 from npusim.program.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.simulation.chosen_tile import fields_of_run, open_fields, program_of
 from npusim.simulation.evaluation import source_of, subject_of
+from npusim.simulation.figures import figures
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
 from npusim.simulation.variants import Variant, Variants
@@ -276,15 +277,15 @@ class HeldOutput:
 
         Their programs are not checked (`_holds`): a check is slower than the bits, and few are named.
         """
-        for changes in listed:
+
+        def computed(changes: tuple[Change, ...]) -> tuple[BuiltPlan, Computed]:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            try:
-                built = self._built(changes)
-                other = self._compute(built.program, place)
-            except NpusimError:
-                continue  # this schedule, device or call has no such choice
+            built = self._built(changes)
+            return built, self._compute(built.program, place)
+
+        for changes, (built, other) in figures(listed, computed):
             matched, of = self._probe(other, place)
             if matched == of:
                 matched, of = self.equal(self.given.cut(self.rows(built.program)))

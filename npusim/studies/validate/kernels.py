@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import Moment
 
@@ -161,7 +163,7 @@ def _state_recorder(states: dict[tuple[int, int], Any]) -> Callable[[Moment], No
     return observe
 
 
-def _compare(computed: Any, recorded: Any, key: str) -> VectorReport:
+def _compare(computed: NDArray[Any], recorded: NDArray[Any], key: str) -> VectorReport:
     if computed.shape != recorded.shape or computed.dtype.itemsize != recorded.dtype.itemsize:
         is_of = f"{computed.shape} in {computed.dtype}"
         raise TensorError(f"{key} has shape {recorded.shape} in {recorded.dtype}; the kernel's output is {is_of}")

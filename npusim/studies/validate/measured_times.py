@@ -27,8 +27,7 @@ from npusim.program.timing.timing_result import TimingResult, method_text
 from npusim.simulation.plan import plan_of, target_of
 from npusim.simulation.request import LAUNCH, Request
 from npusim.simulation.simulate import run_plan, simulate_program
-from npusim.studies.explore.executors import executor
-from npusim.studies.explore.tasks import Lost
+from npusim.studies.workers.executors import results
 from npusim.units import plural
 
 if TYPE_CHECKING:
@@ -194,17 +193,12 @@ def validate_times(
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
         raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
-    outcomes: dict[int, _Outcome] = {}
     tasks = [(case, band if file.band_of(case) is None else file.band_of(case)) for case in chosen]
-    with executor(min(jobs, len(tasks)), cluster) as workers:
-        for number, outcome in workers.run(partial(_outcome, Predictor(method, folder=path.parent)), tasks):
-            outcomes[number] = ((), "", outcome.reason) if isinstance(outcome, Lost) else outcome
-            if progress:
-                progress(len(outcomes), len(chosen))
+    predict = partial(_outcome, Predictor(method, folder=path.parent))
+    outcomes = results(predict, tasks, lambda reason: ((), "", reason), jobs=jobs, cluster=cluster, advance=progress)
     residuals, methods = list[Residual](), dict[str, str]()
     faults: dict[str, list[str]] = defaultdict(list)
-    for number, case in enumerate(chosen):
-        of_case, method_name, fault = outcomes[number]
+    for case, (of_case, method_name, fault) in zip(chosen, outcomes, strict=True):
         residuals += of_case
         if method_name:
             methods[case.name] = method_name

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from npusim.errors import NpusimError
-from npusim.studies.explore.tasks import TRIES, Argument, Done, Executor, Lost
+from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 
 #: Packages whose version is part of the digest: rows depend on them.
 _PACKAGES = ("numpy", "ml_dtypes", "numba")

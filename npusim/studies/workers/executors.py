@@ -1,10 +1,9 @@
-"""Executors of a search's tasks: this process, or a pool of processes (processes of a cluster:
-`npusim.studies.explore.cluster`).
+"""Executors of a study's tasks: this process, or a pool of processes (processes of a cluster:
+`npusim.studies.workers.cluster`).
 
-Processes are forked
-where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart), so that they share its
-imported modules and loaded data; else they are spawned: another thread may hold a lock, which a fork would never
-release.
+Processes are forked where this one has a single thread on Linux (threads of OpenBLAS end before a fork and restart),
+so that they share its imported modules and loaded data; else they are spawned: another thread may hold a lock, which a
+fork would never release.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, cast
 
 from npusim.errors import NpusimError
 from npusim.simulation.other_process import is_single
-from npusim.studies.explore.tasks import TRIES, Argument, Done, Executor, Lost
+from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 
 #: Objects that are made before anybody looks for garbage in cycles: a third of what searches make is, and looking
 #: through the rest more often took an eighth of their time.
@@ -42,7 +41,7 @@ def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
     if cluster is not None:
-        from npusim.studies.explore.cluster import ClusterExecutor
+        from npusim.studies.workers.cluster import ClusterExecutor
 
         with _safe_path(), closing(ClusterExecutor(cluster, jobs)) as workers:
             yield workers
@@ -57,6 +56,29 @@ def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
         return
     with _safe_path(), closing(ProcessExecutor(jobs)) as pool:
         yield pool
+
+
+def results(
+    function: Callable[[Argument], Done],
+    tasks: Sequence[Argument],
+    lost: Callable[[str], Done],
+    *,
+    jobs: int = 1,
+    cluster: str | None = None,
+    advance: Callable[[int, int], object] | None = None,
+) -> list[Done]:
+    """Return the result of each task, in their order, computed by `executor`.
+
+    ``lost`` returns the result of a task that took its worker with it, by the reason; ``advance`` gets the number of
+    tasks that are done, and of all.
+    """
+    found: dict[int, Done] = {}
+    with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
+        for number, result in workers.run(function, tasks):
+            found[number] = lost(result.reason) if isinstance(result, Lost) else result
+            if advance:
+                advance(len(found), len(tasks))
+    return [found[number] for number in range(len(tasks))]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What executors of a search's tasks have in common: each yields ``(number of the task, result)`` as tasks are done."""
+"""What executors of a study's tasks have in common: each yields ``(number of the task, result)`` as tasks are done."""
 
 from __future__ import annotations
 

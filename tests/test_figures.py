@@ -1,0 +1,43 @@
+"""One loop for studies of changes: `npusim.simulation.figures`."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.simulation.figures import figures
+
+PACKAGE = Path(__file__).resolve().parents[1] / "npusim"
+
+
+def half(number: int) -> float:
+    if number == 3:
+        raise TilingError("3 does not fit")
+    return number / 2
+
+
+def test_a_change_that_does_not_fit_has_no_figure() -> None:
+    assert list(figures([2, 3, 4], half)) == [(2, 1.0), (4, 2.0)]
+    assert list(figures([2, 3, 4], half, (TilingError,))) == [(2, 1.0), (4, 2.0)]
+
+
+@pytest.mark.parametrize("unfit", [(), (SpecError,)])
+def test_other_errors_are_raised(unfit: tuple[type[NpusimError], ...]) -> None:
+    found = figures([2, 3, 4], half, unfit)
+    assert next(found) == (2, 1.0)
+    with pytest.raises(TilingError, match="3 does not fit"):
+        next(found)
+
+
+def test_no_study_of_alternatives_has_a_loop_of_its_own() -> None:
+    """A loop that goes on to the next change after an error of npusim's is `figures`."""
+    files = ("robustness", "sensitivity", "simulate", "plan")
+    found = []
+    for path in (*(PACKAGE / f"simulation/{name}.py" for name in files), PACKAGE / "studies/validate/diff.py"):
+        for loop in (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.For)):
+            handlers = (h for n in ast.walk(loop) if isinstance(n, ast.Try) for h in n.handlers)
+            found += [f"{path.name}:{h.lineno}" for h in handlers if isinstance(h.body[-1], ast.Continue)]
+    assert found == []
