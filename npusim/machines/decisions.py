@@ -175,6 +175,8 @@ class GpuDecisions(NamedTuple):
         Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
         issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
         counter, which a memset clears: always, or if a mask makes them differ.
+    stores_wide_at_once
+        Whether an output of 32 bits is stored from registers, where others pass through shared memory.
     from_last, mask_block
         Whether a block visits its keys from the last tile to the first; side of the squares of queries and keys for
         which the kernel decides visits and masks (0: the tile).
@@ -207,6 +209,7 @@ class GpuDecisions(NamedTuple):
     ahead: int = 0
     meets: bool = False
     counts: Literal["always", "masked"] = "masked"
+    stores_wide_at_once: bool = False
     from_last: bool = False
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()

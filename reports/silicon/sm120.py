@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import npusim
-from npusim.config.problem import GemmProblem, Problem
+from npusim.config.load import load_device
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
 
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
@@ -90,6 +91,25 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     return f"{device}, {by}{span}{limit}", "flash", options
 
 
+def predicted_us(schedule: str, options: dict[str, Any], *, is_operator: bool) -> float:
+    """Return the predicted time of a case; ``is_operator``: with the store of its new K and V in the cache.
+
+    AIConfigurator times an operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
+    collector/sglang/collect_attn.py), of which the store is one.
+    """
+    attention = npusim.run(schedule, **options).latency_us
+    if not is_operator:
+        return attention
+    problem: Problem = options["problem"]
+    size = problem.batch * problem.seq_q * problem.kv_heads * (problem.head_dim + problem.value_head_dim) * 2
+    plain = {name: options[name] for name in ("hw", "numerics", "trace_groups")}
+    store = npusim.run("copy", **plain, problem=CopyProblem(bytes=size), l2="repeated").latency_us
+    launch = load_device(options["hw"]).launch
+    assert launch is not None
+    follows = launch.task_s.value + launch.gap_s.value - launch.kernel_overhead_s.value
+    return attention + store + 1e6 * follows
+
+
 def is_decided(group: str, row: dict[str, str]) -> bool:
     """Return whether a constant was fitted on a case: the clock under products, and the watts of products."""
     of_clock = group.startswith("rtx_pro_6000, FlashAttention-2 with pages, 2,048")
@@ -110,7 +130,8 @@ def main() -> None:
                 continue
             group, schedule, options = case
             try:
-                predicted = npusim.run(schedule, **options).latency_us
+                is_operator = row["note"].startswith("operator")
+                predicted = predicted_us(schedule, options, is_operator=is_operator)
             except NpusimError as error:
                 print("refused:", group, row["shape"], error, file=sys.stderr)
                 continue

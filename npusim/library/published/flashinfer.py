@@ -13,7 +13,17 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, get_format, layout, split_rules
+from npusim.kernel import (
+    Charge,
+    DeviceSpec,
+    GpuDecisions,
+    GpuKernel,
+    KernelUse,
+    Problem,
+    get_format,
+    layout,
+    split_rules,
+)
 from npusim.machine import Layouts, warps_of
 
 if TYPE_CHECKING:
@@ -30,6 +40,9 @@ FEW = 64
 KEYS, MOST = 16, 8
 #: Keys of a block are such a power of two times KEYS (DISPATCH_NUM_MMA_KV).
 COUNTS = (8, 4, 2, 1)
+#: Barriers of an iteration beyond the first: K has arrived, all warps have read K, V has arrived, all have read V
+#: (prefill.cuh, block.sync of BatchPrefillWithPagedKVCacheDevice).
+BARRIERS = 3
 #: Blocks that a multiprocessor is to hold.
 BLOCKS = 2
 
@@ -68,11 +81,16 @@ def _refuses(problem: Problem, _precision: Any) -> str:
     return "" if packed > FEW else f"is described for more than {FEW} rows of a KV head, not for {packed}"
 
 
+def _charges(_use: KernelUse) -> tuple[Charge, ...]:
+    each = "WARPS.sharing.barrier"
+    return Charge(f"{each}_cycles", BARRIERS), Charge(f"{each}_warp_cycles", BARRIERS * WARPS)
+
+
 FLASHINFER = GpuKernel(
     name="flashinfer",
     whose="FlashInfer's",
     computes=("flash",),
-    decides=GpuDecisions(is_whole=True, from_last=True),
+    decides=GpuDecisions(is_whole=True, stores_wide_at_once=True),  # prefill.cuh, write_o_reg_gmem; keys from the first
     tiles={2: TILES},
     variants=_variants,
     fields=lambda _device: {"stages": None},
@@ -80,6 +98,7 @@ FLASHINFER = GpuKernel(
     needs=_needs,
     refuses=_refuses,
     split_rule=split_rules.flashinfer,
+    charges=_charges,
     packs=lambda problem, _rows: problem.group_size > 1,  # prefill.cuh: rows are queries times the heads of a KV head
     is_fused=True,
 )

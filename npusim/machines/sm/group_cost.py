@@ -292,6 +292,8 @@ class GroupModel:
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * cycles * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
         lone = max(products * cycles * max(1.0, warps), memory, loads * spec.load_cycles.value)
+        if spec.chain_cycles is not None:  # each product adds to the result of the one a step of the sum before
+            lone = max(lone, depth * spec.chain_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 

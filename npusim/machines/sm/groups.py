@@ -415,7 +415,8 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     values = 0 if tile.is_viewed else tile.value_dim
     sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * values
     q, k, v = map(tile.bytes_of, sizes)
-    out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
+    out_bytes = get_format(tile.output).size_bytes
+    out = 0 if decided.stores_wide_at_once and out_bytes == REGISTER_BYTES else tile.rows * tile.value_dim * out_bytes
     is_wgmma = decided.generation == "wgmma"
     if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
         q += k + v if is_wgmma else 0
