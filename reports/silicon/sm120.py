@@ -26,6 +26,8 @@ MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
 TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
 #: Attention's tiles of rows and keys by version (its source).
 ATTENTION = {"v2": (64, 64), "v4": (64, 32), "v5": (64, 64)}
+#: Keys of a page of vLLM's cache (AIConfigurator, collector/vllm/collect_attn.py).
+PAGE = 64
 #: Names of kernels whose source is not at hand, so that no prediction is theirs.
 UNKNOWN = ("inductor", "triton", "sdpa_cudnn", "vector add", "Triton GEMM", "Triton FlashAttention", "RMSNorm", "v1 (")
 
@@ -56,6 +58,8 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     watts = {"overrides": {"power.limit_w": "400"}} if row["clock"] == "400 W" and device == "rtx_5090" else {}
     options: dict[str, Any] = {"hw": device, "numerics": False, "trace_groups": (), **watts}
     limit = ", 400 W" if watts else ""
+    if row["note"].startswith("operator") or kernel == "torch.matmul":  # calls on the same inputs, one after the other
+        options["l2"] = "repeated"
     if product := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
         m, n, k = map(int, product.groups())
         options["problem"] = GemmProblem(m=m, n=n, k=k, dtype=row["dtype"])
@@ -67,7 +71,7 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     if (call := sizes(shape)) is None:
         return None
     is_paged = "vllm" in kernel
-    options["problem"] = Problem(**call, dtype=row["dtype"], page=16 if is_paged else 0)
+    options["problem"] = Problem(**call, dtype=row["dtype"], page=PAGE if is_paged else 0)
     options["tiling"] = {"kernel": "fa2"}
     if kernel in ATTENTION:
         rows, keys = ATTENTION[kernel]
@@ -76,7 +80,7 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
         return (
             f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
             "flash",
-            options | {"l2": "repeated"},
+            options,
         )
     if kernel.startswith("flashinfer") and call["seq_q"] * call["heads"] > 64 * call["kv_heads"]:
         options["tiling"] = {"kernel": "flashinfer"}
