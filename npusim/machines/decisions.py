@@ -175,6 +175,9 @@ class GpuDecisions(NamedTuple):
         Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
         issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
         counter, which a memset clears: always, or if a mask makes them differ.
+    sums_in_products
+        Whether the product of weights and values has a column of ones beside V, which gives the sums of rows; values
+        are those of sums of rows all the same.
     stores_wide_at_once
         Whether an output of 32 bits is stored from registers, where others pass through shared memory.
     from_last, mask_block
@@ -209,6 +212,7 @@ class GpuDecisions(NamedTuple):
     ahead: int = 0
     meets: bool = False
     counts: Literal["always", "masked"] = "masked"
+    sums_in_products: bool = False
     stores_wide_at_once: bool = False
     from_last: bool = False
     mask_block: int = 0

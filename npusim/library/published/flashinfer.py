@@ -90,7 +90,8 @@ FLASHINFER = GpuKernel(
     name="flashinfer",
     whose="FlashInfer's",
     computes=("flash",),
-    decides=GpuDecisions(is_whole=True, stores_wide_at_once=True),  # prefill.cuh, write_o_reg_gmem; keys from the first
+    # prefill.cuh: m16k16_rowsum_f16f16f32, write_o_reg_gmem; a block visits its keys from the first on.
+    decides=GpuDecisions(is_whole=True, sums_in_products=True, stores_wide_at_once=True),
     tiles={2: TILES},
     variants=_variants,
     fields=lambda _device: {"stages": None},
