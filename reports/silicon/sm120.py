@@ -76,14 +76,10 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     if kernel in ATTENTION:
         rows, keys = ATTENTION[kernel]
         options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": "library"}
-    if call["seq_q"] == 1:
-        return (
-            f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
-            "flash",
-            options,
-        )
-    if kernel.startswith("flashinfer") and call["seq_q"] * call["heads"] > 64 * call["kv_heads"]:
+    if kernel.startswith("flashinfer"):  # SGLang decodes on tensor cores from four heads of a KV head on
         options["tiling"] = {"kernel": "flashinfer"}
+    if call["seq_q"] == 1:
+        return (f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}", "flash", options)
     by = (
         "FlashAttention-2 with pages"
         if is_paged

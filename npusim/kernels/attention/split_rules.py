@@ -32,7 +32,8 @@ class SplitCall:
     """The properties of a call that rules read: keys and queries of each sequence, heads, tiles, and cores of the
     device.
 
-    ``head_dim``: of a row of V, 0 if not known.  ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
+    ``head_dim``: of a row of V, 0 if not known.
+    ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
     keys that a query sees about its own, 0 for all.  ``is_causal``: or windowed.
     """
 

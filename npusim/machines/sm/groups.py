@@ -334,8 +334,8 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions)
     """Return a kernel's decisions with those of a block: its groups of warps, their layout, tiles and stages."""
     warps = tile.warps
     decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=tile.depth)
-    if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
-        return decided._replace(generation="mma")
+    if not tile.stages:  # a library's kernel: products of single warps, down the rows as far as these reach
+        return decided._replace(across=warps // min(warps, ceil_div(tile.rows, FRAGMENT_ROWS)), generation="mma")
     if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
         down = min(warps, tile.rows // decided.warp_rows) if tile.rows >= GROUP_ROWS else 1
         return decided._replace(across=warps // down, generation="mma")
