@@ -24,8 +24,10 @@ from npusim.errors import NpusimError
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
 #: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
 TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
-#: Attention's tiles of rows and keys by version (its source).
-ATTENTION = {"v2": (64, 64), "v4": (64, 32), "v5": (64, 64)}
+#: Attention's tiles of rows, keys and stages by version (its source: v2 waits for each load, later ones load ahead).
+ATTENTION = {"v2": (64, 64, 1), "v4": (64, 32, "library"), "v5": (64, 64, "library")}
+#: Seconds without load before a version's calls (the same, main.py).
+REST_S = "1"
 #: Keys of a page of vLLM's cache (AIConfigurator, collector/vllm/collect_attn.py).
 PAGE = 64
 #: Names of kernels whose source is not at hand, so that no prediction is theirs.
@@ -74,8 +76,10 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     options["problem"] = Problem(**call, dtype=row["dtype"], page=PAGE if is_paged else 0)
     options["tiling"] = {"kernel": "fa2"}
     if kernel in ATTENTION:
-        rows, keys = ATTENTION[kernel]
-        options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": "library"}
+        rows, keys, stages = ATTENTION[kernel]
+        options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": stages}
+    if watts:
+        options["overrides"] = watts["overrides"] | {"power.pause_s": REST_S}
     if kernel.startswith("flashinfer"):  # SGLang decodes on tensor cores from four heads of a KV head on
         options["tiling"] = {"kernel": "flashinfer"}
     if call["seq_q"] == 1:
