@@ -160,6 +160,8 @@ class GpuDecisions(NamedTuple):
         whole tile, which it computes even for a ragged one.
     stages
         Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
+    copies_in_bulk
+        Whether one thread copies a tile of each operand (TMA), where else every thread copies its share.
     depth, held_depth, loaded_tiles
         Tiles in shared memory of each operand of the loop, and of lasting operands (the next block's are loaded while
         this one's are read), fewer where they do not fit; tiles in progress of a loop without products, in which rows
@@ -200,6 +202,7 @@ class GpuDecisions(NamedTuple):
     is_whole: bool = False
     rows: int = 0
     stages: int = 0
+    copies_in_bulk: bool = False
     depth: int = 1
     held_depth: int = 1
     loaded_tiles: int = 2

@@ -24,6 +24,8 @@ from npusim.errors import NpusimError
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
 #: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
 TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
+#: Who copies pieces of k in a version (the same).
+COPIES = {"v0": "threads", "v1_tma": "bulk", "v2_ws": "producer"}
 #: Attention's tiles of rows, keys and stages by version (its source: v2 waits for each load, later ones load ahead).
 ATTENTION = {"v2": (64, 64, 1), "v4": (64, 32, "library"), "v5": (64, 64, "library")}
 #: Seconds without load before a version's calls (the same, main.py).
@@ -65,9 +67,10 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     if product := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
         m, n, k = map(int, product.groups())
         options["problem"] = GemmProblem(m=m, n=n, k=k, dtype=row["dtype"])
-        if kernel in ("v0", "v1_tma", "v2_ws"):
+        if kernel in COPIES:
             tile = TILES["005ce42" if "005ce42" in row["source"] else device]
             options["tiling"] = dict(zip(("block_m", "block_n", "block_k", "stages"), tile, strict=True))
+            options["tiling"]["copies"] = COPIES[kernel]
             return f"{device}, products of known tile{limit}", "gemm", options
         return f"{device}, products of libraries{limit}", "gemm", options
     if (call := sizes(shape)) is None:

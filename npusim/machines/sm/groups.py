@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.config.core_units import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.device_tables import ESTIMATED, compiled_registers
@@ -519,6 +519,10 @@ class GpuOperatorFields(Tiling):
     )
 
 
+#: Who copies a product's pieces of k.
+ProductCopies = Literal["producer", "bulk", "threads"]
+
+
 class GpuGemmFields(Tiling):
     """Tile of C, the piece of k and the order of tiles on a GPU; open fields have a library's choice."""
 
@@ -527,6 +531,11 @@ class GpuGemmFields(Tiling):
     block_k: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
     splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
     stages: int | None = Field(default=None, ge=1, le=16, description="pieces of k in shared memory")
+    copies: ProductCopies | None = Field(
+        default=None,
+        description="who copies pieces of k: a producer warp, a thread of the warps that multiply (bulk, one copy an "
+        "operand), or all their threads; default: a producer",
+    )
     swizzle: int | None = Field(
         default=None,
         ge=1,
@@ -557,7 +566,8 @@ def library_fields(
     if is_one_wave and not is_staged and tiling.stages is None:
         stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * piece)))
     swizzle, _ = library_products.tile_order(rows, cols, (m, n), tiling.swizzle)
-    values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
+    values: dict[str, object] = {"block_m": m, "block_n": n, "block_k": k, "splits": splits}
+    values |= {"stages": stages, "swizzle": swizzle, "copies": tiling.copies or "producer"}
     return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
 
 
@@ -605,5 +615,10 @@ def library_tiling(
     held = {RF: (REGISTER_BYTES * of_block, REGISTER_BYTES * there), SMEM: (shared, memory)}
     room = Occupancy(min(limits.values()), warps, registers, shared, limits, held)
     decided = GpuDecisions(groups, GROUP_WARPS, across, generation=generation, depth=stages, roles="copying")
+    if fields.copies not in (None, "producer"):
+        if is_staged or generation != "mma":
+            raise TilingError(f"copies: {fields.copies}; {device.name}'s products have a producer alone")
+        decided = decided._replace(roles="alike", stages=stages + 1, copies_in_bulk=fields.copies == "bulk")
+        charges += barriers(decided)
     decided = decided._replace(rows=rows, is_transposed=is_transposed, charges=tuple(charges))
     return SmTiling(room.blocks, widths={"n": columns}, decided=decided, occupancy=room)
