@@ -20,6 +20,8 @@ from npusim.config.load import list_devices, load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.kernels.attention.split_rules import RULES, SplitCall
+from npusim.machines.published_kernel import GpuKernel
+from npusim.machines.published_kernels import kernels
 from npusim.machines.sm.sm_pricing import SmPricing
 from npusim.program.ir.tile_program import Loop
 
@@ -234,6 +236,62 @@ def test_copies_of_a_product_cost_the_warps_that_issue_them() -> None:
     assert 1 < times[1] / times[0] < 1.02 < times[2] / times[1] < 1.09
     with pytest.raises(TilingError, match="copies: bulk; t4's products have a producer alone"):
         latency("gemm", "t4", problem=problem.model_copy(update={"dtype": "float16"}), tiling={"copies": "bulk"})
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "tile"),
+    [
+        ("fa4_sm120", 64, (128, 128)),
+        ("fa4_sm120", 128, (128, 64)),
+        ("cudnn_sm120", 128, (128, 128)),
+        ("cudnn_sm120", 256, (128, 64)),
+    ],
+)
+def test_kernels_with_a_producer_warp_hide_copies(name: str, head_dim: int, tile: tuple[int, int]) -> None:
+    """flash_attn/cute and cudnn-frontend for sm_120: TMA and mma.sync; FlashAttention-2's warps copy for themselves."""
+    problem = Problem(batch=4, heads=32, seq_q=1024, seq_kv=1024, head_dim=head_dim, dtype="bfloat16", causal=False)
+    took = npusim.run("flash", hw="gb10", problem=problem, tiling={"kernel": name}, numerics=False)
+    assert (took.tiling.block_q, took.tiling.block_kv) == tile
+    if head_dim > 64:
+        assert 0.8 < took.latency_us / latency("flash", "gb10", problem=problem, tiling={"kernel": "fa2"}) < 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "seq", "causal", "rows"),
+    [
+        (16, 512, False, 64),
+        (16, 1024, False, 128),
+        (16, 2048, False, 64),
+        (16, 4096, False, 128),
+        (12, 2560, False, 64),
+        (16, 2560, False, 128),
+        (16, 1024, True, 64),
+        (16, 8192, True, 128),
+    ],
+)
+def test_cudnn_takes_finer_rows_where_blocks_are_few(heads: int, seq: int, causal: bool, rows: int) -> None:
+    """The cases of cudnn-frontend's own test of the rule, for 188 multiprocessors."""
+    problem = Problem(heads=heads, seq_q=seq, seq_kv=seq, head_dim=128, dtype="bfloat16", causal=causal)
+    assert kernels(GpuKernel)["cudnn_sm120"].tile(problem, load_device("rtx_pro_6000")).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("hw", "name", "message"),
+    [
+        ("rtx_5090", "cudnn", "cudnn is a kernel of Hopper; rtx_5090 has kernel=cudnn_sm120"),
+        ("h200", "cudnn_sm120", "cudnn_sm120 is a kernel of sm_120 and sm_121, and h200 is sm_90"),
+        ("l40s", "fa4_sm120", "fa4_sm120 is a kernel of sm_120 and sm_121, and l40s is sm_89"),
+    ],
+)
+def test_a_kernel_of_other_chips_is_refused_by_name(hw: str, name: str, message: str) -> None:
+    with pytest.raises(TilingError, match=message):
+        latency("flash", hw, problem=ATTENTION, tiling={"kernel": name})
+
+
+@pytest.mark.parametrize("name", ["fa4_sm120", "cudnn_sm120", "flashinfer"])
+def test_kernels_of_sm_120_compute_attention(name: str) -> None:
+    problem = Problem(heads=4, kv_heads=2, seq_q=200, seq_kv=333, head_dim=64, causal=True, dtype="bfloat16")
+    assert npusim.run("flash", hw="rtx_5090", problem=problem, tiling={"kernel": name}).numerics.error.rmse < 4e-3
 
 
 def _operations(items: Iterable[Any]) -> Iterator[Any]:

@@ -333,7 +333,12 @@ def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:
     """Return a kernel's decisions with those of a block: its groups of warps, their layout, tiles and stages."""
     warps = tile.warps
-    decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=tile.depth)
+    depth = max(decided.depth, tile.depth)
+    decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
+    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # which wait for copies alone
+        groups = warps // GROUP_WARPS
+        rows = ceil_div(tile.rows, groups)
+        return decided._replace(groups=groups, warps=GROUP_WARPS, rows=rows, generation="mma")
     if not tile.stages:  # a library's kernel: products of single warps, down the rows as far as these reach
         return decided._replace(across=warps // min(warps, ceil_div(tile.rows, FRAGMENT_ROWS)), generation="mma")
     if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
@@ -421,6 +426,9 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
         q += k + v if is_wgmma else 0
         k, v = (n * tile.stored_bytes for n in sizes[1:])
+    q = 0 if decided.holds_in_registers else q
+    if not tile.stages and decided.roles == "copying":
+        return max(q + (k + v) * decided.depth, out)
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
