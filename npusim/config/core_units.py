@@ -482,6 +482,10 @@ class SyncProductSpec(SpecModel):
         description="lanes that each hold an element of an operand, so that it is loaded for each; default: one",
     )
     load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
+    chain_cycles: Positive | None = Field(
+        default=None,
+        description="time until a product may add to the result of the one before; missing: it is never waited for",
+    )
     latency_cycles: WholeQuantity = Field(description="time from the last product of a phase to the use of its results")
 
     @model_validator(mode="after")

@@ -160,6 +160,8 @@ class GpuDecisions(NamedTuple):
         whole tile, which it computes even for a ragged one.
     stages
         Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
+    copies_in_bulk
+        Whether one thread copies a tile of each operand (TMA), where else every thread copies its share.
     depth, held_depth, loaded_tiles
         Tiles in shared memory of each operand of the loop, and of lasting operands (the next block's are loaded while
         this one's are read), fewer where they do not fit; tiles in progress of a loop without products, in which rows
@@ -175,6 +177,11 @@ class GpuDecisions(NamedTuple):
         Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
         issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
         counter, which a memset clears: always, or if a mask makes them differ.
+    sums_in_products
+        Whether the product of weights and values has a column of ones beside V, which gives the sums of rows; values
+        are those of sums of rows all the same.
+    stores_wide_at_once
+        Whether an output of 32 bits is stored from registers, where others pass through shared memory.
     from_last, mask_block
         Whether a block visits its keys from the last tile to the first; side of the squares of queries and keys for
         which the kernel decides visits and masks (0: the tile).
@@ -195,6 +202,7 @@ class GpuDecisions(NamedTuple):
     is_whole: bool = False
     rows: int = 0
     stages: int = 0
+    copies_in_bulk: bool = False
     depth: int = 1
     held_depth: int = 1
     loaded_tiles: int = 2
@@ -207,6 +215,8 @@ class GpuDecisions(NamedTuple):
     ahead: int = 0
     meets: bool = False
     counts: Literal["always", "masked"] = "masked"
+    sums_in_products: bool = False
+    stores_wide_at_once: bool = False
     from_last: bool = False
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()

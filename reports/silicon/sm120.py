@@ -17,14 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import npusim
-from npusim.config.problem import GemmProblem, Problem
+from npusim.config.load import load_device
+from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
 
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
 #: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
 TILES = {"rtx_pro_6000": (128, 128, 32, 3), "rtx_5090": (128, 64, 64, 2), "005ce42": (256, 128, 64, 2)}
-#: Attention's tiles of rows and keys by version (its source).
-ATTENTION = {"v2": (64, 64), "v4": (64, 32), "v5": (64, 64)}
+#: Who copies pieces of k in a version (the same).
+COPIES = {"v0": "threads", "v1_tma": "bulk", "v2_ws": "producer"}
+#: Attention's tiles of rows, keys and stages by version (its source: v2 waits for each load, later ones load ahead).
+ATTENTION = {"v2": (64, 64, 1), "v4": (64, 32, "library"), "v5": (64, 64, "library")}
+#: Seconds without load before a version's calls (the same, main.py).
+REST_S = "1"
+#: Keys of a page of vLLM's cache (AIConfigurator, collector/vllm/collect_attn.py).
+PAGE = 64
 #: Names of kernels whose source is not at hand, so that no prediction is theirs.
 UNKNOWN = ("inductor", "triton", "sdpa_cudnn", "vector add", "Triton GEMM", "Triton FlashAttention", "RMSNorm", "v1 (")
 
@@ -55,30 +62,31 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     watts = {"overrides": {"power.limit_w": "400"}} if row["clock"] == "400 W" and device == "rtx_5090" else {}
     options: dict[str, Any] = {"hw": device, "numerics": False, "trace_groups": (), **watts}
     limit = ", 400 W" if watts else ""
+    if row["note"].startswith("operator") or kernel == "torch.matmul":  # calls on the same inputs, one after the other
+        options["l2"] = "repeated"
     if product := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
         m, n, k = map(int, product.groups())
         options["problem"] = GemmProblem(m=m, n=n, k=k, dtype=row["dtype"])
-        if kernel in ("v0", "v1_tma", "v2_ws"):
+        if kernel in COPIES:
             tile = TILES["005ce42" if "005ce42" in row["source"] else device]
             options["tiling"] = dict(zip(("block_m", "block_n", "block_k", "stages"), tile, strict=True))
+            options["tiling"]["copies"] = COPIES[kernel]
             return f"{device}, products of known tile{limit}", "gemm", options
         return f"{device}, products of libraries{limit}", "gemm", options
     if (call := sizes(shape)) is None:
         return None
     is_paged = "vllm" in kernel
-    options["problem"] = Problem(**call, dtype=row["dtype"], page=16 if is_paged else 0)
+    options["problem"] = Problem(**call, dtype=row["dtype"], page=PAGE if is_paged else 0)
     options["tiling"] = {"kernel": "fa2"}
     if kernel in ATTENTION:
-        rows, keys = ATTENTION[kernel]
-        options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": "library"}
-    if call["seq_q"] == 1:
-        return (
-            f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}",
-            "flash",
-            options | {"l2": "repeated"},
-        )
-    if kernel.startswith("flashinfer") and call["seq_q"] * call["heads"] > 64 * call["kv_heads"]:
+        rows, keys, stages = ATTENTION[kernel]
+        options["tiling"] = {"block_q": rows, "block_kv": keys, "warps": 4, "stages": stages}
+    if watts:
+        options["overrides"] = watts["overrides"] | {"power.pause_s": REST_S}
+    if kernel.startswith("flashinfer"):  # SGLang decodes on tensor cores from four heads of a KV head on
         options["tiling"] = {"kernel": "flashinfer"}
+    if call["seq_q"] == 1:
+        return (f"{device}, decode{' over 160 us' if float(row['us']) > 160 else ''}", "flash", options)
     by = (
         "FlashAttention-2 with pages"
         if is_paged
@@ -88,6 +96,25 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
     )
     span = ", 2,048 tokens and more" if call["seq_q"] >= 2048 and call["heads"] > call["kv_heads"] else ""
     return f"{device}, {by}{span}{limit}", "flash", options
+
+
+def predicted_us(schedule: str, options: dict[str, Any], *, is_operator: bool) -> float:
+    """Return the predicted time of a case; ``is_operator``: with the store of its new K and V in the cache.
+
+    AIConfigurator times an operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
+    collector/sglang/collect_attn.py), of which the store is one.
+    """
+    attention = npusim.run(schedule, **options).latency_us
+    if not is_operator:
+        return attention
+    problem: Problem = options["problem"]
+    size = problem.batch * problem.seq_q * problem.kv_heads * (problem.head_dim + problem.value_head_dim) * 2
+    plain = {name: options[name] for name in ("hw", "numerics", "trace_groups")}
+    store = npusim.run("copy", **plain, problem=CopyProblem(bytes=size), l2="repeated").latency_us
+    launch = load_device(options["hw"]).launch
+    assert launch is not None
+    follows = launch.task_s.value + launch.gap_s.value - launch.kernel_overhead_s.value
+    return attention + store + 1e6 * follows
 
 
 def is_decided(group: str, row: dict[str, str]) -> bool:
@@ -110,7 +137,8 @@ def main() -> None:
                 continue
             group, schedule, options = case
             try:
-                predicted = npusim.run(schedule, **options).latency_us
+                is_operator = row["note"].startswith("operator")
+                predicted = predicted_us(schedule, options, is_operator=is_operator)
             except NpusimError as error:
                 print("refused:", group, row["shape"], error, file=sys.stderr)
                 continue

@@ -207,8 +207,8 @@ def test_a_schedule_takes_the_kernels_that_compute_it_and_no_others(name: str, f
     fields = {f.name: f.choices for f in tiling_fields(schedule.tiling)}
     assert set(fields.get("kernel", ())) == taken
     expected = {
-        ("flash", "nvidia"): {"cudnn", "fa2", "fa3", "flashinfer", "triton", "xformers"},
-        ("flash", "cpu"): {"cudnn", "fa2", "fa3", "flashinfer", "triton", "xformers"},
+        ("flash", "nvidia"): {"cudnn", "cudnn_sm120", "fa2", "fa3", "fa4_sm120", "flashinfer", "triton", "xformers"},
+        ("flash", "cpu"): {"cudnn", "cudnn_sm120", "fa2", "fa3", "fa4_sm120", "flashinfer", "triton", "xformers"},
         ("split_kv", "nvidia"): {"fa2", "fa3"},
         ("volta_flash", "nvidia"): {"xformers"},
         ("flash", "ascend"): {"cann", "pto", "tilelang"},
@@ -226,7 +226,7 @@ def test_a_kernel_that_no_library_has_is_refused_by_every_verb(name: str, hw: st
     """Before these ran, with the kernel's name and none of its decisions, or ended in a KeyError."""
     sizes: dict[str, Any] = {"problem": {"m": 64, "n": 64, "k": 64}} if name == "gemm" else {}
     asked: dict[str, Any] = {"hw": hw, "tiling": {"kernel": kernel}, **sizes}
-    message = rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; there are .*cann, cudnn, fa2"
+    message = rf"kernel={kernel}: {name} on (nvidia|ascend) cores has no published kernel; there are cann, cudnn, .*fa2"
     with pytest.raises(TilingError, match=message):
         npusim.run(name, **asked, numerics=False)
     with pytest.raises(TilingError, match=message):
@@ -428,7 +428,8 @@ def test_the_names_of_published_kernels_stay_in_their_room() -> None:
 
 
 def test_each_file_has_one_kernel_of_its_name_which_the_command_line_offers() -> None:
-    assert {"fa2", "fa3", "cudnn", "flashinfer", "xformers", "triton"} == kernels(GpuKernel).keys()
+    hopper = {"fa2", "fa3", "cudnn", "flashinfer", "xformers", "triton"}
+    assert hopper | {"cudnn_sm120", "fa4_sm120"} == kernels(GpuKernel).keys()
     assert {"cann", "pto", "pto_chunks", "tilelang"} == kernels(AscendKernel).keys()
     offered: dict[str, Mapping[str, PublishedKernel]] = {
         "nvidia": kernels(GpuKernel, "flash"),

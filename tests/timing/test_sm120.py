@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ from npusim.config.core_units import GroupMatrixEngine
 from npusim.config.load import list_devices, load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
+from npusim.kernels.attention.split_rules import RULES, SplitCall
+from npusim.machines.published_kernel import GpuKernel
+from npusim.machines.published_kernels import kernels
+from npusim.machines.sm.sm_pricing import SmPricing
+from npusim.program.ir.tile_program import Loop
 
 #: Vendors' peaks of float16 into float32 in TFLOP/s; the RTX 5090's is at its measured clock, 20 % above the vendor's.
 PEAKS = {
@@ -159,8 +166,140 @@ def test_flashinfer_chooses_keys_so_that_two_blocks_fit(hw: str, head_dim: int, 
     problem = Problem(batch=4, heads=16, seq_q=512, seq_kv=512, head_dim=head_dim, causal=True)
     took = npusim.run("flash", hw=hw, problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
     assert (took.tiling.block_q, took.tiling.block_kv) == tile
-    with pytest.raises(TilingError, match="flashinfer is described for more than 64 rows of a KV head, not for 8"):
-        latency("flash", hw, problem=problem.model_copy(update={"seq_q": 8}), tiling={"kernel": "flashinfer"})
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "tile"),
+    [(16, 64, (16, 128)), (16, 128, (16, 64)), (16, 256, (16, 64)), (64, 128, (64, 64)), (64, 256, (64, 16))],
+)
+def test_flashinfer_decodes_with_its_blocks_of_few_rows(heads: int, head_dim: int, tile: tuple[int, int]) -> None:
+    """FA2DetermineCtaTileQ and its dispatch of keys: four warps along the keys of a block of 16 rows, else the rows."""
+    problem = Problem(batch=8, heads=heads, kv_heads=2, seq_q=1, seq_kv=512, head_dim=head_dim, dtype="bfloat16")
+    took = npusim.run("flash", hw="rtx_pro_6000", problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
+    assert (took.tiling.block_q, took.tiling.block_kv) == tile
+
+
+def test_flashinfer_decodes_at_the_rate_of_memory() -> None:
+    """Blocks of 16 rows leave 134 MB in L2 to its rate: 34 us published, 50 with FlashAttention-2's blocks of 64."""
+    problem = Problem(batch=8, heads=64, kv_heads=4, seq_q=1, seq_kv=4096, head_dim=128, dtype="bfloat16")
+    few, many = (
+        latency("flash", "rtx_pro_6000", problem=problem, tiling={"kernel": name}, l2="repeated")
+        for name in ("flashinfer", "fa2")
+    )
+    assert few < 0.8 * many
+
+
+def test_flashinfer_counts_blocks_of_64_rows_for_heads_of_256() -> None:
+    """FA2DetermineCtaTileQ: 96 blocks of 6,144 rows on 376 places have 3 parts; of 128 rows there would be 7."""
+    call = SplitCall(keys=(6144,), queries=6144, heads=1, kv_heads=1, block_q=64, block_kv=16, cores=188, head_dim=256)
+    assert len(RULES["flashinfer"](call)[0]) == 3
+    assert len(RULES["flashinfer"](replace(call, head_dim=128))[0]) == 7
+
+
+def test_flashinfer_stores_parts_of_32_bits_from_registers() -> None:
+    """Parts of 64 x 256 float32 values would fill 64 KiB of shared memory, of which two blocks have 48 KiB each."""
+    problem = Problem(batch=1, heads=4, kv_heads=4, seq_q=2048, seq_kv=8192, head_dim=256, causal=False)
+    took = npusim.run("flash", hw="rtx_pro_6000", problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
+    assert any("splits=flashinfer" in note for note in took.notes)
+    assert any("48 KiB shared memory" in note for note in took.notes)
+
+
+def test_a_product_waits_for_its_chain() -> None:
+    """Tiles of 16 keys have two accumulators a warp: 16 steps of a chain of 35 cycles, of a pipe's 32."""
+    problem = Problem(batch=1, heads=8, kv_heads=8, seq_q=2048, seq_kv=2048, head_dim=256, causal=False)
+    asked: dict[str, Any] = {"problem": problem, "tiling": {"kernel": "flashinfer"}}
+    chain = "cores.sm.engines.TENSOR.mma.chain_cycles"
+    at_once, waits = (latency("flash", "rtx_pro_6000", **asked, overrides={chain: n}) for n in ("16", "35"))
+    assert waits > 1.005 * at_once
+    wide = asked | {"tiling": {"kernel": "fa2"}}
+    at_once, waits = (latency("flash", "rtx_pro_6000", **wide, overrides={chain: n}) for n in ("16", "35"))
+    assert waits == at_once  # 64 keys
+
+
+def test_sums_of_rows_in_products_cost_tensor_cores() -> None:
+    """FlashInfer's m16k16_rowsum: 17 instructions beside one another for 16, of a product of heads of 128."""
+    problem = Problem(batch=1, heads=8, kv_heads=8, seq_q=2048, seq_kv=2048, head_dim=128, causal=False)
+    took = npusim.run("flash", hw="rtx_pro_6000", problem=problem, tiling={"kernel": "flashinfer"}, numerics=False)
+    device = load_device("rtx_pro_6000").clocked(1)
+    pricing, phase = SmPricing(took.program, device), took.program.phases[0]
+    costs = {op.label: pricing.of_op(op).share for op in _operations(phase.body(phase.blocks[0]))}
+    assert costs["PV.mma"].cycles == costs["S.mma"].cycles * 17 / 16
+
+
+def test_copies_of_a_product_cost_the_warps_that_issue_them() -> None:
+    """learn-cuda's products on an RTX 5090: TMA takes up to 2 % longer than a producer warp, cp.async 2 to 9 more."""
+    problem, tile = GemmProblem(m=4096, n=4096, k=4096, dtype="bfloat16"), {"block_m": 128, "block_n": 64, "stages": 2}
+    times = [
+        latency("gemm", "rtx_5090", problem=problem, tiling=tile | {"copies": name}, overrides={"power.limit_w": "400"})
+        for name in ("producer", "bulk", "threads")
+    ]
+    assert 1 < times[1] / times[0] < 1.02 < times[2] / times[1] < 1.09
+    with pytest.raises(TilingError, match="copies: bulk; t4's products have a producer alone"):
+        latency("gemm", "t4", problem=problem.model_copy(update={"dtype": "float16"}), tiling={"copies": "bulk"})
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "tile"),
+    [
+        ("fa4_sm120", 64, (128, 128)),
+        ("fa4_sm120", 128, (128, 64)),
+        ("cudnn_sm120", 128, (128, 128)),
+        ("cudnn_sm120", 256, (128, 64)),
+    ],
+)
+def test_kernels_with_a_producer_warp_hide_copies(name: str, head_dim: int, tile: tuple[int, int]) -> None:
+    """flash_attn/cute and cudnn-frontend for sm_120: TMA and mma.sync; FlashAttention-2's warps copy for themselves."""
+    problem = Problem(batch=4, heads=32, seq_q=1024, seq_kv=1024, head_dim=head_dim, dtype="bfloat16", causal=False)
+    took = npusim.run("flash", hw="gb10", problem=problem, tiling={"kernel": name}, numerics=False)
+    assert (took.tiling.block_q, took.tiling.block_kv) == tile
+    if head_dim > 64:
+        assert 0.8 < took.latency_us / latency("flash", "gb10", problem=problem, tiling={"kernel": "fa2"}) < 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "seq", "causal", "rows"),
+    [
+        (16, 512, False, 64),
+        (16, 1024, False, 128),
+        (16, 2048, False, 64),
+        (16, 4096, False, 128),
+        (12, 2560, False, 64),
+        (16, 2560, False, 128),
+        (16, 1024, True, 64),
+        (16, 8192, True, 128),
+    ],
+)
+def test_cudnn_takes_finer_rows_where_blocks_are_few(heads: int, seq: int, causal: bool, rows: int) -> None:
+    """The cases of cudnn-frontend's own test of the rule, for 188 multiprocessors."""
+    problem = Problem(heads=heads, seq_q=seq, seq_kv=seq, head_dim=128, dtype="bfloat16", causal=causal)
+    assert kernels(GpuKernel)["cudnn_sm120"].tile(problem, load_device("rtx_pro_6000")).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("hw", "name", "message"),
+    [
+        ("rtx_5090", "cudnn", "cudnn is a kernel of Hopper; rtx_5090 has kernel=cudnn_sm120"),
+        ("h200", "cudnn_sm120", "cudnn_sm120 is a kernel of sm_120 and sm_121, and h200 is sm_90"),
+        ("l40s", "fa4_sm120", "fa4_sm120 is a kernel of sm_120 and sm_121, and l40s is sm_89"),
+    ],
+)
+def test_a_kernel_of_other_chips_is_refused_by_name(hw: str, name: str, message: str) -> None:
+    with pytest.raises(TilingError, match=message):
+        latency("flash", hw, problem=ATTENTION, tiling={"kernel": name})
+
+
+@pytest.mark.parametrize("name", ["fa4_sm120", "cudnn_sm120", "flashinfer"])
+def test_kernels_of_sm_120_compute_attention(name: str) -> None:
+    problem = Problem(heads=4, kv_heads=2, seq_q=200, seq_kv=333, head_dim=64, causal=True, dtype="bfloat16")
+    assert npusim.run("flash", hw="rtx_5090", problem=problem, tiling={"kernel": name}).numerics.error.rmse < 4e-3
+
+
+def _operations(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        if isinstance(item, Loop):
+            yield from _operations(item.body(0))
+        else:
+            yield item
 
 
 def test_repeated_launches_find_what_fits_l2() -> None:

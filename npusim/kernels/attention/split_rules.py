@@ -32,6 +32,7 @@ class SplitCall:
     """The properties of a call that rules read: keys and queries of each sequence, heads, tiles, and cores of the
     device.
 
+    ``head_dim``: of a row of V, 0 if not known.
     ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
     keys that a query sees about its own, 0 for all.  ``is_causal``: or windowed.
     """
@@ -43,6 +44,7 @@ class SplitCall:
     block_q: int
     block_kv: int
     cores: int
+    head_dim: int = 0
     page: int = 0
     kv_bytes: int = 0
     is_causal: bool = False
@@ -78,6 +80,7 @@ def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitC
         block_q=block_q,
         block_kv=block_kv,
         cores=cores,
+        head_dim=problem.value_head_dim,
         page=problem.page,
         kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
         is_causal=problem.causal or is_windowed,
@@ -167,7 +170,7 @@ def flashinfer(call: SplitCall) -> Parts:
     """FlashInfer's prefill and tensor-core decode (scheduler.cuh): the shortest chunk of pages with which all fits."""
     places, page = max(1, 2 * call.cores // call.kv_heads), call.page or 1
     # scheduler.cuh, FA2DetermineCtaTileQ
-    rows = 128 if call.rows > 64 else 64 if call.rows > 16 else 16
+    rows = 128 if call.rows > 64 and call.head_dim < 256 else 64 if call.rows > 16 else 16
     # As there, a window counts without the query's own key.
     call = call.shortened(rows - 1)
     row_blocks, pages = ceil_div(call.rows, rows), [ceil_div(n, page) for n in call.keys]

@@ -287,11 +287,15 @@ class GroupModel:
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
         pieces = ceil_div(stored_format(a.fmt).row_bytes(step.depth), MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or across > 1
+        if decided.sums_in_products and not is_loaded:
+            products *= 1 + 1 / columns  # an instruction's columns of ones
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = self._warps(work)
         loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * cycles * warps, loads * decided.warps * WARP_BYTES / self.memory_bytes
         lone = max(products * cycles * max(1.0, warps), memory, loads * spec.load_cycles.value)
+        if spec.chain_cycles is not None:  # each product adds to the result of the one a step of the sum before
+            lone = max(lone, depth * spec.chain_cycles.value)
         issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
         return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
@@ -392,6 +396,8 @@ class GroupModel:
         is_reduction = step.opcode in REDUCTIONS and not isinstance(source, float)
         tile = source if is_reduction else step.dst
         assert not isinstance(tile, float)
+        if work.decided.sums_in_products and step.opcode is Opcode.ROW_SUM:
+            return
         values = elements(tile, work)
         name = listed_as(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
         if step.opcode not in SPECIAL:

@@ -144,11 +144,12 @@ class Works:
         return [self.usual.paying(due) for due in listed if self.decided.due(due)]
 
     def copies(self, block: WorkTile, tile: Visit) -> int:
-        """Return how often each thread of a block copies 16 bytes of a tile."""
+        """Return how often each thread of a block copies 16 bytes of a tile, or one thread an operand's tile."""
         threads, count = WARP_LANES * self.decided.warps * self.decided.groups, 0
         for n in filter(self.places.is_copied, self.places.visited):
             rows, cols, _ = self.frame.shape(n, block, tile)
-            count += ceil_div(self.frame.size_bytes(n, rows * cols), ACCESS_BYTES * threads)
+            size = self.frame.size_bytes(n, rows * cols)
+            count += 1 if self.decided.copies_in_bulk else ceil_div(size, ACCESS_BYTES * threads)
         return count
 
     def product(self, s: Stage) -> GroupWork:

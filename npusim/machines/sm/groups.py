@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.config.core_units import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.device_tables import ESTIMATED, compiled_registers
@@ -333,9 +333,14 @@ def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:
     """Return a kernel's decisions with those of a block: its groups of warps, their layout, tiles and stages."""
     warps = tile.warps
-    decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=tile.depth)
-    if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
-        return decided._replace(generation="mma")
+    depth = max(decided.depth, tile.depth)
+    decided = decided._replace(warps=warps, rows=tile.rows, stages=tile.stages, depth=depth)
+    if not tile.stages and decided.roles == "copying" and not warps % GROUP_WARPS:  # which wait for copies alone
+        groups = warps // GROUP_WARPS
+        rows = ceil_div(tile.rows, groups)
+        return decided._replace(groups=groups, warps=GROUP_WARPS, rows=rows, generation="mma")
+    if not tile.stages:  # a library's kernel: products of single warps, down the rows as far as these reach
+        return decided._replace(across=warps // min(warps, ceil_div(tile.rows, FRAGMENT_ROWS)), generation="mma")
     if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
         down = min(warps, tile.rows // decided.warp_rows) if tile.rows >= GROUP_ROWS else 1
         return decided._replace(across=warps // down, generation="mma")
@@ -415,11 +420,15 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     values = 0 if tile.is_viewed else tile.value_dim
     sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * values
     q, k, v = map(tile.bytes_of, sizes)
-    out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
+    out_bytes = get_format(tile.output).size_bytes
+    out = 0 if decided.stores_wide_at_once and out_bytes == REGISTER_BYTES else tile.rows * tile.value_dim * out_bytes
     is_wgmma = decided.generation == "wgmma"
     if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
         q += k + v if is_wgmma else 0
         k, v = (n * tile.stored_bytes for n in sizes[1:])
+    q = 0 if decided.holds_in_registers else q
+    if not tile.stages and decided.roles == "copying":
+        return max(q + (k + v) * decided.depth, out)
     if not tile.stages:
         return max(q + k * tile.depth + v, out)
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
@@ -518,6 +527,10 @@ class GpuOperatorFields(Tiling):
     )
 
 
+#: Who copies a product's pieces of k.
+ProductCopies = Literal["producer", "bulk", "threads"]
+
+
 class GpuGemmFields(Tiling):
     """Tile of C, the piece of k and the order of tiles on a GPU; open fields have a library's choice."""
 
@@ -526,6 +539,11 @@ class GpuGemmFields(Tiling):
     block_k: int | None = Field(default=None, ge=16, le=256, multiple_of=16, description="piece of k loaded at once")
     splits: int | None = Field(default=None, ge=1, le=64, description="blocks that share the k of a tile")
     stages: int | None = Field(default=None, ge=1, le=16, description="pieces of k in shared memory")
+    copies: ProductCopies | None = Field(
+        default=None,
+        description="who copies pieces of k: a producer warp, a thread of the warps that multiply (bulk, one copy an "
+        "operand), or all their threads; default: a producer",
+    )
     swizzle: int | None = Field(
         default=None,
         ge=1,
@@ -556,7 +574,8 @@ def library_fields(
     if is_one_wave and not is_staged and tiling.stages is None:
         stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * piece)))
     swizzle, _ = library_products.tile_order(rows, cols, (m, n), tiling.swizzle)
-    values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
+    values: dict[str, object] = {"block_m": m, "block_n": n, "block_k": k, "splits": splits}
+    values |= {"stages": stages, "swizzle": swizzle, "copies": tiling.copies or "producer"}
     return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
 
 
@@ -604,5 +623,10 @@ def library_tiling(
     held = {RF: (REGISTER_BYTES * of_block, REGISTER_BYTES * there), SMEM: (shared, memory)}
     room = Occupancy(min(limits.values()), warps, registers, shared, limits, held)
     decided = GpuDecisions(groups, GROUP_WARPS, across, generation=generation, depth=stages, roles="copying")
+    if fields.copies not in (None, "producer"):
+        if is_staged or generation != "mma":
+            raise TilingError(f"copies: {fields.copies}; {device.name}'s products have a producer alone")
+        decided = decided._replace(roles="alike", stages=stages + 1, copies_in_bulk=fields.copies == "bulk")
+        charges += barriers(decided)
     decided = decided._replace(rows=rows, is_transposed=is_transposed, charges=tuple(charges))
     return SmTiling(room.blocks, widths={"n": columns}, decided=decided, occupancy=room)

@@ -1,0 +1,58 @@
+"""cuDNN's attention on sm_120 and sm_121: a warp copies for four or eight that multiply and have Q in registers.
+
+Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
+first on is an assumption.
+
+Source: NVIDIA/cudnn-frontend, python/cudnn/sdpa/fwd: config_sm120.py, kernels/sm120/prefill_f16.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, ceil_div, get_format, layout
+from npusim.machine import Layouts
+
+#: Head dims of which layouts are known.
+HEAD_DIMS = 64, 128, 192, 256
+#: Rows of its blocks and their warps that multiply; keys, fewer where K and V do not fit a block (prefill_f16.py).
+LARGE_ROWS, SMALL_ROWS, KEYS = (128, 8), (64, 4), (128, 64)
+#: The finer rows are chosen for fewer blocks of the coarser ones than so many a multiprocessor, if tiles of keys are
+#: more than so many, or with a causal mask as many; or where twice the blocks have a multiprocessor each.  Inferred
+#: from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the finer rows and 320 have not.
+FILLED, FEW_TILES = 1.5, 8
+
+
+def _needs(device: DeviceSpec) -> str:
+    is_there = device.architecture in ("sm_120", "sm_121")
+    return "" if is_there else f"is a kernel of sm_120 and sm_121, and {device.name} is {device.architecture}"
+
+
+def _refuses(problem: Problem, _precision: Any) -> str:
+    return "copies no pages: it has a tensor of K and one of V" if problem.page else ""
+
+
+def _tiles(problem: Problem, device: DeviceSpec) -> Layouts:
+    cores, size = device.group_count.value, get_format(problem.dtype).size_bytes
+    memory = device.core("sm").buffer("SMEM").capacity_bytes.value
+    blocks = ceil_div(problem.seq_q, LARGE_ROWS[0]) * problem.heads * problem.batch
+    tiles = ceil_div(problem.seq_kv, KEYS[0])
+    is_long = tiles >= FEW_TILES if problem.causal else tiles > FEW_TILES
+    is_fine = 2 * blocks <= cores or (blocks < FILLED * cores and is_long)
+    rows, warps = SMALL_ROWS if is_fine else LARGE_ROWS
+    fits = {dim: next((n for n in KEYS if 2 * n * dim * size <= memory), 0) for dim in HEAD_DIMS}
+    return {dim: layout(rows, keys, warps=warps) for dim, keys in fits.items() if keys}
+
+
+CUDNN_SM120 = GpuKernel(
+    name="cudnn_sm120",
+    whose="cuDNN's for sm_120",
+    computes=("flash",),
+    decides=GpuDecisions(is_whole=True, roles="copying", holds_in_registers=True),
+    tiles={2: {dim: layout(LARGE_ROWS[0], KEYS[0], warps=LARGE_ROWS[1]) for dim in HEAD_DIMS}},
+    variants=_tiles,
+    fields=lambda _device: {"stages": None},
+    leaves=frozenset({"launch"}),
+    needs=_needs,
+    refuses=_refuses,
+)

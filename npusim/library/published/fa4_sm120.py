@@ -1,0 +1,37 @@
+"""FlashAttention-4 on sm_120 and sm_121: FlashAttention-2's algorithm, with a warp that copies for four that multiply.
+
+Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  Calls with pages, packed heads or
+cut keys have another kernel there, which is not described.
+
+Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_120), flash_fwd_sm120_tma.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, layout
+
+
+def _needs(device: DeviceSpec) -> str:
+    is_there = device.architecture in ("sm_120", "sm_121")
+    return "" if is_there else f"is a kernel of sm_120 and sm_121, and {device.name} is {device.architecture}"
+
+
+def _refuses(problem: Problem, _precision: Any) -> str:
+    return "copies no pages: these calls have another kernel, which is not described" if problem.page else ""
+
+
+FA4_SM120 = GpuKernel(
+    name="fa4_sm120",
+    whose="FlashAttention-4's for sm_120",
+    computes=("flash",),
+    # flash_fwd_sm120_tma.py: a warp copies, K and V have two tiles each; begins with n_block_max - 1
+    decides=GpuDecisions(is_whole=True, roles="copying", depth=2, from_last=True),
+    tiles={2: {64: layout(128, 128, warps=4), 128: layout(128, 64, warps=4)}},
+    fields=lambda _device: {"stages": None},
+    leaves=frozenset({"launch"}),
+    needs=_needs,
+    refuses=_refuses,
+    is_fused=True,
+)
