@@ -101,11 +101,14 @@ class ResidentBlock:
                 yield TileOp("end", warps, WARPS, (), (), self.works.usual.paying("end"))
 
     def _pipelined(self, block: WorkTile) -> Iterator[Item]:
-        """Yield the loop in parts; operands of the block are free after their last product, before the last part ends."""
+        """Yield the loop in parts; the block's operands are free after their last product, before its last part."""
         turns, frame, end = self.turns, self.frame, block.tile_count + 1
         assert turns is not None
         both = (frame.stretches_of_steps(cuts, [(0, block)], end) for cuts in (self.cuts, self.alone))
-        loops = [(here if 0 < start < end - 1 else by_itself) for (start, _, here), (*_, by_itself) in zip(*both, strict=True)]
+        loops = [
+            (here if 0 < start < end - 1 else by_itself)
+            for (start, _, here), (*_, by_itself) in zip(*both, strict=True)
+        ]
         yield from filter(None, loops[:-1])
         yield from turns.freed([self.places.held_slots(n, last=True) for _, n in self._shares(block.rows)])
         yield from filter(None, loops[-1:])
@@ -117,7 +120,13 @@ class ResidentBlock:
         return [(a, b - a) for a, b in pairwise(edges)]
 
     def _tile(
-        self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit, *, groups: range | None = None, alone: bool = False
+        self,
+        stages: tuple[Stage, ...],
+        block: WorkTile,
+        tile: Visit,
+        *,
+        groups: range | None = None,
+        alone: bool = False,
     ) -> Iterator[TileOp]:
         """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's
         end.  ``groups``: of these, loads with the first; None: all.  ``alone``: its product is the first or the last of
@@ -196,7 +205,7 @@ class ResidentBlock:
                 for s in stages
                 for op in self._rows(s, block, WHOLE, group, self._share(self.frame.led_by(s), block, WHOLE, group))
             ]
-            if not operations and held:
+            if not operations and (held or self.cuts):
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
             yield from operations[:-1]
             yield from (replace(op, handshake=held) for op in operations[-1:])

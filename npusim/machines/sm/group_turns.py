@@ -2,7 +2,8 @@
 
 One group copies, the others alternate.  cuDNN's groups alternate around their exponentials, so that one multiplies
 while the other computes.  FlashAttention-3's alternate in issuing products, and Q K^T of a tile is issued before P V
-of the previous tile: its softmax overlaps with that P V.  `WarpTurns` decides
+of the previous tile: its softmax overlaps with that P V.  Tensor cores process products in the order in which groups
+issue them (reports/silicon/groups.json).  `WarpTurns` decides
 
 - the stages that follow one another in a group before the next group's (`runs`), and the lags of some in tiles
   (`cuts`);
@@ -82,8 +83,8 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Q K^T of a tile and P V of the one before, of each group in turn, and the rows of the first; with the tiles by
-        #: which each lags.
+        #: Q K^T of a tile and P V of the one before, of each group in turn, and the rows of the first; with
+        #: the tiles by which each lags.
         self.cuts = (
             *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
             (loop[1:-1], 0, groups),
