@@ -141,9 +141,15 @@ class Validated:
     def verdict(self) -> str:
         """The band, or why there is none, in a few words; `text` has the evidence."""
         if self.band is not None:
+            return self.short
+        return f"{self.missing} ({self.short})" if self.short else self.missing
+
+    @property
+    def short(self) -> str:
+        """The band, or that of the nearest shapes, in a column's words; empty where neither is known."""
+        if self.band is not None:
             return f"± {self.band * 100:.0f} %"
-        nearest = "" if self.nearest_error is None else f" (nearest ± {self.nearest_error * 100:.0f} %)"
-        return self.missing + nearest
+        return "" if self.nearest_error is None else f"nearest ± {self.nearest_error * 100:.0f} %"
 
     def after(self, time: str) -> str:
         """Return a time with the verdict: ``158 us ± 14 %``, ``158 us, not measured at this size (nearest ± 14 %)``."""

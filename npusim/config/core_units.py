@@ -340,14 +340,27 @@ class IssueSpec(SpecModel):
     special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
     step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
+    @property
+    def slowing(self) -> float:
+        """Additional time of all arithmetic beside running products, as a share of its time."""
+        return 0.0
+
 
 class SpecialisedSpec(IssueSpec):
     """The same of kernels whose warps specialise: one group copies, others take turns (cuDNN's, FlashAttention-3's)."""
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
+    product_slowing_factor: Quantity = Field(
+        description="additional time of all arithmetic beside running products, as a share of its time without them"
+    )
     element_cycles: Quantity = Field(
         description="time of a block's end for each element of O in a thread, in addition to the counted instructions"
     )
+
+    @property
+    def slowing(self) -> float:
+        """Additional time of all arithmetic beside running products, as a share of its time."""
+        return self.product_slowing_factor.value
 
 
 class SharingSpec(IssueSpec):

@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.config import outside
 from npusim.config.messages import choices
 from npusim.config.packaged import installed
 from npusim.config.tiling import Blocks, Tiling
 from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
 
 #: Entry points of installed packages that bring a family: ``name = "package.module:FAMILY"``.
 MACHINES = "npusim.machines"
@@ -62,6 +66,9 @@ class CoreFamily:
         The published kernel whose choices hold for an attention where neither the tiling nor the preset names one.
     presets
         Values of presets' fields that are `AS_FAMILY`: ``exp_variant``, ``sum_order``, ``accumulate``.
+    layer_attention
+        The attention of a layer's prefill where none is named: a schedule with its fields, or ``module:function``
+        of the problem and the device that returns one.
     settings
         What a call tries beside its declared tile, by a name that the machine chooses; ``attention`` by default.
     unread
@@ -80,6 +87,7 @@ class CoreFamily:
     fields: Mapping[Kind, str | type[Tiling]] = field(default_factory=lambda: {"attention": Blocks, "stages": ""})
     usual: str = ""
     presets: Mapping[str, str] = field(default_factory=dict)
+    layer_attention: str = "flash"
     settings: Mapping[str, Settings] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[str, ...] = ()
@@ -102,6 +110,11 @@ class CoreFamily:
         if cls == "" or (isinstance(cls, type) and issubclass(cls, Tiling)):
             return cls or None
         raise SpecError(f"core family {self.name}: fields of {kind!r}: {named} is no Tiling")
+
+    def attention_of(self, problem: Problem, device: DeviceSpec) -> str:
+        """Return the attention of a layer's prefill where none is named: a schedule with its fields."""
+        chosen = self.layer_attention
+        return str(resolved(chosen)(problem, device)) if "." in chosen else chosen
 
     def preset(self, field: str) -> str:
         """Return the family's value of a preset's field that is `AS_FAMILY`."""

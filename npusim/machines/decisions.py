@@ -168,9 +168,9 @@ class GpuDecisions(NamedTuple):
         of one tile cover the load of the next.
     slice_elements
         Elements of a product's sum that are loaded at once; 0: all.
-    padding, exchanges, holds_in_registers
-        Elements after each row in shared memory; whether rows' results for a product cross lanes; whether operands
-        that stay for the whole block are in registers, not in shared memory.
+    padding, exchanges, stores, holds_in_registers
+        Elements after each row in shared memory; whether rows' results for a product cross lanes; whether they go to
+        it through shared memory; whether operands that stay for the whole block are in registers, not there.
     roles
         What the warps of a block are for.
     turns, ahead, meets, counts
@@ -209,6 +209,7 @@ class GpuDecisions(NamedTuple):
     slice_elements: int = 0
     padding: int = 0
     exchanges: bool = False
+    stores: bool = False
     holds_in_registers: bool = False
     roles: Roles = "alike"
     turns: Turns | None = None

@@ -86,6 +86,7 @@ class Tuning:
         return {
             "configuration": self.configurations[number].label(),
             "us": p.us,
+            "error": (p.errors.short if p.errors is not None else "") or None,
             "bits": self.letters[number],
             "registers": p.registers,
             "spilled": p.spilled,
@@ -116,6 +117,7 @@ class Tuning:
 _TABLE = Columns(
     Column("configuration", "configuration"),
     Column("us", "us", ",.2f", ">"),
+    Column("error", "error"),
     Column("bits", "bits"),
     Column("registers", lambda r: r["registers"], align=">"),
     Column("spilled", lambda r: None if r["registers"] is None else r["spilled"], align=">"),

@@ -36,6 +36,7 @@ from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import AttentionSubject, source_of
 from npusim.simulation.naming import inputs_of
 from npusim.simulation.plan import estimate, plan_of
+from npusim.simulation.ranking import steady
 from npusim.simulation.request import Request
 from npusim.simulation.run_result import ComputedBits, Spread
 from npusim.units import format_bytes, format_duration, plural
@@ -107,9 +108,11 @@ class NodeParts:
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
     """Return a child's tile program on its device; fields that it does not name are chosen as in a run of its own.
 
+    L2 is as a stream of kernels leaves it: nothing waits there to be written back for a benchmark's fill.
+
     ``whole``: the problem that it computes instead, with the tile of the child.
     """
-    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None}
+    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": steady(None, device)}
     asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
     plan, program = program_of(plan_of(asked))
     if whole is None:

@@ -18,6 +18,7 @@ from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.library import find_schedule
 from npusim.machines.sm.group_turns import WarpTurns
 from npusim.program.ir.check import check
+from npusim.program.ir.tile import Tile
 from npusim.program.numerics.executor import execute
 from npusim.program.numerics.input_tensors import recipe_source
 from npusim.program.timing import METHODS
@@ -25,6 +26,7 @@ from npusim.run import run
 from npusim.studies.validate import validate
 from npusim.studies.validate.measured_times import TimesReport
 from tests.algorithms.interpreter import Machine, Run
+from tests.ir.toy import flatten
 
 from .test_flash import workload
 
@@ -244,3 +246,33 @@ def test_heads_that_no_layout_takes_are_refused() -> None:
         program_of("cudnn", heads=1, seq_q=64, seq_kv=64, head_dim=64, dtype="float8_e4m3fn")
     with pytest.raises(NpusimError, match="pasa on nvidia cores has no published kernel"):
         run("pasa", hw="h200", problem=Problem(**workload("qwen2_7b", seq=256)), tiling={"kernel": "fa3"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stores"),
+    [
+        # MmaPV_is_RS of FlashAttention-3's hopper/tile_size.h: 192 x 192, 192 x 128, 192 x 144, 128 x 176, 128 x 80.
+        ({"head_dim": 64}, True),
+        ({"head_dim": 64, "causal": True}, False),
+        ({"head_dim": 96}, True),
+        ({"head_dim": 128}, False),
+        ({"head_dim": 256}, False),
+    ],
+)
+def test_p_of_fa3_goes_through_shared_memory_where_registers_do_not_have_it(
+    sizes: dict[str, Any], stores: bool
+) -> None:
+    program = program_of("fa3", heads=1, seq_q=256, seq_kv=1024, **sizes)
+    phase = program.phases[0]
+    products = [op for op in flatten(phase.body(phase.blocks[0])) if op.label == "PV.mma"]
+    places = {left.space for op in products for left in (op.steps[0].srcs[0],) if isinstance(left, Tile)}
+    assert places == {"sm.SMEM" if stores else "sm.RF"}
+
+
+def test_fa3_frees_q_after_its_last_q_k_and_multiplies_in_the_order_of_issue() -> None:
+    spans = timeline(program_of("fa3", heads=264, seq_q=128, seq_kv=704, head_dim=128))
+    loads = [begin for label, begin, _ in spans["sm.LDG"] if label == "Q.load"]
+    last = [end for label, _, end in spans["sm.B0W0MMA"] if label == "PV.mma"][3]
+    assert loads[1] < last  # Q of the next block, before P V of the fourth tile ends
+    products = sorted(op[1:] for g in range(2) for op in spans[f"sm.B0W{g}MMA"] if op[0].endswith(".mma"))
+    assert all(a[1] <= b[0] for a, b in pairwise(products))

@@ -74,7 +74,7 @@ class LayerTiling(OverlapTiling):
     )
     attention: str = Field(
         default="auto",
-        description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
+        description=f"of a device, {NAMED}; auto: as CANN or PyTorch choose (two_level; flash, on Hopper kernel=cudnn), split_kv for single queries",
     )
     rows: str = Field(
         default="auto",

@@ -127,7 +127,7 @@ NAMED = "with its fields if any (standard:operators=eager)"
 
 def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:
     """Return the attention that one device runs over rows of queries."""
-    return Child.named(name, "two_level" if registered(device.each.family).processor == "npu" else "flash", problem)
+    return Child.named(name, registered(device.each.family).attention_of(problem, device.each), problem)
 
 
 def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:

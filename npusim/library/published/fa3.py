@@ -81,7 +81,7 @@ FA3 = GpuKernel(
     whose="FlashAttention-3's",
     computes=("flash", "split_kv"),
     # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
-    decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True),
+    decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True, meets=True),
     tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
     variants=_narrow,
     leaves=frozenset({"block_q", "block_kv"}),

@@ -49,6 +49,7 @@ ASCEND = CoreFamily(
         "plain": "",
     },
     usual="cann",
+    layer_attention="two_level",
     settings={"attention": SETTINGS, "latent": (*SETTINGS, LATENT_TILES)},
     cores=("aic", "aiv"),
     sole=("aic",),

@@ -109,6 +109,7 @@ NVIDIA = CoreFamily(
     # Powers of two come from a polynomial, as FlashAttention-4 computes them; P V is chained on the tensor core, and
     # the row sum goes left to right, as the golden kernel of an H200 does it (golden/README.md).
     presets={"exp_variant": "exp2.exp2p", "sum_order": "sequential", "accumulate": "chained"},
+    layer_attention="npusim.machines.sm.torch_attention:torch_attention",
     settings={"pipelined": PIPELINED, "staged": STAGED, "lanes": LANES},
     unread=_UNREAD,
     cores=("sm",),

@@ -78,7 +78,11 @@ class ResidentBlock:
         self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
         # One function a loop, or a part of it, for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
-        self.cuts = [(partial(self._tile, stages), lag) for stages, lag in self.turns.cuts] if self.turns else []
+        parts = self.turns.cuts if self.turns and self.decided.ahead else ()
+        self.cuts, self.alone = (
+            [(partial(self._tile, stages, groups=groups, alone=alone), lag) for stages, lag, groups in parts]
+            for alone in (False, True)
+        )
 
     # ---------------------------------------------------------------- order
 
@@ -90,11 +94,24 @@ class ResidentBlock:
         start, finish = self._start(block), self._finish(block)
         yield from turns.started(start) if turns else start
         for loop in frame.phase.loops:
-            yield from frame.pipelined(self.cuts, block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
+            yield from self._pipelined(block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
         yield from turns.finished(finish) if turns else finish
         if self.works and self.decided.code and self.decided.due("end"):
             for warps in self.warps:
                 yield TileOp("end", warps, WARPS, (), (), self.works.usual.paying("end"))
+
+    def _pipelined(self, block: WorkTile) -> Iterator[Item]:
+        """Yield the loop in parts; the block's operands are free after their last product, before its last part."""
+        turns, frame, end = self.turns, self.frame, block.tile_count + 1
+        assert turns is not None
+        both = (frame.stretches_of_steps(cuts, [(0, block)], end) for cuts in (self.cuts, self.alone))
+        loops = [
+            (here if 0 < start < end - 1 else by_itself)
+            for (start, _, here), (*_, by_itself) in zip(*both, strict=True)
+        ]
+        yield from filter(None, loops[:-1])
+        yield from turns.freed([self.places.held_slots(n, last=True) for _, n in self._shares(block.rows)])
+        yield from filter(None, loops[-1:])
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""
@@ -102,14 +119,24 @@ class ResidentBlock:
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
-    def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _tile(
+        self,
+        stages: tuple[Stage, ...],
+        block: WorkTile,
+        tile: Visit,
+        *,
+        groups: range | None = None,
+        alone: bool = False,
+    ) -> Iterator[TileOp]:
         """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's
-        end.
+        end.  ``groups``: of these, loads with the first; None: all.  ``alone``: its product is the first or the last of
+        a block whose products overlap.
         """
-        chain = self._chain(stages, tile)
+        chain, groups = self._chain(stages, tile), range(self.decided.groups) if groups is None else groups
         before, after = self._stores_around(stages, chain)
         held: Handshake = ()
-        yield from self._loads(stages, chain, block, tile)
+        if not groups.start:
+            yield from self._loads(stages, chain, block, tile)
         for run in self.turns.runs(stages) if self.turns else [(s,) for s in stages]:
             s = run[-1]
             yield from self._late_loads(s, block, tile)
@@ -118,7 +145,7 @@ class ResidentBlock:
             if s.is_product and self.decided.slice_elements:
                 held = yield from self._sliced_product(s, block, tile, held)
                 continue
-            ops = self._run(run, block, tile)
+            ops = self._run(run, block, tile, groups, alone=alone)
             yield from self._with_copies(s, stages, ops, self.works, block, tile) if self.works else ops
             for n in after.get(s, ()):
                 yield from self._store(n, block, tile, last=n not in chain[:1])
@@ -128,14 +155,16 @@ class ResidentBlock:
             step = GroupWork(self.decided, pays=("tile",))
             yield from (TileOp("next", warps, WARPS, (), (), step) for warps in self.warps)
 
-    def _run(self, run: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield stages of all groups, group by group, each on its share of the rows."""
-        for group in range(self.decided.groups):
+    def _run(
+        self, run: tuple[Stage, ...], block: WorkTile, tile: Visit, groups: range, *, alone: bool
+    ) -> Iterator[TileOp]:
+        """Yield stages of some groups, group by group, each on its share of the rows."""
+        for group in groups:
             for s in run:
                 share = self._share(self.frame.led_by(s), block, tile, group)
                 ops = (self._product if s.is_product else self._rows)(s, block, tile, group, share)
                 if self.turns and s.is_product:
-                    ops = self.turns.product(s, group, ops)
+                    ops = self.turns.product(s, group, ops, alone=alone)
                 elif self.turns and tile.cols:
                     ops = self.turns.rows(s, group, ops, self.places.tiles[group])
                 yield from ops
@@ -170,13 +199,13 @@ class ResidentBlock:
     def _finish(self, block: WorkTile) -> Iterator[TileOp]:
         stages = self.frame.phase.finish
         for group, (_, rows) in enumerate(self._shares(block.rows)):
-            held = self.places.held_slots(rows, last=True)
+            held = () if self.cuts else self.places.held_slots(rows, last=True)
             operations = [
                 op
                 for s in stages
                 for op in self._rows(s, block, WHOLE, group, self._share(self.frame.led_by(s), block, WHOLE, group))
             ]
-            if not operations and held:
+            if not operations and (held or self.cuts):
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
             yield from operations[:-1]
             yield from (replace(op, handshake=held) for op in operations[-1:])

@@ -400,6 +400,10 @@ class GroupModel:
             return
         values = elements(tile, work)
         name = listed_as(step.opcode.name.lower(), step.attributes.variant, *self.lanes.values())
+        if memory_of(step.dst) == "SMEM":  # rows' results for a product on their way through shared memory
+            size = values * get_format(step.dst.fmt).size_bytes
+            count.issued += size / ACCESS_BYTES
+            count.shared += size * WARP_LANES / self.memory_bytes
         if step.opcode not in SPECIAL:
             values *= step.attributes.share
         if step.opcode in SPECIAL:

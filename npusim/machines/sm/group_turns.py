@@ -2,7 +2,8 @@
 
 One group copies, the others alternate.  cuDNN's groups alternate around their exponentials, so that one multiplies
 while the other computes.  FlashAttention-3's alternate in issuing products, and Q K^T of a tile is issued before P V
-of the previous tile: its softmax overlaps with that P V.  `WarpTurns` decides
+of the previous tile: its softmax overlaps with that P V.  Tensor cores process products in the order in which groups
+issue them (reports/silicon/groups.json).  `WarpTurns` decides
 
 - the stages that follow one another in a group before the next group's (`runs`), and the lags of some in tiles
   (`cuts`);
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from npusim.machines.decisions import GpuDecisions
     from npusim.machines.frame import Frame
     from npusim.machines.sm.core import SmCore
+    from npusim.machines.sm.name_places import Handshake
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.op import Step
     from npusim.program.ir.tile import RingTile
@@ -62,9 +64,11 @@ class WarpTurns:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
 
         pairs = {*pairwise(groups), *([(0, decided.groups - 1)] if decided.groups > 1 else [])}
+        #: Those who take turns: products, one group's after the other's, or rows.
+        takers = self.mma if decided.turns == "products" else warps
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
-            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if decided.turns is not None
+            (a, b): signal(f"turn {a} {b}", takers[a], takers[b]) for a, b in sorted(pairs) if decided.turns is not None
         }
         self.met = [
             signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
@@ -79,8 +83,12 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Q K^T of a tile, P V of the one before, and the rows of the first; with the tiles by which each lags.
-        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if decided.ahead else ()
+        #: Q K^T of a tile and P V of the one before, of each group in turn, and the rows of the first; with
+        #: the tiles by which each lags.
+        self.cuts = (
+            *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
+            (loop[1:-1], 0, groups),
+        )
 
     def runs(self, stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
         """Return the stages that a group goes through before the next group's: rows that follow one another."""
@@ -99,22 +107,29 @@ class WarpTurns:
             others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
             yield self._wait("meet", group, others, self.usual.meeting())
 
+    def freed(self, held: Iterable[Handshake]) -> Iterator[TileOp]:
+        """Yield the release of the block's operands by each group's queue of products, after those that read them."""
+        for group, slots in enumerate(held):
+            if slots:
+                yield TileOp("free", self.mma[group], WARPS, (), slots, self.usual)
+
     def finished(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
-        """Yield a block's end, which waits for its last product, whose queue releases the block's operands."""
+        """Yield a block's end, which waits for its last product."""
         begun: set[int] = set()
         for op in ops:
             group, slots, work = self.warps.index(op.queue), op.handshake, op.work
-            if self.decided.ahead:
-                if slots:
-                    yield TileOp("end", self.mma[group], WARPS, (), slots, self.usual)
-                slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
+            if self.decided.ahead and group not in begun:
+                slots = *slots, self.done[self.last][group].front(*SIGNAL)
             if isinstance(work, GroupWork) and group not in begun:
                 work = work.paying("end")
             begun.add(group)
             yield replace(op, handshake=slots, work=work)
 
-    def product(self, s: Stage, group: int, ops: Iterable[TileOp]) -> Iterator[TileOp]:
-        """Yield a product: awaited, or overlapped with later stages; its turn covers issuing the first and the next."""
+    def product(self, s: Stage, group: int, ops: Iterable[TileOp], *, alone: bool = False) -> Iterator[TileOp]:
+        """Yield a product: awaited, or overlapped with later stages; one turn covers Q K^T and the P V that follows it.
+
+        ``alone``: the first Q K^T, or the last P V. Tensor cores process products in the order of their issue.
+        """
         if not self.decided.ahead:
             yield from ops
             if s is self.last:
@@ -123,10 +138,13 @@ class WarpTurns:
         op, *more = ops
         if more:
             raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
-        turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
-        issued = self.issued[s][group].fill(*SIGNAL), *turn
-        yield self._wait(f"{s.name}.issue", group, issued, self.usual.meeting(bool(turn)))
-        slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
+        is_first = s is self.first
+        turn: tuple[RingTile, ...] = ()
+        if self.decided.turns == "products":
+            turn = self._take_turn(group, takes=is_first or alone, gives=not is_first or alone)
+        issued = (self.issued[s][group].fill(*SIGNAL),)
+        yield self._wait(f"{s.name}.issue", group, issued, self.usual.meeting(bool(turn and is_first)))
+        slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL), *turn
         yield replace(op, queue=self.mma[group], handshake=slots)
 
     def rows(self, s: Stage, group: int, operations: Iterable[TileOp], tiles: Mapping[str, Tile]) -> Iterator[TileOp]:
@@ -140,7 +158,7 @@ class WarpTurns:
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
             op, at, work = ops[0], self._cut(ops[0].steps, tiles), work_of(ops[0])
-            head, tail = work.paying("score"), work.meeting(has_turn)
+            head, tail = work.paying("score")._replace(is_fenced=False), work.meeting(has_turn)
             ops[:1] = [
                 replace(op, steps=op.steps[:at], handshake=scores, work=head),
                 replace(op, steps=op.steps[at:], handshake=(*later, *turn), work=tail),

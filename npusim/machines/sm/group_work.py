@@ -201,7 +201,8 @@ class Works:
         due += ["output"] if s in frame.phase.finish else []
         due += ["score"] if is_first else []
         is_spread = self.decided.repeats > 1 and not any(frame.loop_axis in frame.axes(n) for n in names)
-        return usual._replace(columns=columns, pays=tuple(due), is_spread=is_spread)
+        stores = self.decided.stores and any(frame.places[n] == "up" for n in s.written)
+        return usual._replace(columns=columns, pays=tuple(due), is_spread=is_spread, is_fenced=stores)
 
     def _width(self, n: str) -> int:
         """Return the columns that are computed of a name, whatever a ragged tile has."""

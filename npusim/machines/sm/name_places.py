@@ -205,7 +205,8 @@ class BlockPlaces:
                 tiles[n] = Tile(RF, at.offset_bytes, rows, at.cols, at.cols, frame.fmt(n))
                 continue
             is_kept = n in late or frame.places[n] in ("down", "state") or len(frame.axes(n)) == 1
-            space, served[n] = RF if is_kept else core.passing, [n]
+            is_stored = self.decided.stores and frame.places[n] == "up"
+            space, served[n] = SMEM if is_stored else RF if is_kept else core.passing, [n]
             tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
         for s, how in self.how.items():  # a product that is kept in another format than it adds up in
             n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
@@ -217,8 +218,8 @@ class BlockPlaces:
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
         """Return the name whose registers another can take: of a product's tile, or for a result a state."""
         frame, size = self.frame, self.frame.size_bytes(n, 1)
-        if self.decided.ahead and frame.places[n] == "up":
-            return None  # P's product runs while the next scores come
+        if frame.places[n] == "up" and (self.decided.ahead or self.decided.stores):
+            return None  # P's product runs while the next scores come, or P is in shared memory
         wanted = "down" if frame.places[n] == "up" else "state"
         return next(
             (

@@ -5,6 +5,7 @@ A persistent block processes one work tile after another, with its copies ahead.
 
 from __future__ import annotations
 
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from npusim.formats import get_format
 from npusim.kernels.form.flow import views
 from npusim.machines.published_kernel import GpuKernel, KernelUse
 from npusim.machines.published_kernels import kernels
-from npusim.machines.sm.core import SM, SmTiling, warp_issue
+from npusim.machines.sm.core import REGISTER_BYTES, SM, SmTiling, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
 
 if TYPE_CHECKING:
@@ -35,13 +36,26 @@ def check_layout(called: str, rows: int, keys: int, dim: int) -> None:
     if keys % KEYS_MULTIPLE or keys > MOST_COLUMNS:
         allowed = f"multiples of {KEYS_MULTIPLE} up to {MOST_COLUMNS}"
         raise TilingError(f"block_kv: {keys}; kernel={called} has layouts for {allowed} keys")
-    # Scores and O of 64 rows in float32; P goes through shared memory where it does not fit beside them.
-    count = keys // 2 + dim // 2 + ADDRESS_REGISTERS
+    count = _registers(keys, dim)
     if count > REGISTERS[groups]:
         raise TilingError(
             f"block_kv: {keys}; kernel={called} has no layout for {rows} x {keys} with head_dim {dim}: scores and O "
             f"take {count} registers a thread of {REGISTERS[groups]}; fewer keys"
         )
+
+
+def _registers(keys: int, dim: int) -> int:
+    """Return the registers of a thread: scores and O of 64 rows in float32, and addresses."""
+    return keys // 2 + dim // 2 + ADDRESS_REGISTERS
+
+
+def _fits_registers(groups: int, keys: int, dim: int, size_bytes: int) -> bool:
+    """Return whether P has registers beside the next scores and O; else it goes through shared memory.
+
+    Source: MmaPV_is_RS in FlashAttention-3's hopper/tile_size.h, which this agrees with for all its tiles of 16 bits.
+    """
+    p = keys * size_bytes // (REGISTER_BYTES * 2)
+    return _registers(keys, dim) + p <= REGISTERS[groups]
 
 
 def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -66,18 +80,19 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
     most = min(issue.block_memory_bytes.value, memory)
     loaded = dims["head"] if views(phase, phase.loop_axis) else sum(dims.values())
     q, kv = rows * dims["head"] * size, keys * loaded * size
-    fits = [
-        (n, m) for n in range(decided.depth, 0, -1) for m in range(decided.held_depth, 0, -1) if n * kv + m * q <= most
-    ]
+    stores = decided.ahead > 0 and not _fits_registers(groups, keys, dims["value"], size)
+    p = rows * keys * size if stores else 0
+    depths = product(range(decided.depth, 0, -1), range(decided.held_depth, 0, -1))
+    fits = [(n, m) for n, m in depths if n * kv + m * q + p <= most]
     if not fits:
-        raise BufferOverflowError(
-            f"shared memory: Q of {rows} and K and V of {keys} rows take {q + kv:,} of {most:,} bytes"
-        )
+        there = f"Q{' and P' if stores else ''} of {rows} and K and V of {keys} rows"
+        raise BufferOverflowError(f"shared memory: {there} take {q + p + kv:,} of {most:,} bytes")
     depth, held = fits[0]
     decided = decided._replace(
         groups=groups,
         warps=GROUP_WARPS,
         depth=depth,
+        stores=stores,
         held_depth=held,
         turns=decided.turns if least <= max(dims.values()) <= most_dim else None,
         charges=kernel.paid(KernelUse(phase, device, rows, keys, dims["head"], dims["value"])),

@@ -83,7 +83,7 @@ PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
         "link": record("rate unit others idle catch_up"),
         # Core groups that the member stands for, and whether its spans are kept.
         "member": record("weight is_traced"),
-        "rule": record("product_issue product_compare issue_product"),
+        "rule": record("product_issue product_compare issue_product slowing"),
     }
 )
 

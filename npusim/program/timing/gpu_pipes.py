@@ -43,6 +43,7 @@ class Rules(NamedTuple):
     product_issue: int
     product_compare: int
     issue_product: int
+    slowing: int
 
 
 def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
@@ -52,7 +53,7 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
         if isinstance(engine, WarpIssue):
             s = engine.sharing.of(program.consumers)
             factors = s.product_issue_factor, s.product_compare_factor, s.issue_product_factor
-            return Rules(*(round(f.value * ONE) for f in factors))
+            return Rules(*(round(f * ONE) for f in (*(f.value for f in factors), s.slowing)))
     return None
 
 
@@ -72,6 +73,7 @@ def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, me
     running = min(tensor, ONE)
     slots = issue + (rules.product_issue * running >> ONE_BITS)
     arithmetic = max(ONE, slots, compare + (rules.product_compare * running >> ONE_BITS), special, memory)
+    arithmetic += (rules.slowing * running >> ONE_BITS) * arithmetic >> ONE_BITS
     product = max(ONE, tensor, memory)
     if issue and rules.issue_product:
         pressed = (rules.issue_product * issue >> ONE_BITS) + (rules.product_issue * running >> ONE_BITS)
