@@ -40,6 +40,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "ascend_950": 7,
         "ascend_timing": 60,
         "block_scaled": 45,
+        "coverage": 1,
         "decode": 13,
         "explore": 80,
         "front": 16,

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.config.device import DeviceSpec
+    from npusim.config.problem import AnyProblem
     from npusim.kernels.attention.online_softmax import Accumulate
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
@@ -386,8 +387,8 @@ def phase_read(
     line: Line,
     arguments: Mapping[str, Any],
     grid: tuple[int, ...],
-    problem: Any,
-    tiling: Any,
+    problem: AnyProblem,
+    tiling: Tiling,
     p: TritonPrecision,
     machine: Any,
 ) -> list[Any]:
@@ -439,7 +440,7 @@ def launched(
 
 
 def _phases_of(
-    made: Compiled, name: str, blocks: LaunchGrid, problem: Any, tiling: Any, p: TritonPrecision, machine: Any
+    made: Compiled, name: str, blocks: LaunchGrid, problem: AnyProblem, tiling: Tiling, p: TritonPrecision, machine: Any
 ) -> list[Any]:
     """Return the phases of the blocks of a launch, the last with its fields if it has any."""
     device, is_gpu, grid = machine.device, _is_gpu(machine.device), blocks.reader.grid

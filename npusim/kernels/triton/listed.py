@@ -6,7 +6,9 @@ index in the table stands for the address and everything behind it is linear aga
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
+    Booleans,
     Condition,
     Integers,
     Listed,
@@ -28,12 +31,17 @@ from npusim.kernels.triton.values import (
 if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
+    Sums = Callable[[Op, Affine, Affine], Affine]
+
 #: Entries of a table that is made of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
 _SUMS = ("addi", "subi", "addptr")
+_JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
+    {"andi": np.logical_and, "ori": np.logical_or, "xori": np.logical_xor}
+)
 
 
-def table_of(op: Op, values: Integers, known: Any, shape: tuple[int, ...], bits: int) -> Listed:
+def table_of(op: Op, values: Integers, known: Booleans | None, shape: tuple[int, ...], bits: int) -> Listed:
     """Return integers by their elements, (program, iteration, *axes), as a table; alike programs share its entries.
 
     ``known``: which elements have a value: all, or the first ones of an axis.  Raises `ProgramError` for a block along
@@ -80,7 +88,7 @@ def _folded(x: Listed) -> Listed | None:
     return replace(x, rest=replace(x.rest, base=x.rest.base[:1, :1] * 0), table=x.table + number, beyond=beyond)
 
 
-def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Any) -> Listed:
+def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> Listed:
     """Return an integer operation of two, of which one is a list; ``sums(op, a, b)``: of two that are linear.
 
     Raises `ProgramError` where the result is along two axes, or beyond its type.
@@ -215,8 +223,7 @@ def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) ->
     is_one = (a.at.of, a.at.steps, a.at.shape) == (b.at.of, b.at.steps, b.at.shape) and len(a.holds) == len(b.holds)
     if not is_one or not (is_plain or name == "andi") or not np.array_equal(a.at.base, b.at.base):
         return None
-    how: Any = {"andi": np.logical_and, "ori": np.logical_or, "xori": np.logical_xor}.get(name)
-    if how is None:
+    if (how := _JOINED.get(name)) is None:
         return None
     beyond = None if a.beyond is None or b.beyond is None else bool(how(a.beyond, b.beyond))
     within = [w for w in (a.within, b.within) if w is not None]
@@ -224,7 +231,7 @@ def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) ->
     return replace(a, holds=how(a.holds, b.holds), within=both, beyond=beyond)
 
 
-def first_ones(op: Op, mask: ListedMask, is_read: Any) -> tuple[int, Integers]:
+def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Integers]:
     """Return the axis of a mask by a table, and how many of its first elements it leaves; refuse other elements."""
     wide = [i for i, (s, n) in enumerate(zip(mask.at.steps, mask.at.shape, strict=True)) if s and n > 1]
     if len(wide) != 1:

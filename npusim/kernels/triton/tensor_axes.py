@@ -18,11 +18,12 @@ import numpy as np
 
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.kernels.triton.values import AXES, ROWS, Affine, Integers, Tensor
+from npusim.kernels.triton.values import AXES, ROWS, Affine, Booleans, Integers, Tensor
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Argument
 
+Array = np.ndarray[Any, Any]
 #: Axes of a view by number, outermost first.
 Group = tuple[int, ...]
 #: A block's pointers, and how many of its elements are read along each axis.
@@ -200,7 +201,7 @@ class View(Tensor):
         )
         return view.assigned()
 
-    def laid_out(self, values: Any) -> Any:
+    def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape as the view's own axes have them."""
         whole = np.asarray(values)
         if whole.shape == self.described:  # what repeats is there once
@@ -212,11 +213,11 @@ class View(Tensor):
             ]
         return whole.reshape(self.sizes)
 
-    def drawn(self, values: Any) -> Any:
+    def drawn(self, values: Array) -> Array:
         """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
         return values
 
-    def array(self, values: Any) -> Any:
+    def array(self, values: Array) -> Array:
         """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
         whole, at = self.laid_out(values), dict(self.fixed)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
@@ -254,7 +255,7 @@ class GatheredView(View):
         assert self.source is not None
         return 1 + sum((n - 1) * s for n, s in zip(self.source.sizes, self.source.by, strict=True))
 
-    def laid_out(self, values: Any) -> Any:
+    def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape with the rows in the table's order."""
         assert self.source is not None
         whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
@@ -263,7 +264,7 @@ class GatheredView(View):
         made = whole.transpose((*self.along, *rest))[at]
         return made.reshape(self.sizes)
 
-    def drawn(self, values: Any) -> Any:
+    def drawn(self, values: Array) -> Array:
         """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
         if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
             return values
@@ -295,13 +296,14 @@ def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> 
 class MaskView(View):
     """A tensor of integers as a mask: 1 where ``holds`` has it for the element, in the order of memory."""
 
-    holds: Any = field(default=None, compare=False, repr=False)
+    holds: Booleans | None = field(default=None, compare=False, repr=False)
 
-    def array(self, values: Any = None) -> Any:
+    def array(self, values: Array | None = None) -> Array:
         """Return the mask as (batch * splits, heads, rows, columns), int8."""
         places = np.zeros((1,) * len(self.sizes), np.int64)
         for i, (n, step) in enumerate(zip(self.sizes, self.by, strict=True)):
             places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.sizes[i + 1 :]))
+        assert self.holds is not None
         return super().array(self.holds[places].astype(np.int8))
 
 

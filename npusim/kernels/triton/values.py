@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 #: Axes of a tensor; the one of splits is there where a call gives it all five.
 AXES = ("batch", "heads", "splits", "rows", "columns")
 SPLIT, ROWS, COLUMNS = 2, 3, 4
@@ -209,7 +210,7 @@ class ListedMask:
     ``beyond``: in place of entries beyond the ends of ``at``, if known.
     """
 
-    holds: Any
+    holds: Booleans
     at: Affine
     within: Condition | None = None
     beyond: bool | None = None

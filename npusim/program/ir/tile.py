@@ -18,6 +18,8 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from npusim.program.ir.buffers import Ring
 
 Role = Literal["input", "output", "workspace", "constant"]
@@ -54,10 +56,10 @@ class Arranged(Protocol):
     def parameter(self) -> str:
         """The parameter of the kernel whose values they are."""
 
-    def array(self, values: Any) -> Any:
+    def array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values as (batch, heads, rows, cols)."""
 
-    def drawn(self, values: Any) -> Any:
+    def drawn(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return drawn values of a head, (rows, cols), with rows of one place in memory alike."""
 
 
