@@ -392,10 +392,10 @@ NAMED: dict[str, frozenset[str]] = {
     "cli/__init__.py": frozenset({"triton"}),  # the library, which is not frozen where it is imported
     "kernels/triton/releases.py": frozenset({"triton"}),  # the same
     "kernels/tilelang/program.py": frozenset({"tilelang"}),  # the library, in whose place a stand-in is
+    "kernels/tilelang/recording.py": frozenset({"tilelang"}),  # the library
     "__init__.py": frozenset({"triton"}),  # the public function of that name
     "kernels/triton/calls.py": frozenset({"triton"}),  # the library, as in the next three
-    "kernels/triton/recording.py": frozenset({"triton"}),
-    "report/run_inputs.py": frozenset({"triton"}),
+    "kernels/triton/recording.py": frozenset({"triton", "tilelang"}),
     "kernels/triton/compiler.py": frozenset({"triton"}),
     "kernels/attention/split_rules.py": frozenset({"fa3", "fa4", "flashinfer"}),  # rules by their names
     "library/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann", "flashinfer"}),  # the same, as ``splits`` takes them

@@ -239,7 +239,7 @@ class _PrimFuncReader:
             raise self.refuse(f"the format {dtype}")
         return dtype
 
-    def number(self, node: tirx.PrimExpr | int) -> int:
+    def number(self, node: tirx.PrimExpr) -> int:
         """Return a size that the launch decides."""
         expression = self.expression(node)
         low, high = interval(expression, self.ranges)
@@ -368,7 +368,8 @@ class _PrimFuncReader:
         if kind == "IfThenElse":
             own, name = self.expression(s.condition), self.name("condition")
             then = Variable(name)
-            ways = [(s.then_case, then), *([] if s.else_case is None else [(s.else_case, Applied("not", (then,)))])]
+            ways: list[tuple[tirx.Stmt, Expression]] = [(s.then_case, then)]
+            ways += [] if s.else_case is None else [(s.else_case, Applied("not", (then,)))]
             made_of: list[Elementwise | BoundValue] = [BoundValue(name, own, self.line)]
             for body, rule in ways:
                 whole = rule if condition is None else Applied("and", (condition, rule))
@@ -433,7 +434,7 @@ class _PrimFuncReader:
         return TileReduction(source, target, how, axis, bool(int(node.args[4])), self.line)
 
     # ------------------------------------------------------------ expressions
-    def expression(self, e: tirx.PrimExpr | int | float) -> Expression:
+    def expression(self, e: tirx.PrimExpr) -> Expression:
         """Return an expression."""
         kind = type(e).__name__
         if kind in ("int", "float", "bool"):

@@ -234,7 +234,8 @@ class RecordedKernel:
     def __init__(self, recorder: Recorder, variants: tuple[_Variant, ...]) -> None:
         self._recorder, self._variants = recorder, variants
         first = next(v for v in variants if v.function is not None)
-        self.prim_func, self._outputs = first.function, first.outputs
+        self.prim_func: tirx.PrimFunc = first.function
+        self._outputs = first.outputs
         self.out_idx, self.config = list(first.outputs), dict(first.constants)
         self._was_launched = False
 
@@ -350,7 +351,7 @@ def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:
     if not isinstance(p, TileBuffer):
         return 0
     fmt = {"float8_e4m3": "float8_e4m3fn"}.get(p.fmt, p.fmt)
-    return torch.empty(p.shape, dtype=getattr(torch, fmt))  # type: ignore[no-any-return]
+    return torch.empty(p.shape, dtype=getattr(torch, fmt))
 
 
 def _unlike(p: TileBuffer | tuple[str, str], x: object) -> str:

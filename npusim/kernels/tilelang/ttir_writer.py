@@ -610,9 +610,9 @@ class _Writer:
         before = len(self.lines), self.count, dict(self.tiles), dict(self.values), dict(self.ranges), dict(self.origins)
         while unchanged := self.loop_with(s, live, constant):
             constant |= unchanged
-            length, self.count, *known = before
+            length, self.count, tiles, values, ranges, origins = before
             del self.lines[length:]
-            self.tiles, self.values, self.ranges, self.origins = (dict(x) for x in known)
+            self.tiles, self.values, self.ranges, self.origins = dict(tiles), dict(values), dict(ranges), dict(origins)
 
     def loop_with(self, s: SerialLoop, live: set[TileBuffer], constant: set[TileBuffer]) -> set[TileBuffer]:
         """Write a loop; return its states that are the same number at the begin and end of an iteration."""
