@@ -9,6 +9,7 @@ goes nowhere, and nobody unpickles what it writes.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import pickle
@@ -81,6 +82,7 @@ def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket
     """Return the number of a new process that answers questions about a candidate within limits."""
     if asked["may_start"]:
         _import_compiler()
+    gc.freeze()  # a search for garbage in a forked process would copy every page of what is loaded
     number = os.fork()
     if number == 0:
         status = 1
