@@ -48,7 +48,10 @@ HOSTILE = {
         "k = schedule('huge', phases, precisions=[FlashPrecision('stored')])",
         "",
     ),
-    "answer": ("import os\nfor n in range(3, 30):\n    try: os.write(n, b'{{\"us\": 1}}\\n')\n    except OSError: pass", ""),
+    "answer": (
+        "import os\nfor n in range(3, 30):\n    try: os.write(n, b'{{\"us\": 1}}\\n')\n    except OSError: pass",
+        "",
+    ),
 }
 
 
@@ -96,7 +99,7 @@ def test_without_the_token_nothing_is_answered(server: tuple[str, int]) -> None:
 
 def test_other_machines_need_a_token() -> None:
     environment = {n: x for n, x in os.environ.items() if n != "NPUSIM_TOKEN"} | {"PYTHONPATH": str(HERE.parents[1])}
-    words = (sys.executable, "-m", "npusim", "serve", "--http", "1234", "--host", "0.0.0.0")  # noqa: S104
+    words = (sys.executable, "-m", "npusim", "serve", "--http", "1234", "--host", "0.0.0.0")
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "NPUSIM_TOKEN" in done.stderr

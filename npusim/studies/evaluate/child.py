@@ -176,7 +176,9 @@ def has_form(value: Any, form: Any) -> bool:
     """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
     if isinstance(form, dict):
         names = value if "" in form else form
-        return isinstance(value, dict) and all(n in value and has_form(value[n], form.get(n, form.get(""))) for n in names)
+        return isinstance(value, dict) and all(
+            n in value and has_form(value[n], form.get(n, form.get(""))) for n in names
+        )
     if isinstance(form, list):
         pairs = zip(value, form, strict=True) if isinstance(value, list) and len(value) == len(form) else [(None, int)]
         return all(has_form(one, of) for one, of in pairs)

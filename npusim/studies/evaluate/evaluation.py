@@ -237,9 +237,9 @@ class Batch:
             if process.has_ended:
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
             times = dict[str, Microseconds]()
-            for number, device in enumerate(self.devices):
+            for device in self.devices:
                 call = replace(request, hw=self.places[device], seed=None, numerics=False)
-                tile = {} if number else {"tile": dict(findings.tile)}
+                tile = {"tile": dict(findings.tile)} if device == self.devices[0] else {}
                 times[device] = time_of(process.ask(Question(timed, call, tile)))
             return replace(findings, us=times)
 

@@ -21,7 +21,9 @@ FILE_BYTES = 1 << 28
 #: Which arguments of an event of Python are paths that it changes.
 CHANGES: Mapping[str, slice] = MappingProxyType(
     {
-        **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)),
+        **dict.fromkeys(
+            ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)
+        ),
         **dict.fromkeys(("os.rename", "os.link"), slice(2)),  # a link of a file makes its content writable
         "os.symlink": slice(1, 2),
     }

@@ -1,7 +1,7 @@
 """A process that has imported npusim and runs no foreign code: a process for each candidate is forked from it.
 
-Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends lines
-of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two pipes
+Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends
+lines of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two pipes
 with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  What a candidate prints
 goes nowhere, and nobody unpickles what it writes.
 """
@@ -18,6 +18,7 @@ import socket
 import sys
 import tempfile
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -62,8 +63,8 @@ def _import_all() -> None:
 def _import_compiler() -> None:
     """Import Triton, where it is installed, once for all of its kernels."""
     with suppress(ImportError):
-        import npusim.kernels.triton.launch
-        import triton.compiler  # noqa: F401
+        import_module("triton.compiler")
+        import_module("npusim.kernels.triton.launch")
 
 
 def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
