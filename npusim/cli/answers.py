@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, SpecError
 from npusim.kernels.triton import is_launch
-from npusim.simulation.request import short_name
+from npusim.simulation.request import absolute, short_name
 
 if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def answered(question: Question, limits: Limits) -> dict[str, Any]:
     """Return the answer to a question; raise `SpecError` where there is none."""
-    from npusim.studies.evaluate.process import CandidateProcess, absolute, nursery, placed
+    from npusim.studies.evaluate.process import CandidateProcess, nursery
 
     more = {name: absolute(x) if name == "other" else x for name, x in question.more.items()}
-    request = placed(question.request)
+    request = question.request.placed()
     nursery().warm([str(request.named_device())])
     names = [request.schedule, str(more.get("other", ""))]
     with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:

@@ -27,7 +27,7 @@ from npusim.simulation.tensor_files import read_tensors
 from npusim.studies.evaluate.child import Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
-from npusim.studies.evaluate.process import CandidateProcess, nursery, placed, placed_file
+from npusim.studies.evaluate.process import CandidateProcess, nursery
 from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
 from npusim.studies.tune.prediction import lettered
 
@@ -188,10 +188,10 @@ class Batch:
         limits: Limits,
         store: str | Path | None = None,
     ) -> None:
-        self.requests = [placed(r) for r in requests]
+        self.requests = [r.placed() for r in requests]
         self.names = [r.schedule for r in requests]
         self.devices, self.limits = devices, limits
-        self.places = {device: placed_file(device) for device in devices}
+        self.places = {device: replace(self.requests[0], hw=device).placed().hw for device in devices}
         self.store = None if store is None else Path(store)
         own = replace(self.requests[0], hw=self.places[devices[0]])
         for device in devices:

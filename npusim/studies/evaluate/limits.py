@@ -93,7 +93,7 @@ def guard(folders: tuple[Path, ...]) -> None:
             path, mode, flags = arguments
             is_written = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
             is_written |= isinstance(mode, str) and any(letter in mode for letter in "wax+")
-            changed = (path,) if is_written else ()
+            changed: tuple[object, ...] = (path,) if is_written else ()
         else:
             changed = arguments[CHANGES.get(event, slice(0))]
         for path in changed:

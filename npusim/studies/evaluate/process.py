@@ -15,25 +15,21 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from npusim.errors import NpusimError
-from npusim.kernels.triton import SIGN
 from npusim.studies.evaluate.child import FORMS, has_form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from npusim.simulation.request import Request
     from npusim.studies.evaluate.child import Question
     from npusim.studies.evaluate.limits import Limits
 
-Placed = TypeVar("Placed")
 #: Bytes of the longest answer, and of one reading.
 LONGEST, PIECE = 1 << 24, 1 << 16
 #: Variables of the environment that a candidate's process has.
@@ -94,26 +90,6 @@ class Nursery:
             start_new_session=True,
         )
         other.close()
-
-
-def absolute(schedule: str) -> str:
-    """Return a kernel's name with the absolute path of its file: its process has another folder."""
-    for separator in (SIGN, ":"):
-        path, found, rest = schedule.partition(separator)
-        if found and path.endswith((".py", ".npz")):
-            return f"{Path(path).resolve()}{found}{rest}"
-    return str(Path(schedule).resolve()) if schedule.endswith((".py", ".npz")) else schedule
-
-
-def placed_file(named: Placed) -> Placed:
-    """Return the absolute path of a file; other values as they are."""
-    return str(Path(named).resolve()) if isinstance(named, str | Path) and Path(named).is_file() else named
-
-
-def placed(request: Request) -> Request:
-    """Return a request whose files have absolute paths."""
-    files = {"hw": placed_file(request.hw), "workload": placed_file(request.workload)}
-    return replace(request, schedule=absolute(request.schedule), **files)
 
 
 def nursery() -> Nursery:
