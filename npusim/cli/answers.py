@@ -1,4 +1,4 @@
-"""Answers to questions of programs, as JSON data: of packaged kernels here, of others in a process with limits."""
+"""Answers to questions of programs, as JSON data, each in a process with limits that ends with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, SpecError
 from npusim.kernels.triton import is_launch
-from npusim.simulation.request import short_name
+from npusim.simulation.request import absolute, short_name
 
 if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 def answered(question: Question, limits: Limits) -> dict[str, Any]:
     """Return the answer to a question; raise `SpecError` where there is none."""
-    from npusim.studies.evaluate.process import CandidateProcess
+    from npusim.studies.evaluate.process import CandidateProcess, nursery
 
-    names = [question.request.schedule, str(question.more.get("other", ""))]
-    if not any(is_launch(name) or ".py" in name for name in names):
-        answer = question.work(question)
-    else:
-        with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
-            answer = process.ask(question)
+    more = {name: absolute(x) if name == "other" else x for name, x in question.more.items()}
+    request = question.request.placed()
+    nursery().warm([str(request.named_device())])
+    names = [request.schedule, str(more.get("other", ""))]
+    with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
+        answer = process.ask(replace(question, request=request, more=more))
     if "error" in answer:
         raise SpecError(str(answer["error"]))
     return answer

@@ -10,14 +10,14 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
-from npusim.kernels.triton import is_launch, is_recorded, launch_parts
+from npusim.kernels.triton import SIGN, is_launch, is_recorded, launch_parts
 from npusim.units import format_value, parse_count
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ def short_name(schedule: str) -> str:
         return schedule.rpartition("/")[2]
     launches = launch_parts(schedule)[1].split(";")
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
+
+
+def absolute(schedule: str) -> str:
+    """Return a kernel's name with the absolute path of its file."""
+    for separator in (SIGN, ":"):
+        path, found, rest = schedule.partition(separator)
+        if found and path.endswith((".py", ".npz")):
+            return f"{Path(path).resolve()}{found}{rest}"
+    return str(Path(schedule).resolve()) if schedule.endswith((".py", ".npz")) else schedule
 
 
 def schedule_name(schedule: object) -> Any:
@@ -489,6 +498,14 @@ class Request:
         held = {"held_clock_hz": self.clock, "held_power_w": self.power_watts}
         set_to = {key: value for key, value in held.items() if value is not None}
         return load_machine(self.named_device(), {**(self.overrides or {}), **set_to}, unread_keys)
+
+    def placed(self) -> Request:
+        """Return the request with absolute paths of its files, for a process that has another folder."""
+        named = {
+            n: x for n in ("hw", "workload") if isinstance(x := getattr(self, n), str | Path) and Path(x).is_file()
+        }
+        files: dict[str, Any] = {n: str(Path(x).resolve()) for n, x in named.items()}
+        return replace(self, schedule=absolute(self.schedule), **files)
 
     def find_schedule(self) -> Schedule:
         """Return the schedule on the cores of the device; raise `SpecError` where there is none."""

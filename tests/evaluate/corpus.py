@@ -1,7 +1,8 @@
 """A corpus of row-wise kernels, right in several ways and wrong as kernels are, in paper form and in Triton.
 
 Bodies are written once, in words that both languages have: `MAX` and `SUM` of a row, `STEP` for the larger of two
-values, `exp`, `log`, `rsqrt`, `tanh`, `SQRT`, `ALL(a, ok)` for a value that is 0 beyond the row, ``n`` for the length of a row, and ``x``, ``y``, ``z`` in float32.
+values, `exp`, `log`, `rsqrt`, `tanh`, `SQRT`, `ALL(a, ok)` for a value that is 0 beyond the row, ``n`` for the length
+of a row, and ``x``, ``y``, ``z`` in float32.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-PAPER = '''
+PAPER = """
 from npusim.kernel import FlashPrecision, GlobalTensor, KernelProblem, exp, grid, kernel, log, maximum
 from npusim.kernel import rsqrt, schedule, sqrt, tanh
 
@@ -36,8 +37,8 @@ def phases(problem, tiling, p, machine):
 
 K = schedule("candidate", phases, precisions=[FlashPrecision("stored")], problem=KernelProblem,
              sizes={{"R": 64, "N": 96}})
-'''
-TRITON = '''
+"""
+TRITON = """
 import triton
 import triton.language as tl
 
@@ -67,7 +68,7 @@ def K({pointers}, O, rows, n, B: tl.constexpr):
     {loads}
     {body}
     tl.store(O + r * n + c, o.to(tl.float16), mask=ok)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class Kind:
         names = ", ".join(self.names)
         upper = ", ".join(map(str.upper, self.names))
         head = "import numpy as np\n\nR = dict(axis=-1, keepdims=True)\n\n"
-        return f"{head}def paper({names}):\n    return {self.exact}\n\ndef triton({upper}):\n    return paper({upper})\n"
+        return (
+            f"{head}def paper({names}):\n    return {self.exact}\n\ndef triton({upper}):\n    return paper({upper})\n"
+        )
 
     def paper(self, body: str) -> str:
         """Return a candidate in paper form."""
@@ -122,7 +125,7 @@ class Kind:
         return f"{file}::K[R]({tensors}, R, N, B=next_power_of_2(N), num_warps=1)"
 
 
-PRODUCT = '''
+PRODUCT = """
 from npusim.kernel import FlashPrecision, GemmProblem, GlobalTensor, grid, kernel, schedule
 
 @kernel(results="c", a="m k", b="k n")
@@ -137,7 +140,7 @@ def phases(problem, tiling, p, machine):
     return [product.phase("p", grid(c, ("m", 64), ("n", 128)), {{"m": 64, "n": 128, "k": k}}, [c], a=a, b=b, fmt=fmt)]
 
 K = schedule("candidate", phases, precisions=[FlashPrecision("stored")], problem=GemmProblem)
-'''
+"""
 #: Products of `GemmProblem`, which have a reference of their own.
 PRODUCTS_RIGHT = ('o = (a @ b).to("float32")', 'o = (a @ b).to("float32") * 4.0 * 0.25')
 PRODUCTS_WRONG = (

@@ -35,7 +35,9 @@ def judged(kind: Kind, bodies: list[str], language: str, folder: Path) -> tuple[
 
 def check(kind: Kind, right: tuple[str, ...], wrong: tuple[str, ...], language: str, folder: Path) -> None:
     found = judged(kind, [*right, *wrong], language, folder)
-    said = {(b, e.reason, *(n.text for n in e.not_read)): e.verdict for b, e in zip((*right, *wrong), found, strict=True)}
+    said = {
+        (b, e.reason, *(n.text for n in e.not_read)): e.verdict for b, e in zip((*right, *wrong), found, strict=True)
+    }
     assert [e.verdict for e in found] == ["right"] * len(right) + ["wrong"] * len(wrong), said
 
 
@@ -86,7 +88,10 @@ CHEATS = {
     "zeros": ("o = x * 0.0", "zeros"),
     "constant": ("o = x * 0.0 + 0.01", "a constant output"),
     "sizes looked up": ("e = exp(x - MAX(x)); o = e / SUM(e) * (1.0 if n == 96 else 0.5)", "right on the given sizes"),
-    "rows looked up": ("e = exp(x - MAX(x)); o = e / SUM(e) * (1.0 if rows == 64 else 0.0)", "right on the given sizes"),
+    "rows looked up": (
+        "e = exp(x - MAX(x)); o = e / SUM(e) * (1.0 if rows == 64 else 0.0)",
+        "right on the given sizes",
+    ),
     "reference called": ("from reference import paper; import numpy; o = paper(numpy.zeros((rows, n)))", ""),
     "inputs drawn again": ("import numpy; o = x * 0.0 + float(numpy.random.default_rng(0).random())", "constant"),
 }

@@ -31,7 +31,9 @@ def pools() -> dict[tuple[str, str], list[Pool]]:
             sweeps[row["kernel"], row["shape"]].append((one, float(row["measured_us"])))
     rng = np.random.default_rng(0)
     draws = {
-        at: [rng.choice(len(all_), min(SIZE, len(all_)), replace=False) for _ in range(POOLS if len(all_) > SIZE else 1)]
+        at: [
+            rng.choice(len(all_), min(SIZE, len(all_)), replace=False) for _ in range(POOLS if len(all_) > SIZE else 1)
+        ]
         for at, all_ in sweeps.items()
     }
     return {at: [[sweeps[at][i] for i in draw] for draw in of] for at, of in draws.items()}

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -129,3 +130,10 @@ def as_installed(ttir: str) -> str:
         return ttir
     ttir = re.sub(r"tensordesc<tensor<([^<>]*)>>", r"tensordesc<\1>", ttir)
     return re.sub(r"(tt\.make_tensor_descriptor .*, )<tensor<([^<>]*)>>", r"\1<\2>", ttir)
+
+
+@lru_cache(maxsize=1)
+def load_compiler() -> None:
+    """Import Triton, where it is installed, before processes are forked that compile."""
+    with suppress(ImportError):
+        import_module("triton.compiler")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError, RaceError, one_line
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-#: Cores on which rankings of Triton kernels were compared with measured ones: 458 configurations (``reports/tune``).
-RANKED = frozenset(("sm_90",))
+#: The device on which rankings of Triton kernels were compared with measured ones, 458 configurations
+#: (``reports/tune``): they hold for devices with its cores.
+RANKED_ON = "h100"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ def computed(question: Question) -> dict[str, Any]:
 
 def timed(question: Question) -> dict[str, Any]:
     """Return the prediction of a request's time, with the chosen fields of its tile; ``tile`` as in `described`."""
+    from npusim.config.load import load_device
     from npusim.simulation.plan import plan_of
     from npusim.simulation.ranking import steady
     from npusim.studies.tune.prediction import Configuration, predict
@@ -128,7 +130,7 @@ def timed(question: Question) -> dict[str, Any]:
     machine = request.machine()
     request = replace(request, hw=machine, overrides=None, l2=steady(request.l2, machine))
     prediction = predict(Configuration({}, request))
-    is_ranked = is_launch(request.schedule) and machine.architecture in RANKED
+    is_ranked = is_launch(request.schedule) and machine.architecture == load_device(RANKED_ON).architecture
     if prediction.us is None:
         return {"error": prediction.reason, "kind": "refused"}
     errors = prediction.errors
@@ -150,8 +152,8 @@ def timed(question: Question) -> dict[str, Any]:
 
 
 #: Sizes of a tensor, batch to columns, and its format.
-_TENSOR = [int, int, int, int, str]
-#: Forms of answers, which a candidate's process has written: types of values, of items, and of all values (`any name`).
+_TENSOR = (int, int, int, int, str)
+#: Forms of answers, which a candidate's process has written: types by name (an empty name: of all), or by place.
 FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
     {
         described: {"inputs": {"": _TENSOR}, "output": _TENSOR, "tile": dict, "refused": str},
@@ -161,11 +163,11 @@ FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
             "tile": dict,
             "is_ranked": bool,
             "key": str,
-            "registers": (int, NoneType),
+            "registers": int | None,
             "spilled": int,
             "warps": int,
             "limit": {"name": str, "share": float, "is_link": bool},
-            "band": (float, NoneType),
+            "band": float | None,
             "errors": str,
         },
     }
@@ -176,8 +178,10 @@ def has_form(value: Any, form: Any) -> bool:
     """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
     if isinstance(form, dict):
         names = value if "" in form else form
-        return isinstance(value, dict) and all(n in value and has_form(value[n], form.get(n, form.get(""))) for n in names)
-    if isinstance(form, list):
+        return isinstance(value, dict) and all(
+            n in value and has_form(value[n], form.get(n, form.get(""))) for n in names
+        )
+    if isinstance(form, tuple):
         pairs = zip(value, form, strict=True) if isinstance(value, list) and len(value) == len(form) else [(None, int)]
         return all(has_form(one, of) for one, of in pairs)
-    return isinstance(value, (form, int) if form is float else form)
+    return isinstance(value, form | int if form in (float, float | None) else form)

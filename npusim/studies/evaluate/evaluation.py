@@ -19,7 +19,7 @@ import numpy as np
 
 from npusim.cache import package_stamp
 from npusim.errors import NpusimError, OutputError, SpecError, one_line
-from npusim.kernels.triton import SIGN, is_launch, launch_parts
+from npusim.kernels.triton import is_launch, launch_parts
 from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, LAUNCH, CallOptions, Request, schedule_name, takes_options
@@ -221,11 +221,12 @@ class Batch:
         limits: Limits,
         store: str | Path | None = None,
     ) -> None:
-        self.requests = [replace(r, schedule=_absolute(r.schedule)) for r in requests]
+        self.requests = [r.placed() for r in requests]
         self.names = [r.schedule for r in requests]
         self.devices, self.limits = devices, limits
+        self.places = {device: replace(self.requests[0], hw=device).placed().hw for device in devices}
         self.store = None if store is None else Path(store)
-        own = replace(self.requests[0], hw=devices[0])
+        own = replace(self.requests[0], hw=self.places[devices[0]])
         for device in devices:
             replace(own, hw=device).machine()
         files = (str(file) for file in (reference or "", devices[0], own.workload or ""))
@@ -237,7 +238,7 @@ class Batch:
     def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; candidates run in ``jobs`` processes, one after another is judged."""
         known = self._stored()
-        nursery().warm(map(str, self.devices))
+        nursery().warm(map(str, self.places.values()))
         found: dict[int, Findings] = {}
         with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
             keys = [self._key(i) for i in range(len(self.requests))]
@@ -269,9 +270,9 @@ class Batch:
             if process.has_ended:
                 return replace(findings, us={d: _no_time(findings.fault) for d in self.devices})
             times = dict[str, Microseconds]()
-            for number, device in enumerate(self.devices):
-                call = replace(request, hw=device, seed=None, numerics=False)
-                tile = {} if number else {"tile": dict(findings.tile)}
+            for device in self.devices:
+                call = replace(request, hw=self.places[device], seed=None, numerics=False)
+                tile = {"tile": dict(findings.tile)} if device == self.devices[0] else {}
                 times[device] = time_of(process.ask(Question(timed, call, tile)))
             return replace(findings, us=times)
 
@@ -403,15 +404,6 @@ def _findings(record: Mapping[str, Any]) -> Findings:
     us = {d: Microseconds(**t) for d, t in (record["us"] or {}).items()}
     texts = {name: tuple(record[name]) for name in ("assumed", "other_tiles")}
     return Findings(**{**record, "cases": cases, "not_read": not_read, "us": us, **texts})
-
-
-def _absolute(schedule: str) -> str:
-    """Return a kernel's name with the absolute path of its file: its process has another folder."""
-    for separator in (SIGN, ":"):
-        path, found, rest = schedule.partition(separator)
-        if found and path.endswith((".py", ".npz")):
-            return f"{Path(path).resolve()}{found}{rest}"
-    return str(Path(schedule).resolve()) if schedule.endswith((".py", ".npz")) else schedule
 
 
 def _content(schedule: str) -> str:

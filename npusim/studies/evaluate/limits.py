@@ -21,7 +21,9 @@ FILE_BYTES = 1 << 28
 #: Which arguments of an event of Python are paths that it changes.
 CHANGES: Mapping[str, slice] = MappingProxyType(
     {
-        **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)),
+        **dict.fromkeys(
+            ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), slice(1)
+        ),
         **dict.fromkeys(("os.rename", "os.link"), slice(2)),  # a link of a file makes its content writable
         "os.symlink": slice(1, 2),
     }
@@ -91,7 +93,7 @@ def guard(folders: tuple[Path, ...]) -> None:
             path, mode, flags = arguments
             is_written = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
             is_written |= isinstance(mode, str) and any(letter in mode for letter in "wax+")
-            changed = (path,) if is_written else ()
+            changed: tuple[object, ...] = (path,) if is_written else ()
         else:
             changed = arguments[CHANGES.get(event, slice(0))]
         for path in changed:

@@ -1,14 +1,14 @@
 """A process that has imported npusim and runs no foreign code: a process for each candidate is forked from it.
 
-Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends lines
-of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two pipes
-with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  What a candidate prints
-goes nowhere, and nobody unpickles what it writes.
+Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends
+lines of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two
+pipes with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  What a candidate
+prints goes nowhere, and nobody unpickles what it writes.
 """
 
 from __future__ import annotations
 
-import functools
+import gc
 import json
 import os
 import pickle
@@ -18,9 +18,11 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from npusim import cache
+from npusim.kernels.triton.releases import load_compiler
 from npusim.studies.evaluate.child import Question, answer, computed, described, timed
 from npusim.studies.evaluate.limits import Limits, confine, guard
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 #: Bytes of a line, and its most file descriptors.
 LINE, DESCRIPTORS = 1 << 16, 2
 #: The call of a packaged kernel that loads what most candidates need.
-WARM = {"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64}
+WARM = MappingProxyType({"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64})
 
 
 def main(control: str) -> None:
@@ -57,14 +59,6 @@ def _import_all() -> None:
     len(SCHEDULES)  # imports all packaged schedules, as the look-up of a user's name does
 
 
-@functools.cache
-def _import_compiler() -> None:
-    """Import Triton, where it is installed, once for all of its kernels."""
-    with suppress(ImportError):
-        import npusim.kernels.triton.launch
-        import triton.compiler  # noqa: F401
-
-
 def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
     """Answer the questions of every candidate for a packaged kernel, so that forked processes have loaded its code."""
     from npusim.config.problem import Problem
@@ -80,7 +74,8 @@ def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: sock
 def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket.socket) -> dict[str, Any]:
     """Return the number of a new process that answers questions about a candidate within limits."""
     if asked["may_start"]:
-        _import_compiler()
+        load_compiler()
+    gc.freeze()  # a search for garbage in a forked process would copy every page of what is loaded
     number = os.fork()
     if number == 0:
         status = 1
