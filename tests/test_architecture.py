@@ -378,6 +378,8 @@ NAMES_PARTS = {
     "kernels/tilelang/prim_func.py": "a key of TileLang's, min_blocks_per_sm",
     "kernels/tilelang/expert.py": "words of TileLang-Ascend: memories and pipes that a program's text names",
 }
+#: Fields of syntax nodes that hold identifiers.
+IDENTIFIERS = frozenset({"id", "attr", "arg", "name"})
 #: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
 WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})
 
@@ -400,8 +402,8 @@ def named_parts(tree: ast.Module) -> set[str]:
             words = set(re.findall(r"[A-Za-z0-9]+", node.value))
             texts |= words if " " not in node.value else {word for word in words if word.lower() not in WORDS}
         else:
-            for field in ("id", "attr", "arg", "name"):
-                identifiers |= set(str(getattr(node, field, "")).lower().split("_"))
+            identifiers.update(str(getattr(node, field)) for field in IDENTIFIERS.intersection(node._fields))
+    identifiers = {part for one in identifiers for part in one.lower().split("_")}
     parts = parts_of_devices()
     special = {part for part in parts if part.lower() not in WORDS}
     return parts & texts | {part for part in special if part.lower() in texts | identifiers}

@@ -261,7 +261,9 @@ def _collect(items: Iterable[Item], how: tuple[int, bool], each: Sequence[dict[s
 
 
 def _has_lanes(step: Step) -> bool:
-    operands = (at for x in (step.dst, *step.srcs) for at in (x.corner if isinstance(x, GlobalTile) else (x,)))
+    operands: Iterable[Any] = (
+        at for x in (step.dst, *step.srcs) for at in (x.corner if isinstance(x, GlobalTile) else (x,))
+    )
     return any(type(at) is Lanes for at in operands)
 
 
