@@ -91,7 +91,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (columns := terminal_width()) is None:
+    elif (columns := terminal_width()) is None or topic == PROBLEM:  # which has its own width
         typer.echo(text, nl=False)
     else:
         show_lines(_wrapped(text, columns))
