@@ -772,8 +772,10 @@ def test_devices_are_listed_shown_and_validated(elsewhere: Path) -> None:
     assert all(name in text for name in known)
     assert [d["name"] for d in _document("hw", "list", "--json")["devices"]] == known
     text = _ok("hw", "show", "ascend_910b2", "--only", "links.hbm")
-    assert re.search(r"^  links\.hbm$", text, re.MULTILINE)
-    assert re.search(r"^    bytes_per_s +1\.45 TB/s  measured$", text, re.MULTILINE)
+    assert re.search(r"^  links\.hbm\.bytes_per_s +1\.45 TB/s  measured$", text, re.MULTILINE)
+    assert re.search(
+        r"^    l2\.bytes_per_s +7 TB/s  vendor$", _ok("hw", "show", "ascend_910b2", "--only", "links"), re.MULTILINE
+    )
     assert "clock_hz" not in text
     (source,) = {fact.source for key, fact in load_device("ascend_910b2").facts() if key == "links.hbm.bytes_per_s"}
     assert source not in text

@@ -82,16 +82,18 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
+        listed = ", ".join(sorted((*known, PROBLEM)))
         known |= entries()
         topic = topic if topic in known else topic.replace("-", " ")
         if topic not in known:
-            from npusim.config.messages import choices
+            from npusim.config.messages import suggest
 
-            raise SpecError(f"help {topic}: no such guide or word{choices(topic, sorted((*known, PROBLEM)))}")
+            near = suggest(topic, [*known, PROBLEM]).partition("; ")[0]
+            raise SpecError(f"help {topic}: no such guide or word{near or '.'} There are {listed}")
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (columns := terminal_width()) is None:
+    elif (columns := terminal_width()) is None or topic == PROBLEM:  # which has its own width
         typer.echo(text, nl=False)
     else:
         show_lines(_wrapped(text, columns))

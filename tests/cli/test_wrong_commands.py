@@ -286,7 +286,10 @@ WRONG = (
     ("run flash --seq 256 --timeline 5", "--timeline 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --timeline 9:3", "--timeline 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --timeline 900:950", "--timeline 900:950 us: the timeline ends at"),
-    ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are agents, ci, cluster, compare, device,"),
+    (
+        "help tiles",
+        "help tiles: no such guide or word. Did you mean `tile`? There are agents, ci, cluster, compare, device,",
+    ),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare needs two runs or more"),
