@@ -282,7 +282,7 @@ class AscendMachine(Machine):
         if not is_attention:
             return decided
         own, decided = decided.barriers, t.in_place_of(decided)
-        return decided if decided.barriers == own else decided._replace(extra=False)  # `extra` is of the kernel's barriers
+        return decided if decided.barriers == own else decided._replace(extra=False)  # `extra`: of the kernel's
 
     def _has_flags(self, rings: Sequence[Ring]) -> bool:
         """Return whether the device has the flags of a phase's rings."""
