@@ -190,7 +190,7 @@ class Automaton:
         return tails
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
-        """Record the iteration from which a loop's ring states repeat, and its ``cycle``; `NO_CYCLE`: it ends before."""
+        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE`: it ends before."""
         before = self._turns.get(id(loop))
         if before:  # the loop is inside another loop
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
