@@ -108,7 +108,7 @@ class AscendMachine(Machine):
         return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
     def settings(self, tiling: Any, problem: AnyProblem | None) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return the family's; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        """Return the family's settings; for a named published kernel only the order in which it deals blocks."""
         settings = self.family.settings["latent" if getattr(problem, "values_in_keys", False) else "attention"]
         if "kernel" in tiling.model_fields_set and (kernel := tiling.published) is not None:
             return ([{"deal": kernel.deal}],)
@@ -143,7 +143,7 @@ class AscendMachine(Machine):
             is_decode = problem.seq_q < self.group.fractal
             is_cut = {"splits", "split_keys"} & tiling.model_fields_set or problem.values_in_keys
             if preset.is_by_name and is_decode and "splits" in known and not is_cut:
-                fields = dict(self.usual.decode(problem, self.places))  # of its order nothing is known
+                fields = dict(self.usual.decode(problem, self.places))  # the order of the preset's kernel is unknown
             elif preset.is_by_name and not is_decode:
                 keys = dict(tiling if "block_kv" in tiling.model_fields_set else self.usual.memory_tile)["block_kv"]
                 fields = dict(self.usual.prefill(problem, keys))
@@ -156,7 +156,7 @@ class AscendMachine(Machine):
         return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
     def by_tile(self, tiling: Tiling, precision: object) -> Mapping[str, object]:
-        """Return whose kernel a tile means that is stated without one: the precision's, or one that calls ND2NZ."""
+        """Return the kernel of a tile that is stated without one: the precision's, or a kernel that calls ND2NZ."""
         known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
         if "nd2nz" in known - named and named & {"block_m", "block_n", "block_k"}:
             return {"nd2nz": "mte2"}
@@ -282,7 +282,7 @@ class AscendMachine(Machine):
         if not is_attention:
             return decided
         own, decided = decided.barriers, t.in_place_of(decided)
-        return decided if decided.barriers == own else decided._replace(extra=False)  # it is of the kernel's barriers
+        return decided if decided.barriers == own else decided._replace(extra=False)  # `extra`: of the kernel's
 
     def _has_flags(self, rings: Sequence[Ring]) -> bool:
         """Return whether the device has the flags of a phase's rings."""
@@ -338,7 +338,7 @@ def _ahead(decided: AscendDecisions, depth: int) -> int:
 
 
 def _may_shrink(phase: Phase, tiling: AscendTiling) -> bool:
-    """Return whether operands have the two slots that are usual, and no field of a tiling makes them fewer."""
+    """Return whether operands have the usual two slots and no field of the tiling reduces them."""
     return not tiling.decided.one_slot and tiling.buffers == PING_PONG
 
 

@@ -107,7 +107,7 @@ class EnginePricing(Transfers):
     def _sequence(
         self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, work: VectorWork
     ) -> Cost:
-        """Return the cost of steps that follow one another on a vector unit, alike ones looked at once."""
+        """Return the cost of steps that follow one another on a vector unit; equal sequences are priced once."""
         is_on_registers = isinstance(spec, RegisterVectorEngine)
         code = work.code or VectorCode()
         looked_at = registers.looked_at(steps, code) if is_on_registers else ()
@@ -158,7 +158,7 @@ class EnginePricing(Transfers):
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
     def _miss_share(self, tensor: str) -> float:
-        """Return the share of a tensor's reads that wait for memory: a miss of one group is everybody's in its step."""
+        """Return the share of a tensor's reads that wait for memory: a miss of one core group is one of all."""
         return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
@@ -302,11 +302,11 @@ class _Run:
                 self.end()
 
     def _waits(self, reads: Sequence[object], count: int, *, is_pass: bool) -> bool:
-        """Whether something is read that the run wrote, and that need not be there yet."""
+        """Whether the run wrote a source whose values may not be complete yet."""
         for at in reads:
             if at in self._written:
                 begun, ended, is_whole = self._written[at]
-                # What goes through a tile in order follows its writer; a short one may read its end.
+                # An instruction that reads a tile in order follows its writer; a short one may overtake it.
                 since = self._repeats - (ended if count < PIPE_REPEATS else begun)
                 if is_pass or is_whole or since < PIPE_REPEATS:
                     return True
@@ -387,7 +387,7 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
 
 
 Instructions = list[tuple[str, int]]
-#: Of a byte.
+#: Bits of a byte.
 BITS = 8
 
 
@@ -449,7 +449,7 @@ def _logic(step: Step, spec: VectorEngine) -> Instructions:
 
 
 def _of_bits(step: Step, spec: VectorEngine) -> tuple[str, int]:
-    """Return an operation on a mask, which Compare makes of one bit an element."""
+    """Return the instruction for an operation on masks, which Compare writes with one bit an element."""
     return "binary", ceil_div(step.dst.rows * step.dst.cols, BITS * spec.repeat_bytes.value)
 
 

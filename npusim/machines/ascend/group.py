@@ -105,11 +105,11 @@ class AscendGroup:
     # ---------------------------------------------------------------- rings
 
     def ring(self, space: str, name: str, size_bytes: int, depth: int, producer: str, consumer: str) -> Ring:
-        """Place a ring that one queue hands to another."""
+        """Place a ring from one queue to another."""
         return self.allocator.ring(space, name, size_bytes, depth, producers=[producer], consumers=[consumer])
 
     def ub_kept(self, core: VectorCore, name: str, size_bytes: int, depth: int) -> Ring:
-        """Place a ring that the vector unit hands to itself, some operations later."""
+        """Place a ring from the vector unit to itself, which reads a slot some operations later."""
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
     def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
@@ -213,5 +213,5 @@ def compute(label: str, queue: str, steps: Sequence[Step], work: VectorWork | No
 
 
 def pass_on(label: str, queue: str, *tiles: RingTile) -> TileOp:
-    """Return an operation that only takes or hands on slots: flags without work."""
+    """Return an operation that only acquires or releases slots: flags without work."""
     return TileOp(label, queue, queue, (), tiles)

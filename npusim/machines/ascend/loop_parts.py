@@ -31,10 +31,10 @@ class Parts:
         self.is_loopless = self.has_products and not frame.loop_axis
         self.cuts = self._cut() if self.has_products and frame.loop_axis else []
         self.lags = [self.ahead * i for i in range(len(self.cuts))]
-        #: Tiles that the last part is behind the first.
+        #: Number of tiles by which the last part is behind the first.
         self.lag = self.lags[-1] if self.lags else 0
         is_visited = self.lag > 0 and all(b.runs for b in frame.phase.cells)
-        #: Whether the next block begins while this one's last tiles are under way.
+        #: Whether the next block begins while the last tiles of this block are in progress.
         self.is_continuous = tiling.decided.pipeline == "core" and is_visited and self._holds_for_one_part()
 
     def _cut(self) -> list[tuple[Stage, ...]]:
@@ -51,13 +51,13 @@ class Parts:
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
 
     def between(self, n: str) -> int:
-        """Return how many parts of the pipeline after its writer a name is read last."""
+        """Return the number of parts of the pipeline from a name's writer to its last reader."""
         stages = self.frame.stages
         written = self.part_of(next(s for s in stages if n in s.written))
         return max((self.part_of(s) for s in stages if n in s.read), default=0) - written
 
     def generations(self, n: str) -> int:
-        """Return how many tiles of a name there are at a time, from its writer to its last reader."""
+        """Return the number of a name's tiles that exist at a time, from its writer to its last reader."""
         return max(1, self.between(n)) * self.ahead + 1
 
     def _holds_for_one_part(self) -> bool:

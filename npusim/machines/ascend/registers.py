@@ -77,9 +77,9 @@ COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "ueq": (2, 2),
     }
 )
-#: What is done along a tile pass after pass, and the order in which vector units do it.
+#: Operations along a tile, pass after pass, and the order in which vector units compute them.
 ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "sequential", Opcode.INVERSE: "rows"})
-#: How a register of a mask that lies row by row is read along a column.
+#: Instruction that reads a register of a mask stored row by row along a column.
 GATHER = "gather"
 
 
@@ -103,7 +103,7 @@ WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opco
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
 ACCUMULATORS = MappingProxyType({"sequential": 1, "four_chains": CHAINS})
-#: Plain instructions that are done again on what is loaded again, where storing a result would be the other way.
+#: Plain instructions that are repeated on reloaded sources, where the alternative is to store the result.
 MOST_REPEATED = 2
 
 
@@ -115,17 +115,17 @@ class RegisterValue:
     sources: tuple[RegisterValue | Hashable, ...]
     rows: int
     cols: int  #: of the tile it works through; 1 for a vector of rows
-    size: int  #: bytes of the widest element it meets
+    size: int  #: bytes of the widest element of its result and sources
     reduction: Opcode | None = None
     chains: int = 1
-    is_kept: bool = False  #: lies in UB when its function ends
+    is_kept: bool = False  #: stored in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
     crosses: Literal["row", "register", ""] = "row"  #: lanes that a reduction joins: of a row, or within each register
     loop: int = 0
 
     @property
     def is_vector(self) -> bool:
-        """Whether it leaves one value a row."""
+        """Whether its result has one value a row."""
         return self.cols == 1 or self.reduction is not None
 
 
@@ -148,7 +148,7 @@ class HardwareLoop:
     each: int = 1  #: registers of a tile that an iteration works on
     is_nested: bool = False
     stored: int = 0  #: registers that are stored when it ends
-    follows: bool = False  #: needs what an earlier loop of its function leaves
+    follows: bool = False  #: reads results of an earlier loop of its function
 
 
 def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
@@ -159,7 +159,7 @@ def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str,
     terms: dict[str, float] = {}
     parts = list(functions(_values(steps, spec, key, code), code))
     for function, after in zip(parts, [*parts[1:], []], strict=False):
-        # What a function leaves late is hidden by the start of one that does not read it.
+        # Late results of a function are hidden by the start of a next function that does not read them.
         left = {id(v) for v in function}
         is_waited_for = not after or any(id(s) in left for v in after for s in v.sources)
         for name, cycles in _VectorFunction(function, spec, key, code).terms(is_waited_for=is_waited_for):
@@ -200,7 +200,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
-        # A mask that lies nowhere is made by comparisons of indices.
+        # A mask that is in no memory is computed by comparisons of indices.
         tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
         value = RegisterValue(
@@ -320,7 +320,7 @@ class _VectorFunction:
         self.loops[value.loop].values.append(value)
 
     def _fits(self, value: RegisterValue, loop: HardwareLoop) -> bool:
-        """Return whether a value is worked out in a loop: one over its shape that has something it reads."""
+        """Return whether a loop can compute a value: a loop over its shape that has one of its sources."""
         had = {*map(id, loop.values), *(id(s) for v in loop.values for s in v.sources)}
         return (loop.rows, loop.cols) == (value.rows, value.cols) and not had.isdisjoint(map(id, value.sources))
 
@@ -485,7 +485,7 @@ class _VectorFunction:
     def _start(
         self, source: RegisterValue | Hashable, loop: HardwareLoop, paths: Mapping[int, LatencyPath | None]
     ) -> LatencyPath | None:
-        """Return how long a source takes from where a loop may begin; None if it is there before."""
+        """Return the latency of a source from the start of the loop; None if it exists before."""
         if isinstance(source, RegisterValue) and self._is_made_here(source):
             return paths[id(source)] if id(source) in paths else LatencyPath()
         if loop.follows or not loop.counts["load"]:

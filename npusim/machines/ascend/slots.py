@@ -32,7 +32,7 @@ class Slots:
         self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
         self.decided = tiling.decided
         self._first_ring = len(group.allocator.rings)
-        #: Whether a hand-over goes past global memory.
+        #: Whether results of a unit reach the next one without global memory.
         self.direct = {
             n: group.is_direct(frame.label(n), place, self.decided.route if place == "up" else None)
             for n, place in frame.places.items()
@@ -41,7 +41,7 @@ class Slots:
         self.cross: dict[str, tuple[Ring, ...]] = {}
 
     def turn(self) -> Ring | None:
-        """Place the slot that the core takes before it loads, and that is given back when others are through."""
+        """Place the slot that a core acquires before its loads and releases when the other cores are done."""
         ends = [FIXP] if self.decided.slots == 1 else None
         if self.decided.order == "serial":
             ends = [v.vector for v in self.group.vector_cores]

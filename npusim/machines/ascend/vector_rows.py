@@ -141,7 +141,7 @@ class VectorShare:
             for n, depth in lasting.items()
         }
         self._place_kept(stages, tiling)
-        #: Of states that start as an operand: the slot that its slices come through, and their rows.
+        #: For states that start as an operand: the slot that the operand's slices pass through, and their rows.
         self.firsts = {n: self._place_first(n, stages) for n, what in frame.phase.names.items() if what.first}
 
     def share(self, n: str) -> int:
@@ -314,7 +314,7 @@ class VectorShare:
         return self.lasting[n].fill(self.share(n), width, fmt, first=first, last=last)
 
     def keep(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
-        """Yield the end of work on lasting states: they stay as they are until the block is finished."""
+        """Yield the end of work on lasting states: nothing changes them before the block is finished."""
         if mine is not None:
             yield pass_on("state.keep", self.core.vector, *(self._lasts(n, last=True) for n in states))
 
@@ -422,7 +422,7 @@ class VectorShare:
         return view(frame.shape(n, block, tile)[0], frame.width(n), frame.fmt(n))
 
     def _skip(self, s: RowsStage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Keep step: a core without rows of a ragged tile hands every slot on."""
+        """Yield the operations of a core without rows of a ragged tile: it acquires and releases every slot."""
         label, core = self.frame.label, self.core
         for n in s.inputs:
             if n in self.cross and n not in self.dropped:

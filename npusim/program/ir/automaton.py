@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from npusim.program.ir.walk import Endpoint
 
 Ints = NDArray[np.int64]
-#: Cursor of every endpoint, relative to where its ring stands.
+#: Cursor of every endpoint, relative to the position of its ring.
 State = tuple[int, ...]
-#: A loop's name, index and step on the way to a node; the steps say what an iteration later is called.
+#: The loops around a node: name, index and step of each; the steps name later iterations.
 LoopPath = tuple[tuple[str, int, int], ...]
 Environment = dict["Symbol", object]
-#: What lies between a node and one that may follow: nothing, the end of an iteration, or of a block.
+#: The boundary between a node and its successor: none, the end of an iteration, or the end of a block.
 NEXT, LAP, BLOCK = range(3)
-#: Nodes after which something is to be followed, each with what lies between.
+#: Nodes whose successors are not followed yet, each with the boundary behind it.
 Tails = list[tuple[int, int]]
 
 
@@ -62,7 +62,7 @@ class Node:
 
 
 EMPTY = Piece(())
-#: In place of the iteration from which on a loop's states repeat, where it is over before.
+#: The value in place of the iteration from which a loop's states repeat, if the loop ends before it.
 NO_CYCLE = 1 << 62
 
 
@@ -117,12 +117,12 @@ class Automaton:
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
             self._sides[endpoint.ring_number].append(endpoint)
-        #: The endpoint of each endpoint's ring from which its slots and states are counted.
+        #: For each endpoint, the endpoint of its ring from which slots and states are counted.
         self.bases = [self._sides[e.ring_number][0].index for e in endpoints]
         self._periods = [max(x.period for x in self._sides[e.ring_number]) for e in endpoints]
         self._is_periodic = any(p > 1 for p in self._periods)
         self.ends: dict[State, None] = dict.fromkeys(starts)
-        #: What pieces share that are one.
+        #: Data that equal pieces share.
         self.alike = alike(self)
         self._blocks()
 
@@ -140,7 +140,7 @@ class Automaton:
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
-                    # Of counts that come to the same states, one is followed; the largest first, to see all of them.
+                    # One of the counts that reach the same states is followed: the largest, which shows them all.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
                     cursors = list(state)
@@ -175,7 +175,7 @@ class Automaton:
     def _follow(
         self, parts: Iterable[Part], tails: Tails, cursors: list[int], path: LoopPath, outer: Environment
     ) -> Tails:
-        """Go through ``parts`` from ``tails``, moving ``cursors``; return the tails there are then."""
+        """Follow ``parts`` from ``tails`` and move ``cursors``; return the tails at the end."""
         for part in parts:
             if isinstance(part, LoopPart):
                 tails = self._loop(part, tails, cursors, path, outer)
@@ -190,14 +190,14 @@ class Automaton:
         return tails
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
-        """Note from which iteration on a loop's states repeat, every ``cycle``; `NO_CYCLE`: it ended before."""
+        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE`: it ends before."""
         before = self._turns.get(id(loop))
-        if before:  # it is inside another one
+        if before:  # the loop is inside another loop
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
         self._turns[id(loop)] = since, cycle
 
     def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
-        """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
+        """Follow a loop until a state of the rings repeats, then one more cycle, and jump to the loop's end."""
         count = self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
         number, turn = 0, (NO_CYCLE, 1)
         step = 0
@@ -262,7 +262,7 @@ class Automaton:
         return advance
 
     def _state(self, cursors: Sequence[int]) -> State:
-        """Return cursors relative to their ring's first one, apart from where in its period that is."""
+        """Return the cursors relative to their ring's first cursor, and the place of that cursor in its period."""
         if self._is_periodic:
             return tuple(
                 c - cursors[b] + cursors[b] % p for c, b, p in zip(cursors, self.bases, self._periods, strict=True)
@@ -309,7 +309,7 @@ class Automaton:
         )
 
     def named(self, node: Node, operation: Operation, laps: int = 0) -> str:
-        """Return an operation in the words of errors, ``laps`` iterations after the place of its node."""
+        """Return an operation as errors name it, ``laps`` iterations after the iteration of its node."""
         names = [f"{name}={index}" for name, index, _ in node.path[:-1]]
         if node.path:
             name, index, step = node.path[-1]

@@ -104,7 +104,7 @@ class Allocator:
 
     spaces: Mapping[str, AddressSpace]
     used_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    #: Names, slots and their bytes of what was placed, by memory, for its error.
+    #: Placed tenants by memory, for its error: name, slots, bytes of a slot.
     tenants: dict[str, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)

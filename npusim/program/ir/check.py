@@ -60,7 +60,7 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
         except OpaqueError as error:
             if not any(error.symbols & s.coordinates.keys() for s in shapes):
                 raise
-            # Regions that are no sums of block coordinates are numbers once each block stands for itself.
+            # A region that is no sum of block coordinates is a number where each block is a shape of its own.
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
         if contested and phase.succession:  # blocks that overlap are told apart by where they lie
@@ -81,7 +81,7 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
-    """Raise `ProgramError` unless each block is dealt once: blocks are proved apart, none from itself."""
+    """Raise `ProgramError` unless each block is dealt once: the proof keeps blocks apart, not two runs of one."""
     times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
     for number in {*range(count), *times} if phase.dealt else ():
         if times[number] != (0 <= number < count):
@@ -92,7 +92,7 @@ def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
 
 
 def _check_held(program: TileProgram, phase: str, held: Iterable[Ring], rings: Iterable[Ring]) -> None:
-    """Raise `RaceError` if a phase takes bytes in which an earlier one left slots that are not read yet."""
+    """Raise `RaceError` if a phase uses bytes of slots that an earlier phase filled and nothing has read."""
     for ring in rings:
         for other in held:
             if other is not ring and other.space == ring.space and ring_bytes(other).overlaps(ring_bytes(ring)):

@@ -73,7 +73,7 @@ class Loop:
 
 
 def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
-    """Return the items so many times over, in a body that is looked at for its costs alone."""
+    """Return the items so many times, for a body of which only the costs are read."""
     return Loop("", range(times), lambda _index: items())
 
 
@@ -224,9 +224,9 @@ class Cost(NamedTuple):
 class Pricing(Protocol):
     """Costs of a program's operations on one device."""
 
-    #: How many of the other core groups work beside one, by phase: what costs of a tile handed on depend on.
+    #: Number of other core groups at work at the same time, by phase: costs of a handed-over tile depend on it.
     crowds: dict[str, float]
-    #: Whether costs depend on where tiles lie; else conflicts of banks and misses of L2 are left out, for bounds.
+    #: Whether costs depend on the places of tiles; else bank conflicts and misses of L2 are left out, for bounds.
     is_placed: bool
 
     @property
@@ -301,7 +301,7 @@ class TileProgram:
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None
-    #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.
+    #: Its residency in L2, by the device's numbers that it depends on; a derived program has its own.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -55,7 +55,7 @@ class Endpoint:
     is_cross_core: bool
     depth: int
     ring_number: int  #: which of the program's rings: rings of different queues may share a name
-    is_peek: bool = False  #: reads slots that it hands on to nobody
+    is_peek: bool = False  #: reads slots without releasing them
 
     def __str__(self) -> str:
         return f"{self.ring} {'free' if self.is_producer else 'ready'}"

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
 
 
-#: Core groups with most work that are looked at alone.
+#: Number of core groups with most work that are bounded alone.
 GROUPS = 1
-#: Operations that are gone through one by one in less time than it takes to look for what repeats.
+#: Number of operations up to which a look for repetitions takes longer than all operations one by one.
 FEW_OPERATIONS = 500_000
-#: Operations of a body in which waits are looked for: in longer ones they take longer than they are worth.
+#: Most operations of a body whose waits are computed: in longer bodies they cost more than they save.
 MOST_ENTRIES = 512
 
 
@@ -96,7 +96,7 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
 
 
 def _longest(cycles: Ints, groups: int, *, is_dealt: bool) -> int:
-    """Return the most cycles of an engine; the last row is all work where that is spread over the core groups."""
+    """Return the most cycles of an engine; the last row is the sum of all work, spread over the core groups."""
     if is_dealt:
         return int(cycles.max(initial=0))
     return max(int(cycles[:-1].max(initial=0)), ceil_div(int(cycles[-1].max(initial=0)), groups))
@@ -165,7 +165,7 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
     return [examples[n] for n in range(len(numbers))], shape_counts
 
 
-#: What concurrent warp groups share, fields of `Share`: the first three arithmetic alone, then products, the last both.
+#: Units that warp groups share, fields of `Share`: the first three of arithmetic, then of products, the last of both.
 _SHARED = ("issue", "compare", "special", "tensor", "memory")
 
 

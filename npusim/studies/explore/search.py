@@ -205,7 +205,7 @@ class Search:
         return self.setting.key(outcome.point), outcome
 
     def keep(self, outcomes: Iterable[PointOutcome]) -> None:
-        """Take in outcomes and store them."""
+        """Record outcomes, and write them to the store."""
         new = {o.index: self._with_bits(o) for o in outcomes if o.index not in self.outcomes}
         if self.store is not None and new:
             self.store.add(map(self._row, new.values()))
@@ -292,7 +292,7 @@ class Search:
                 yield [task.index], results
 
     def run(self, workers: Executor) -> None:
-        """Do all of it, or as much as there is time for."""
+        """Run the whole search, or as much of it as its time allows."""
         try:
             self._run(workers)
         except _OutOfTimeError:

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-#: Logarithms of predicted times, one a measurement, of the logarithms of factors, one a constant.
+#: A function of the logarithms of factors (one a constant): logarithms of predicted times (one a measurement).
 Predict = Callable[["Array"], "Array"]
 
 #: Steps of finite differences: the factor on a constant; and of those that a fit begins with.
 STEP, COARSE = 1.05, 1.2
 #: A constant that moves no time by this share, if doubled by it once over, is not looked at: d ln t / d ln x.
 LEAST = 0.02
-#: Cosine of two constants' columns of the Jacobian from which on no data of this kind tells them apart.
+#: Cosine of two constants' columns of the Jacobian from which data of this kind do not distinguish them.
 ALIKE = 0.98
 #: Largest ratio of singular values of the chosen columns, each of length 1.
 CONDITION = 30.0
 #: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
 BOUND, FAR = 3.0, 5.0
-#: Share of a bound within which a value lies at it.
+#: Relative distance from a bound within which a value counts as at the bound.
 ALMOST = 1e-3
-#: Predictions of a descent at most, but for those of slopes.
+#: Most predictions of a descent, besides the predictions for slopes.
 MOST_TRIALS = 25
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
 #: at least (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
-#: What an interval covers.
+#: Coverage of an interval.
 COVERAGE = 0.90
 TINY = float(np.finfo(float).tiny)
 

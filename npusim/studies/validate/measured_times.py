@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
 
 MICROSECONDS = 1e6
-#: Names of cases that one line of a report has.
+#: Number of case names in one line of a report.
 SHOWN = 4
 #: Factors between measured and predicted that look like another unit.
 THOUSAND = (400.0, 2500.0)
-#: By how much two sums of the same times may differ.
+#: Relative rounding difference of two sums of the same times.
 TINY = 1e-9
-#: The part of a node's time that a measurement is held against.
+#: The part of a node's time with which a measured quantity is compared.
 NODE_PARTS = MappingProxyType({f"{part}_us": f"{part}_s" for part in ("compute", "attention", "linear", "allreduce")})
-#: And those that are sums of operations as they ran.
+#: Measured quantities that are sums of a node's operations, with the parts of these.
 RAN_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"upload_us": ("upload",), "gpu_us": ("attention",), "cpu_us": ("cpu",), "off_upload_us": ("offload", "return")}
 )
@@ -110,7 +110,7 @@ class TimesReport:
     groups: dict[str, GroupRank]
     methods: dict[str, str]  #: case -> how its time was computed
     faults: tuple[str, ...] = ()  #: why selected cases have no prediction, each reason once
-    not_predicted: int = 0  #: how many these are
+    not_predicted: int = 0  #: number of selected cases without a prediction
 
     def to_pandas(self) -> Any:
         """Return the residuals as a `pandas.DataFrame`: a row a quantity, ``measured_low`` and ``measured_high`` apart.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from npusim.config.cases import MeasurementCase
     from npusim.simulation.run_result import RunData
 
-#: What another value of a field of the tiling, or of a mask, counts: as a size doubled.
+#: Distance of another value of a field of the tiling, or of a mask: that of a doubled size.
 OTHER = 1.0
 SHOWN = 3
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 #: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
 #: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
-#: A neighbour counts within so many times the error of the schedule itself on the neighbour: what rounding does.
+#: A neighbour counts if its error is at most so many times the schedule's own error on it, which is rounding.
 ROUNDING = 4.0
-#: What a call may have beside scale and mask, and a kernel leave out: keys that are seen, and functions of scores.
+#: Features besides scale and mask that a kernel may leave out: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
 SCORED = ("softcap", "alibi", "bias", "sink_logits")
 #: A soft-cap of a kernel is searched among powers of two times the largest score, then between two of these.
@@ -125,7 +125,7 @@ class _Rows:
 
         largest = float(np.abs(scores, where=np.isfinite(scores), out=np.zeros_like(scores)).max(initial=0.0))
         if not largest or self.problem.alibi or self.problem.bias or self.problem.sink_logits:
-            return None  # these come after a cap, or beside it
+            return None  # features that apply after a soft-cap, or beside it
         caps = [largest * 2.0**n for n in CAPS]
         best = min(range(1, len(caps) - 1), key=lambda n: left(caps[n]))
         if left(caps[best]) >= error:

@@ -56,9 +56,9 @@ _RENAMED = MappingProxyType(
     {"Name": "Op Name", "Type": "OP Type", "Op Type": "OP Type", "Duration(us)": _TASK, "Block Num": "Block Dim"}
 )
 _DURATION = ("gpu__time_duration.sum", "Duration")
-#: Kernels that a message names.
+#: Number of kernels that a message names.
 _SHOWN = 8
-#: Seconds that one expression may take on one name.
+#: Most seconds for one expression on one name.
 MATCH_S = 2
 
 
@@ -258,14 +258,14 @@ _LOCALE = "write it again with LC_ALL=C"
 
 def _ncu(path: Path) -> Iterator[KernelLaunch]:
     columns, listed = read_csv(path, "ID", "Kernel Name", start="ID")
-    if "Metric Name" in columns:  # a metric a row
+    if "Metric Name" in columns:  # each row has one metric
         rows: dict[str, dict[str, str]] = defaultdict(dict)
         units: dict[str, str] = {}
         for row in listed:
             rows[row["ID"]] |= {**row, row["Metric Name"]: row["Metric Value"]}
             units[row["Metric Name"]] = row["Metric Unit"]
         launches = list(rows.values())
-    else:  # a metric a column, the first row has the units
+    else:  # each column has one metric, the first row the units
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:
