@@ -8,9 +8,14 @@ Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_12
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, layout
+from npusim.machine import Layouts
+
+#: Rows, keys and warps that multiply, of a block by head dim (interface.py).
+TILES: Layouts = MappingProxyType({64: layout(128, 128, warps=4), 128: layout(128, 64, warps=4)})
 
 
 def _needs(device: DeviceSpec) -> str:
@@ -28,7 +33,7 @@ FA4_SM120 = GpuKernel(
     computes=("flash",),
     # flash_fwd_sm120_tma.py: a warp copies, K and V have two tiles each; begins with n_block_max - 1
     decides=GpuDecisions(is_whole=True, roles="copying", depth=2, from_last=True),
-    tiles={2: {64: layout(128, 128, warps=4), 128: layout(128, 64, warps=4)}},
+    tiles={2: TILES},
     fields=lambda _device: {"stages": None},
     leaves=frozenset({"launch"}),
     needs=_needs,
