@@ -31,7 +31,8 @@ class TilingAllReduceTiling(OverlapTiling):
     """Row blocks, who drives the collective, and which attention runs on a device."""
 
     attention: str = Field(
-        default="auto", description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (kernel=cudnn on Hopper)"
+        default="auto",
+        description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper)",
     )
 
 

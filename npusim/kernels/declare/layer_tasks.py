@@ -74,7 +74,8 @@ class LayerTiling(OverlapTiling):
     )
     attention: str = Field(
         default="auto",
-        description=f"of a device, {NAMED}; auto: as CANN or PyTorch choose (two_level; flash, on Hopper kernel=cudnn), split_kv for single queries",
+        description=f"of a device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper, as PyTorch "
+        "has it), split_kv for single queries",
     )
     rows: str = Field(
         default="auto",
