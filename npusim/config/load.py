@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -133,7 +134,7 @@ _OF_A_PLAN = "memory.gm.capacity_bytes"
 #: What one board is set to.
 _OF_ONE_DEVICE = "held_"
 #: Options of the command line that set a key.
-_OPTIONS = {"held_clock_hz": "--clock ", "held_power_w": "--power-watts "}
+_OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--power-watts "})
 _LABELS = ("schema", "description", "architecture")
 
 
