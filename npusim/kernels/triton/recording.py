@@ -87,7 +87,7 @@ class Recorder:
     """Makes a call of each launch; configurations of an autotuner are one call's."""
 
     def __init__(self, architecture: str, *, floats: bool) -> None:
-        self.target: Any = None
+        self.target: object = None
         self.architecture, self.floats, self.calls = architecture, floats, Calls()
         self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and what keeps an address from being used again
         self._texts: dict[Any, Any] = {}
