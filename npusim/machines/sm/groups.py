@@ -574,9 +574,9 @@ def library_fields(
     if is_one_wave and not is_staged and tiling.stages is None:
         stages = max(stages, min(library_products.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * piece)))
     swizzle, _ = library_products.tile_order(rows, cols, (m, n), tiling.swizzle)
-    values: dict[str, object] = {"block_m": m, "block_n": n, "block_k": k, "splits": splits}
-    values |= {"stages": stages, "swizzle": swizzle, "copies": tiling.copies or "producer"}
-    return GpuGemmFields.model_construct(_fields_set=set(tiling.model_fields_set), **values)
+    values = {"block_m": m, "block_n": n, "block_k": k, "splits": splits, "stages": stages, "swizzle": swizzle}
+    named = set(tiling.model_fields_set)
+    return GpuGemmFields.model_construct(_fields_set=named, copies=tiling.copies or "producer", **values)
 
 
 def library_order(c: GlobalTensor, fields: GpuGemmFields) -> tuple[int, bool]:
