@@ -33,7 +33,7 @@ RETURNS: Mapping[str, type] = MappingProxyType(
         **dict.fromkeys(("variants", "fields"), Mapping),
         **dict.fromkeys(("needs", "refuses"), str),
         **dict.fromkeys(("cut_tile", "split_rule", "charges"), tuple),
-        "packs": bool,
+        **dict.fromkeys(("packs", "is_torchs"), bool),
         "order": Phase,
     }
 )
@@ -128,6 +128,8 @@ class GpuKernel(PublishedKernel):
         head are rows of one block, for a number of rows.
     order
         Function that returns a phase with its blocks in the kernel's order; None: the tiling's order.
+    is_torchs
+        Whether PyTorch's scaled_dot_product_attention takes the kernel for a problem, on devices where it runs.
     turn_dims
         The head dims at which groups that alternate take turns, by the bytes of an element.
     charges, merge_charges
@@ -148,6 +150,7 @@ class GpuKernel(PublishedKernel):
     merge_rows: int = 0
     packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
     order: Callable[[Phase], Phase] | None = None
+    is_torchs: Callable[[Problem], bool] = lambda _problem: False
     turn_dims: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
     merge_charges: tuple[Charge, ...] = ()

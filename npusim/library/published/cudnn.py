@@ -6,11 +6,13 @@ Source: NVIDIA/cudnn-frontend 3929da2, generated/sdpa/sm90/prefill; tiles are in
 
 from __future__ import annotations
 
-from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, layout
+from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Problem, get_format, layout
 from npusim.machine import needs_tma, specialised_charges
 
 #: Head dims, and rows and keys of all tiles, as the kernels are called.
 HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
+#: Largest head dim, and the step of head dims, of PyTorch's calls (see `_is_torchs`).
+TORCHS_HEAD_DIM, TORCHS_STEP = 128, 8
 #: Instructions for each score where keys end within a tile and nothing is masked: fitted, decided by three of
 #: h200_cudnn's cases (s1000, s3000, s5676).
 BOUNDS = Charge("ALU.ops.compare", 2.0, "score")
@@ -28,6 +30,18 @@ def _needs(device: DeviceSpec) -> str:
     return f"is a kernel of Hopper; {device.name} has kernel=cudnn_sm120" if is_other else needs_tma(device)
 
 
+def _is_torchs(problem: Problem) -> bool:
+    """Return whether PyTorch takes it: 16 bits, heads up to 128 in steps of 8, no mask but the causal one.
+
+    Source: pytorch/pytorch 001f694, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: first on compute capability 9
+    with cuDNN 9.15.1 or later (check_prefer_cudnn_attention; head dims: check_cudnn_tensor_shapes).
+    """
+    sizes = problem.head_dim, problem.value_head_dim
+    fits = max(sizes) <= TORCHS_HEAD_DIM and not any(size % TORCHS_STEP for size in sizes)
+    is_plain = problem.seen.is_plain and problem.softcap is None and problem.bias is None and not problem.alibi
+    return fits and is_plain and get_format(problem.dtype).size_bytes == 2 and not problem.page  # source: as above
+
+
 CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
@@ -38,4 +52,5 @@ CUDNN = GpuKernel(
     order=lambda phase: phase,
     turn_dims={2: (0, max(HEAD_DIMS))},
     charges=_charges,
+    is_torchs=_is_torchs,
 )
