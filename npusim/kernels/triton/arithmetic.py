@@ -230,14 +230,18 @@ class Arithmetic(Draft, ABC):
                 return by_elements(op, a, b)
             raise error from None
 
+    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | None:
+        """Return two masks joined by their table; None where they are not of one table, or one is of values."""
+        if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
+            return None
+        one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
+        assert isinstance(one, ListedMask)
+        return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
+
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
         """Return two masks joined, of which one at least is of compared values, or by a table."""
-        if not isinstance(a, ValueComparison) and not isinstance(b, ValueComparison):
-            one, other = (a, b) if isinstance(a, ListedMask) else (b, a)
-            assert isinstance(one, ListedMask)
-            both = other if isinstance(other, ListedMask) else self._condition(op, other)
-            if (made := joined_masks(op, name, one, both)) is not None:
-                return made
+        if (made := self._of_tables(op, name, a, b)) is not None:
+            return made
         a, b = (self._of_table(op, x) if isinstance(x, ListedMask) else x for x in (a, b))
         a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
         assert isinstance(a, ValueComparison)
@@ -600,9 +604,8 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        if all(isinstance(x, Affine | Listed) for x in (a, b)) and any(
-            isinstance(x, Listed | ListedMask) for x in (mask, a, b)
-        ):
+        is_listed = any(isinstance(x, Listed | ListedMask) for x in (mask, a, b))
+        if is_listed and isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed):
             self._set(
                 op, chosen_by_table(op, mask if isinstance(mask, ListedMask) else self._condition(op, mask), a, b)
             )

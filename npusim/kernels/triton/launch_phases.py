@@ -601,8 +601,8 @@ class LaunchGrid:
             rows, columns = matrix.shape
             bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
             values[n] = partial(np.asarray, known)
-        for (n, _), x in zip(written.axes, r.loads.values(), strict=False):
-            if isinstance(t := self._tensor(x.of), MaskView):
+        for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
+            if isinstance(t := self._tensor(load.of), MaskView):
                 of = tensor_of(bound[n])
                 values[of.name] = partial(_spread, t, of.rows)
         cells = self._cells(offsets or [None] * len(r.ids))

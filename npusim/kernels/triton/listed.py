@@ -106,8 +106,9 @@ def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> List
     elif number is not None and whole is not None and (one is a or name not in (*DIVISIONS, "shli", "shrsi", "shrui")):
         _refuse_zero(op, name, np.asarray([number]))
         ends = whole.table if whole.beyond is None else np.append(whole.table, whole.beyond)
-        pair = (ends, np.int64(number)) if one is a else (np.int64(number), ends)
-        ends = computed_of(op, name, *pair, one.rest.bits)
+        same: Integers = np.full(ends.shape, number, np.int64)
+        pair = (ends, same) if one is a else (same, ends)
+        ends = computed_of(op, name, pair[0], pair[1], one.rest.bits)
         beyond = None if whole.beyond is None else int(ends[-1])
         made = replace(whole, table=ends[: len(whole.table)], beyond=beyond)
     elif name == "muli" and number is not None:
@@ -125,7 +126,7 @@ def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")
     bits = WIDE if of else (a.rest if isinstance(a, Listed) else a).bits
-    made = table_of(op, computed_of(op, name, *values, bits), _known(op, a, b), _shape(a, b), bits)
+    made = table_of(op, computed_of(op, name, values[0], values[1], bits), _known(op, a, b), _shape(a, b), bits)
     return _in_bits(op, replace(made, rest=replace(made.rest, of=of)))
 
 

@@ -173,7 +173,11 @@ class Memory(Arithmetic):
         if not isinstance(tensor, IntegerTensor):
             raise op.fail("a mask of a tile by integers that several loads, or several tensors, decide")
         numbered = (f"{x.at.of}.{i}" for i in count(1))
-        like = [n for n, t in self.arguments.items() if isinstance(t, MaskView) and np.array_equal(t.holds, x.holds)]
+        like = [
+            n
+            for n, t in self.arguments.items()
+            if isinstance(t, MaskView) and t.holds is not None and np.array_equal(t.holds, x.holds)
+        ]
         name = next(
             (n for n in like if n.startswith(f"{x.at.of}.")), next(n for n in numbered if n not in self.arguments)
         )
