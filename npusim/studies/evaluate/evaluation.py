@@ -419,9 +419,21 @@ def time_of(answer: Mapping[str, Any]) -> Microseconds:
     us, band = float(answer["us"]), answer["band"]
     ends = (None, None) if band is None else (us * max(0.0, 1 - band), us * (1 + band))
     limit = answer["limit"]
-    how = limit["name"], float(limit["share"]), answer["registers"], answer["spilled"]
-    said = answer["errors"], answer["key"], "", _in_words(answer["tile"]), band is None and answer["is_ranked"]
-    return Microseconds(ends[0], us, ends[1], *how, *said, answer["warps"], limit["is_link"])
+    return Microseconds(
+        low=ends[0],
+        mid=us,
+        high=ends[1],
+        limit=limit["name"],
+        limit_share=float(limit["share"]),
+        registers=answer["registers"],
+        spilled=answer["spilled"],
+        errors=answer["errors"],
+        key=answer["key"],
+        tile=_in_words(answer["tile"]),
+        is_ranked=band is None and bool(answer["is_ranked"]),
+        warps=answer["warps"],
+        is_link=limit["is_link"],
+    )
 
 
 def _in_words(tile: Mapping[str, Any]) -> str:

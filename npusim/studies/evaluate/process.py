@@ -112,7 +112,8 @@ class CandidateProcess:
 
     def __init__(self, limits: Limits, *, may_start: bool) -> None:
         self.limits, self.folder = limits, Path(tempfile.mkdtemp(prefix="npusim-candidate-"))
-        self._nursery, self._code = nursery(), None
+        self._nursery = nursery()
+        self._code: int | None = None
         questions, sink = os.pipe()
         self._source, answers = os.pipe()
         self._sink, self._rest = os.fdopen(sink, "wb"), b""
