@@ -124,6 +124,8 @@ _TABLE = Columns(
     Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
     spare=("spilled", "registers"),
 )
+#: Of configurations like which no time was measured.
+_UNMEASURED = Columns(*(c for c in _TABLE.columns if c.title != "error"), spare=_TABLE.spare)
 
 
 def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
@@ -134,7 +136,8 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
     shared = tuning.shared(order[:top])
     labels = {i: tuning.configurations[i].label(shared) for i in order[:top]}
-    yield _TABLE.grid([tuning.row(i) | {"configuration": label} for i, label in labels.items()])
+    rows = [tuning.row(i) | {"configuration": label} for i, label in labels.items()]
+    yield (_TABLE if any(row["error"] for row in rows) else _UNMEASURED).grid(rows)
     all_have = " ".join(f"{n}={v}" for n, v in shared.items())
     facts: list[Fact] = [("all have", (Cell(all_have),))] if shared else []
     facts += [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
