@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
-    from llvmlite.ir import IRBuilder, Value
-    from numba.core.base import BaseContext
-    from numba.core.types import Type
-    from numba.core.typing.context import Context
-    from numba.core.typing.templates import Signature
 
 #: What is known of an argument's type: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
 ArgumentType = Any
@@ -76,8 +69,8 @@ def intrinsic_of(operation: Intrinsic) -> Any:
     if operation.source == "fma":
 
         @intrinsic
-        def fused(typingctx: Context, x: Type, y: Type, z: Type) -> Any:
-            def codegen(context: BaseContext, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Any:
+        def fused(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 return builder.fma(*args)
 
             return target(target, target, target), codegen
@@ -86,8 +79,8 @@ def intrinsic_of(operation: Intrinsic) -> Any:
     source: Any = getattr(types, operation.source)
 
     @intrinsic
-    def cast(typingctx: Context, value: Type) -> Any:
-        def codegen(context: Any, builder: IRBuilder, signature: Signature, args: Sequence[Value]) -> Any:
+    def cast(typingctx: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.bitcast(args[0], context.get_value_type(target))
 
         return target(source), codegen

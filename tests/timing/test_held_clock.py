@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.config.load import load_device
+from npusim.config.node_file import load_machine
+from npusim.config.packaged import list_packaged
 from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import SpecError
 from npusim.studies.validate.measured_times import validate_times
@@ -97,7 +98,13 @@ def test_a_refusal_names_the_option(device: str, option: tuple[str, str], said: 
 
 
 def test_a_file_s_limit_holds_at_its_clock() -> None:
-    power = load_device("h200").power
-    assert power is not None
-    assert power.load_clock_hz is not None
-    assert power.load_clock_hz.value == load_device("h200").products_clock_hz.value  # type: ignore[union-attr]
+    """A file that extends another one's has a clock of its own, at which the other's limit does not hold."""
+    stated = set()
+    for name in list_packaged("hwconfigs"):
+        machine = load_machine(name)
+        if machine.power is None or machine.power.load_clock_hz is None:
+            continue
+        stated.add(name)
+        assert machine.products_clock_hz is not None, name
+        assert machine.power.load_clock_hz.value == machine.products_clock_hz.value, name
+    assert {"h100", "h200"} <= stated
