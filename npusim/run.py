@@ -141,12 +141,12 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Whether bits are computed.
     overrides
         ``{dotted key of the device file: value}``; a value is a number, or text as after ``-C``.
-    clock, power_watts
-        The clock in Hz at which the cores are held, and the limit in watts that the board is set to; None: the clock is
-        free, and falls where products reach the limit of the device file.
 
     Other Parameters
     ----------------
+    clock, power_watts
+        The clock in Hz at which the cores are held, and the limit in watts that the board is set to; None: the clock is
+        free, and falls where products reach the limit of the device file.
     seq_q, seq_kv, batch, tensor_parallel, causal, dtype
         Replace the workload's values: the number of queries or keys alone, the number of sequences, the number of
         devices that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the tensors set the sizes
