@@ -61,7 +61,7 @@ And one of a decision: which schedule and tile wins a space:
     first="--update --reason --tolerance --json",
 )
 def check(
-    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one; or FILE.py::program.")],
+    folder: Annotated[Path, o.argument("DIR", "Baselines (*.yaml, or their folder), or FILE.py::program.")],
     tolerance: Annotated[
         str, o.option("--tolerance SHARE", "Accepted difference of cycles, and accepted loss of a winner: 1%, or 0.01.")
     ] = "0",
@@ -84,7 +84,7 @@ def check(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Compare cycles, and the winning schedule and tile, with the accepted ones.
+    """Compare cycles and decisions with the accepted ones, or check the flags of a TileLang-Ascend program.
 
     Cycles are compared exactly. Exit code 1 if any differ. --update is refused where the environment
     variable CI is set. FILE.py::program is an expert program of TileLang-Ascend, whose flags and barriers

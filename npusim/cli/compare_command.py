@@ -33,8 +33,8 @@ def compare(
         list[str],
         o.argument(
             "RUN...",
-            "Two or more: run folders (@1: the last, @2: the one before), result.json, a profiler's "
-            "PipeUtilization.csv, or schedules to be run.",
+            "Two or more schedules or run folders (@1: the last, @2: the one before), result.json, or a profiler's "
+            "PipeUtilization.csv.",
         ),
     ],
     html: Annotated[

@@ -47,7 +47,7 @@ Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
-Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
+Pareto = Annotated[bool, o.option("--pareto", "Rank time against error, of each point's bits.", panel=_HOW)]
 MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a relative RMSE above it: 1e-3.", panel=_HOW)]
 Finite = Annotated[bool, o.option("--finite", "Reject outputs with NaN or Inf.", panel=_HOW)]
 Out = Annotated[

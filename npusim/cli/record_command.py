@@ -31,7 +31,7 @@ FILE, GPU = "calls.npz", "h200"
     ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
 )
 def record(
-    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function, or a file of calls to list.")],
+    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function or calls.npz (to list it).")],
     arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "Arguments of the script (sys.argv).")] = None,
     *,
     out: Annotated[Path, o.option("--out -o FILE", "File of calls (.npz) to write.", shown=FILE)] = Path(FILE),

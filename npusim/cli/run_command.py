@@ -22,7 +22,7 @@ app = Verbs()
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
 #: What a run does before there is news of its progress.
-AT_FIRST = "choosing a tile, of the fields that are not named, and building the program"
+AT_FIRST = "choosing values of the fields that you did not name, and building the program"
 _OUTPUT = "Output"
 
 Trace = Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document, help_on
 from npusim.simulation.request import short_name
+from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.studies.evaluate import Evaluation
@@ -26,7 +27,7 @@ def _text(us: Any) -> str:
 def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
     """Yield the candidates, a row each, and the facts of those that are not right."""
     devices = list(dict.fromkeys(device for e in evaluations for device in e.us))
-    yield Heading(f"{len(evaluations)} kernels judged", ", ".join(devices))
+    yield Heading(f"{len(evaluations)} {plural(len(evaluations), 'kernel')} judged", ", ".join(devices))
     rows = [
         {
             "kernel": short_name(e.kernel),
@@ -42,6 +43,9 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
     for device in devices:
         columns += [Column(f"us {device}", f"us {device}", align=">"), Column("rank", f"rank {device}", align=">")]
     yield Columns(*columns, Column("trust", "trust")).grid(rows)
+    if doubts := [(short_name(e.kernel), (Cell("; ".join(e.doubts)),)) for e in evaluations if e.doubts]:
+        yield Heading("why to measure", "")
+        yield Facts(tuple(doubts))
     for e in evaluations:
         if e.verdict != "right":
             facts: list[Fact] = [("verdict", (Cell(e.verdict, _STYLES[e.verdict]), Cell(e.reason)))]

@@ -84,7 +84,7 @@ def exploration_table(
         chosen = front(of_scene) if is_pareto and exploration is not None else None
         blocks += _ranking_blocks(of_scene, apart, chosen, top)
         if exploration is not None and (best := best_of(of_scene)) and (words := exploration.command(best)):
-            blocks.append(Facts((("run", cells(words)),)))
+            blocks.append(Facts((("run", (Cell(words, whole=True),)),)))
     if total > len(outcomes):
         blocks.append(Facts((("left", tuple(_left(outcomes, last, exploration))),)))
     ignored = next((o.ignored for o in outcomes if o.ignored), "")

@@ -141,7 +141,7 @@ def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
     all_have = " ".join(f"{n}={v}" for n, v in shared.items())
     facts: list[Fact] = [("all have", (Cell(all_have),))] if shared else []
     facts += [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
-    facts += [(name, (Cell(text),)) for name, text in tuning.uses().items()]
+    facts += [(name, (Cell(text, whole=True),)) for name, text in tuning.uses().items()]
     facts.append(("errors", (Cell(tuning.errors()),)))
     facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []
     yield Facts(tuple(facts))

@@ -262,8 +262,8 @@ class Request:
     )
     problem: AnyProblem | None = _what(
         "--problem KEY=VALUE,...",
-        "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), ssd, gated_delta, flash_backward (tokens=1k,heads=2), "
-        "or a Triton launch (its own names).",
+        "Sizes, if not attention: m=4096,n=4k,k=4k; bytes=1MiB of copy; tokens=1k,heads=2 of ssd, gated_delta and "
+        "flash_backward; a Triton launch has names of its own.",
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",

@@ -190,7 +190,7 @@ def test_a_hook_sees_scores_whatever_the_precisions_exponential(hw: str, tmp_pat
         for variant in ("exp.correct", "exp2.correct")
     ]
     assert errors[0].numerics.error.rmse == pytest.approx(errors[1].numerics.error.rmse, rel=1e-2)
-    assert "without the hook of scores" in errors[0].numerics.against
+    assert "your hook of scores is not in it" in errors[0].numerics.against
 
 
 NUMBERS = """

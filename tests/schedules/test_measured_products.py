@@ -114,6 +114,6 @@ def test_the_line_of_a_products_tile_runs_again() -> None:
     chosen = npusim.run("gemm", problem=problem, hw="h200", numerics=False)
     line = next(line for line in plain(run_table(record_of(chosen)), width=None).splitlines() if "tiling" in line)
     fields = dict(field.split("=") for field in line.split()[1:])
-    assert fields.keys() == {"block_m", "block_n", "block_k", "splits", "stages", "swizzle"}
+    assert fields.keys() == {"block_m", "block_n", "block_k", "splits", "stages", "swizzle", "copies"}
     assert npusim.run("gemm", problem=problem, hw="h200", tiling=fields, numerics=False).cycles == chosen.cycles
     assert npusim.run("gemm", problem=problem, hw="h200", tiling={"block_m": 64}, numerics=False).tiling.block_m == 64

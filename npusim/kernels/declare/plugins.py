@@ -53,7 +53,10 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
     if _is_schedule(value):
         return tuple(_placed(s, module) for s in (value if isinstance(value, tuple) else (value,)))
     if not wanted:
-        raise SpecError(f"{source}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
+        if not offered:
+            launch = f"a Triton kernel is named by its launch, {source}::NAME[grid](arguments) (npusim help triton)"
+            raise SpecError(f"{source}: it has no schedule; {launch}")
+        raise SpecError(f"{source}: add :NAME; it has {', '.join(offered)}")
     if value is None:
         listed = choices(wanted, offered) if offered else "; it has no schedule at all"
         raise SpecError(f"{source}: no {wanted!r}{listed}")

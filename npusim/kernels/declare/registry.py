@@ -191,7 +191,7 @@ class Schedule:
         if "attention" not in self.problem.features:
             return "the kernel itself in float64"
         seen = " of the visible keys" if self.sees else ""
-        hooked = " (without the hook of scores, which reference= can include)" if self.is_hooked else ""
+        hooked = " (your hook of scores is not in it: give reference=)" if self.is_hooked else ""
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def sized(self, problem: AnyProblem) -> AnyProblem:

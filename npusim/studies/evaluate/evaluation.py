@@ -544,7 +544,7 @@ def _doubts(
             yield f"{device}: no time{f': {time.reason}' if time is not None and time.reason else ''}"
             continue
         if time.low is None and not (time.is_ranked and len(ranks[device]) > 1):
-            yield f"{device}: {time.errors.strip('()') or 'not measured'}"
+            yield f"{device}: {time.errors or 'not measured'}"
             continue
         place = ranks[device].get(i)
         following = next((j for j, p in ranks[device].items() if place is not None and p == place + 1), None)

@@ -43,7 +43,7 @@ def mended(cores: Cores, fault: Fault, faults: Sequence[Fault], overlaps: Overla
         }
         if fault.key not in left and not left - keys:
             return text
-    return "no change of one flag or one barrier removes it"
+    return "no change that was tried, of one flag or one barrier, removes it"
 
 
 def _inserted(cores: Cores, inserts: Sequence[_Insert]) -> Cores:
@@ -58,6 +58,15 @@ def _inserted(cores: Cores, inserts: Sequence[_Insert]) -> Cores:
             out += [made for x in here if not x.is_before for made in x.made(core, statement[0].run)]
         changed[core] = out + [made for x in mine if not x.line and not x.is_before for made in x.made(core, 0)]
     return changed
+
+
+def _waits(cores: Cores, a: Issued, b: Issued) -> Iterator[tuple[str, list[_Insert]]]:
+    """Yield a wait before the second access for each flag between the two pipes that is set and never waited for."""
+    flags = dict.fromkeys(x.flag for x in cores[a.core] if x.kind == "set" and x.flag[:2] == (a.pipe, b.pipe))
+    for flag in flags:
+        if not _count(cores, a.core, "wait", flag):
+            text = f"T.wait_flag({_word(flag)}) before line {b.line}"
+            yield text, [_Insert(b.core[0], b.line, True, b.pipe, "wait", flag)]
 
 
 def _statements(issued: Sequence[Issued]) -> Iterator[list[Issued]]:
@@ -78,6 +87,7 @@ def _candidates(cores: Cores, fault: Fault) -> Iterator[tuple[str, list[_Insert]
     if fault.kind == "race" and fault.first is not None and fault.second is not None:
         a, b = fault.first, fault.second
         if a.core[0] == b.core[0]:
+            yield from _waits(cores, a, b)
             yield from _pairs(cores, a, b)
             yield from _pairs(cores, b, a)
             yield from _at_once(cores, a, b)
@@ -101,6 +111,9 @@ def _candidates(cores: Cores, fault: Fault) -> Iterator[tuple[str, list[_Insert]
         times = f", {count} times" if count > 1 else ""
         insert = _Insert(x.core[0], 0, False, str(fault.flag[1]), "wait", fault.flag, count)
         yield f"T.wait_flag({word}) at the end of {x.core[0]}{times}", [insert]
+        for line in _lines(cores, x.core, str(fault.flag[1])):
+            insert = _Insert(x.core[0], line, True, str(fault.flag[1]), "wait", fault.flag)
+            yield f"T.wait_flag({word}) before line {line}", [insert]
     elif fault.kind == "wait without a set" and fault.second is not None and len(fault.flag) == 3:
         x, word = fault.second, _word(fault.flag)
         count = _count(cores, x.core, "wait", fault.flag) - _count(cores, x.core, "set", fault.flag)

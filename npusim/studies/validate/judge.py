@@ -83,7 +83,7 @@ class Judgement:
         if self.lost:
             return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
         worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
-        of = f"{worst.name} is {worst.value:.3g}, {self.drawn} kernels of this precision allow {worst.allowed:.3g}"
+        of = f"{worst.name} is {worst.value:.3g}; {self.drawn} right kernels of the precision allow {worst.allowed:.3g}"
         left = f"; {self.unjudged:,} of {self.total:,} outputs are not judged: such kernels' own are NaN or Inf there"
         return f"{'right' if self.is_right else 'wrong'}: {of}{left if self.unjudged else ''}"
 
