@@ -161,6 +161,6 @@ def test_a_search_prints_the_command_that_reproduces_its_best(
     assert told is not None
     done = runner.invoke(app, [*shlex.split(told[1]), "--no-numerics", "--no-save"])
     assert done.exit_code == 0, done.output
-    assert f"({int(best[1]):,} cycles)" in done.stdout
+    assert f"({int(best[1]):,} cycles at " in done.stdout
     printed = runner.invoke(app, ["explore", *shlex.split(words), "-j1"]).stdout
     assert f"npusim {told[1]}" in " ".join(printed.split())
