@@ -12,7 +12,7 @@ import pytest
 
 import npusim
 from npusim.errors import NpusimError
-from npusim.studies.explore import cluster as under_test
+from npusim.studies.workers import cluster as under_test
 from npusim.studies.workers.cluster import ClusterExecutor, checked, installed
 from npusim.studies.workers.executors import executor
 from npusim.studies.workers.tasks import Lost
