@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Call
@@ -121,3 +121,24 @@ def test_what_changes_the_time_alone_is_named() -> None:
     plain, swizzled = ([n.partition(": ")[2] for n in c.configurations[0].notes] for c in calls)
     assert plain == ["the policy of T.gemm changes the time alone, and is not followed"]
     assert swizzled[0] == "the order of blocks (T.use_swizzle) changes the time alone, and is not followed"
+
+
+def test_elements_below_a_tensor_are_masked_under_a_name_too() -> None:
+    """The mask has a lower bound, which the reader of TTIR refuses; no element below the tensor is read in silence."""
+    from tests.tile_language.tile_kernels import chunk_before, moved_by_a_tensor, torch
+
+    before = recorded(lambda: chunk_before(4)(torch.rand(3, 64, 32), torch.zeros(2, 64, 32)))
+    by = torch.full((4,), -3, dtype=torch.int32)
+    moved = recorded(lambda: moved_by_a_tensor(64)(by, torch.rand(5, 64), torch.zeros(4, 64)))
+    for call in (before, moved):
+        with pytest.raises(NpusimError, match=r"tile_kernels\.py:\d+: the mask of a load or store"):
+            npusim.run(call, hw="h200", rows="all")
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_view_is_refused_at_its_line(is_global: bool) -> None:
+    from tests.tile_language.tile_kernels import through_a_view, torch
+
+    call = recorded(lambda: through_a_view(is_global)(torch.rand(64), torch.zeros(64)))
+    assert f"view, a view (T.reshape, T.view) of {'B' if is_global else 'x'}" in call.configurations[0].refused
+    assert "tile_kernels.py:" in call.configurations[0].refused

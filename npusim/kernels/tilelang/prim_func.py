@@ -142,7 +142,7 @@ class _PrimFuncReader:
     def __init__(self, function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]) -> None:
         self.function, self.sizes, self.configurations = function, sizes, configurations
         self.line = self.first = _first_line(function.body)
-        self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
+        self.buffers, self.variables = dict["tirx.Buffer", TileBuffer](), dict[object, Expression]()
         self.names, self.notes = dict[str, int](), list[str]()
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
         self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
@@ -254,6 +254,9 @@ class _PrimFuncReader:
         if node in self.buffers:
             self.accessed.add(self.buffers[node])
             return self.buffers[node]
+        like = next((b for n, b in self.buffers.items() if n.data.same_as(node.data)), None)
+        if like is not None:
+            raise self.refuse(f"{node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} itself")
         if not is_global and str(node.scope()) not in _SCOPES:
             raise self.refuse(f"a buffer in {node.scope()}")
         shape = tuple(self.number(n) for n in node.shape)

@@ -369,7 +369,7 @@ class _Writer:
             if not self.kernel.is_guarded:
                 continue
             rules += [Applied("lt", (index, Literal(n)))] if high >= n else []
-            rules += [Applied("ge", (index, Literal(0)))] if low < 0 and low > -math.inf else []
+            rules += [Applied("ge", (index, Literal(0)))] if low < 0 else []
         if not rules:
             return ""
         made = [self.widened(self.value(rule), shape) for rule in rules]
@@ -483,7 +483,8 @@ class _Writer:
                 self.reduction(s)
 
     def bound(self, s: BoundValue) -> None:
-        self.ranges[s.name] = interval(s.value, self.ranges)
+        ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
+        self.ranges[s.name] = interval(s.value, ranges)
         self.values[s.name] = self.value(s.value)
 
     def nest(self, s: ParallelNest) -> None:
