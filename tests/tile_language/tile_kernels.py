@@ -214,9 +214,7 @@ def moved_by_a_tensor(columns: int):
     """Return a kernel whose columns a tensor moves, perhaps below 0."""
 
     @T.prim_func
-    def kernel(
-        I: T.Tensor((4,), "int32"), A: T.Tensor((5, columns), "float32"), B: T.Tensor((4, columns), "float32")
-    ):
+    def kernel(I: T.Tensor((4,), "int32"), A: T.Tensor((5, columns), "float32"), B: T.Tensor((4, columns), "float32")):
         with T.Kernel(4, threads=128) as b:
             x = T.alloc_fragment((columns,), "float32")
             for i in T.Parallel(columns):

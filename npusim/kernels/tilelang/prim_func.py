@@ -47,7 +47,7 @@ _WARP = 32
 _PARALLEL = 1  # tirx.ForKind
 #: Words of two operands by the class of their node.
 _OF_TWO = MappingProxyType(
-    {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "%"}
+    {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "rem"}
     | {"Min": "min", "Max": "max", "And": "and", "Or": "or"}
     | {name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 )

@@ -47,7 +47,7 @@ from npusim.kernels.triton.ttir_text import Line
 
 _OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"})
 _OF_INTEGERS = MappingProxyType(
-    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "max": "maxsi", "min": "minsi"}
+    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "rem": "remsi", "max": "maxsi", "min": "minsi"}
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -112,6 +112,11 @@ def folded(word: str, a: float, b: float) -> float | None:
     return made[word](a, b) if word in made else None
 
 
+def is_exact(fmt: str, other: str) -> bool:
+    """Return whether a cast changes no number: to the same format, or to a wider one of floating-point numbers."""
+    return TYPES[fmt] == TYPES[other] or (other in FLOATS and FLOATS.get(fmt, 8) < FLOATS[other])
+
+
 def used_lines(lines: Sequence[str]) -> list[str]:
     """Return lines of TTIR without the operations whose results nothing reads."""
     used, last = set[str](), list[str]()
@@ -134,6 +139,7 @@ class _Writer:
     def __init__(self, kernel: TileKernel) -> None:
         self.kernel, self.line, self.depth = kernel, kernel.line, 2
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
+        self.reserved = {p.name if isinstance(p, TileBuffer) else p[0] for p in kernel.parameters}
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
         self.origins = dict[TileBuffer, TileOrigin]()
         self.axes: tuple[tuple[str, int], ...] = ()
@@ -171,7 +177,9 @@ class _Writer:
 
     def fresh(self, hint: str) -> str:
         self.count += 1
-        return f"{hint}_{self.count}"
+        while (name := f"{hint}_{self.count}") in self.reserved:
+            self.count += 1
+        return name
 
     def op(self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None) -> TileValue:
         """Write an operation with one result, and return the result."""
@@ -266,8 +274,10 @@ class _Writer:
             return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
         if len(e.operands) != 2:
             raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
-        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
         ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        if e.word in ("//", "%") and interval(e.operands[1], ranges)[0] < 1:
+            raise refused(self.line, f"{e.word} by a number that may be below 1")
+        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
         if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
             return self.floored(e.word, made, *(self.value(x) for x in e.operands))
         return made
@@ -441,8 +451,9 @@ class _Writer:
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
         """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
-        value = x.value
+        value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
+            formats.append(value.fmt)
             value = value.operands[0]
         if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
             return None
@@ -450,9 +461,9 @@ class _Writer:
         element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
         names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
-        is_wide = x.buffer.fmt in FLOATS and FLOATS[x.buffer.fmt] < FLOATS.get(value.buffer.fmt, 0)
+        formats.append(value.buffer.fmt)
         inside = names - set(axes) | (self.values.keys() - self.outside)
-        if element is None or is_wide or variables_of(element.indices) & inside:
+        if element is None or not all(map(is_exact, formats[1:], formats)) or variables_of(element.indices) & inside:
             return None
         return TileOrigin(tuple(axes), element)
 
@@ -576,10 +587,11 @@ class _Writer:
         if s.axis not in buffer.dims:
             raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
         at = buffer.dims.index(s.axis)
+        if word.removeprefix("abs") not in _NEUTRAL or x.fmt not in FLOATS or s.target.buffer.fmt not in FLOATS:
+            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt} to {s.target.buffer.fmt}")
+        x = x if s.cumulates else self.cast(x, s.target.buffer.fmt)  # a sum has the format of its target
         if word.startswith("abs"):
             x, word = self.op(f"math.absf %{x.name} : {x.type}", x.shape, x.fmt), word.removeprefix("abs")
-        if word not in _NEUTRAL or x.fmt not in FLOATS:
-            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt}")
         x = self.constant(x.number, x.shape, x.fmt) if x.number is not None else x
         shape = x.shape if s.cumulates else (*x.shape[:at], *x.shape[at + 1 :])
         name = _OF_FLOATS["+" if word == "sum" else word]
@@ -649,13 +661,15 @@ class _Writer:
 
     def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
         """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
-        body = list(s.body)
+        body, runs = list(s.body), interval(s.high, self.ranges)[0] > interval(s.low, self.ranges)[1]
         for i, x in enumerate(body):
             is_first = isinstance(x, MatrixProduct) and x.clears == Applied("eq", (Variable(s.variable), s.low))
             if is_first and isinstance(x, MatrixProduct):
                 earlier = Exposed(body[:i])
                 if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
                     raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
+                if not runs and x.c.buffer in self.tiles and self.tiles[x.c.buffer].number != 0:
+                    raise refused(x.line, f"{x.c.buffer.name} stays as it is where the loop has no iteration")
                 body[i] = replace(x, clears=Literal(0, "bool"))
                 self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
         return replace(s, body=tuple(body))
