@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import npusim
 from npusim.errors import NpusimError, SpecError
 
 if TYPE_CHECKING:
-    from npusim.kernels.triton.calls import Call
+    from npusim.kernels.triton.calls import Call, CallConfiguration
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a10")
@@ -142,3 +143,20 @@ def test_a_view_is_refused_at_its_line(is_global: bool) -> None:
     call = recorded(lambda: through_a_view(is_global)(torch.rand(64), torch.zeros(64)))
     assert f"view, a view (T.reshape, T.view) of {'B' if is_global else 'x'}" in call.configurations[0].refused
     assert "tile_kernels.py:" in call.configurations[0].refused
+
+
+def configuration_of_each(function: str) -> CallConfiguration:
+    from tests.tile_language.tile_kernels import of_each, torch
+
+    return recorded(lambda: of_each(function)(torch.rand(64), torch.zeros(64))).configurations[0]
+
+
+def test_an_approximate_reciprocal_is_refused_at_its_line() -> None:
+    assert re.search(r"tile_kernels\.py:\d+: T\.fast_rcp, an approximate", configuration_of_each("fast_rcp").refused)
+
+
+@pytest.mark.parametrize("function", ["exp", "log", "log2"])
+def test_an_approximate_function_is_named_at_its_line(function: str) -> None:
+    said = re.compile(rf"tile_kernels\.py:\d+: T\.__{function} is an approximate function on a GPU")
+    assert any(map(said.search, configuration_of_each(f"__{function}").notes))
+    assert not any(map(said.search, configuration_of_each(function).notes))

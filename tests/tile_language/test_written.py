@@ -15,6 +15,7 @@ import npusim
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.tilelang.statements import (
     Applied,
+    BoundValue,
     BufferElement,
     BufferPart,
     Conditional,
@@ -304,6 +305,46 @@ def test_a_product_that_clears_a_tile_of_other_numbers_is_refused_where_the_loop
         text(1.0, Variable("b"))
     assert "tt.dot" in text(1.0, Applied("+", (Variable("b"), Literal(1))))
     assert "tt.dot" in text(0.0, Variable("b"))
+
+
+def in_nest(axes: tuple[tuple[str, int], ...], *body: Elementwise | BoundValue) -> ParallelNest:
+    return ParallelNest(axes, body, LINE)
+
+
+def test_a_value_has_its_name_behind_an_assignment_of_it() -> None:
+    bound = BoundValue("y", Applied("*", (at(ONCE), at(ONCE))), LINE)
+    indices, y = (Variable("i"), Variable("j")), Variable("y")
+    first = Elementwise(ROWS, TILE, indices, y, None, LINE)
+    second = Elementwise(ROWS, OTHER, indices, Applied("+", (y, at(TILE))), None, LINE)
+    a, made = computed(copied(A, ONCE), in_nest(ROWS, bound, first, second), copied(OTHER, Y))
+    assert np.array_equal(made, 2 * a * a)
+
+
+def test_a_tile_has_its_name_behind_a_copy_of_it() -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    total = assigned(OTHER, Applied("+", (at(OTHER), at(TILE))))
+    a, made = computed(copied(A, TILE), doubled, copied(TILE, OTHER), total, copied(OTHER, Y))
+    assert np.array_equal(made, 4 * a)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_change_that_a_loop_without_an_axis_repeats_is_refused(is_bound: bool) -> None:
+    axes, indices = (*ROWS, ("k", 4)), (Variable("i"), Variable("j"))
+    value: Expression = Applied("+", (at(TILE), Literal(1.0, "float32")))
+    before = [BoundValue("y", value, LINE)] if is_bound else []
+    change = Elementwise(axes, TILE, indices, Variable("y") if is_bound else value, None, LINE)
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: tile changes once for each element of a loop"):
+        written(kernel(copied(A, TILE), in_nest(axes, *before, change), copied(TILE, Y)))
+    fill = Elementwise(axes, TILE, indices, Literal(3.0, "float32"), None, LINE)
+    _, y = computed(copied(A, TILE), in_nest(axes, fill), copied(TILE, Y))
+    assert np.all(y == 3)
+
+
+def test_a_store_of_several_elements_to_one_place_is_refused() -> None:
+    indices = (Applied("+", (BLOCK, Variable("i"))), Literal(0))
+    store = Elementwise(ROWS, Y, indices, at(A, Applied("+", (BLOCK, Variable("i"))), Variable("j")), None, LINE)
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: elements of a loop that Y has no axis for"):
+        written(kernel(in_nest(ROWS, store)))
 
 
 def test_sizes_are_sums_whose_terms_cancel() -> None:

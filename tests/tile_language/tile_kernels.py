@@ -239,3 +239,19 @@ def through_a_view(is_global: bool):
             T.copy(x, A)
 
     return kernel
+
+
+@tilelang.jit
+def of_each(function: str):
+    """Return a kernel that applies a function of TileLang's, or a division by 3, to each element."""
+    apply = getattr(T, function, None)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                x[i] = A[i] / 3.0 if apply is None else apply(A[i])
+            T.copy(x, B)
+
+    return kernel

@@ -59,6 +59,7 @@ _CALLS_OF_TWO = MappingProxyType(
 )
 #: Calls of one operand that have another word in `ttir_writer.FUNCTIONS`.
 _RENAMED = MappingProxyType({"__exp": "exp", "__log": "log", "__log2": "log2", "ieee_fsqrt": "sqrt"})
+_APPROXIMATE = frozenset({"__exp", "__log", "__log2"})
 #: Calls without an effect on values.
 _QUIET = frozenset(
     {"no_set_max_nreg", "set_max_nreg", "assume", "tvm_storage_sync", "sync_threads", "inject_fence_proxy"}
@@ -480,7 +481,11 @@ class _PrimFuncReader:
             return Applied("select", operands)
         if word == "clamp":
             return Applied("min", (Applied("max", operands[:2]), operands[2]))
-        if word in ("sigmoid", "fast_rcp", "ieee_frcp"):
+        if word == "fast_rcp":
+            raise self.refuse("T.fast_rcp, an approximate instruction of the GPU; 1 / x is the exact one")
+        if word in _APPROXIMATE:
+            self.note(f"{self.line}: T.{word} is an approximate function on a GPU; here it is T.{_RENAMED[word]}")
+        if word in ("sigmoid", "ieee_frcp"):
             one, x = Literal(1.0, self.format(str(e.dtype))), operands[0]
             below = x if word != "sigmoid" else Applied("+", (one, Applied("exp", (Applied("-", (_ZERO, x)),))))
             return Applied("/", (one, below))

@@ -144,7 +144,7 @@ class _Writer:
         self.origins = dict[TileBuffer, TileOrigin]()
         self.axes: tuple[tuple[str, int], ...] = ()
         self.limits, self.outside = dict[str, int](), set[str]()
-        self.ranges = dict[str, tuple[float, float]]()
+        self.ranges, self.sources = dict[str, tuple[float, float]](), dict[str | TileBuffer, set[TileBuffer]]()
         for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
             self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
             self.ranges[name] = (0, n - 1)
@@ -442,7 +442,8 @@ class _Writer:
         v = self.cast(v, buffer.fmt)
         v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
         made = f"{'  ' * self.depth}%{v.name} = "
-        if v.number is None and self.lines and self.lines[-1].startswith(made):
+        is_named = v.name in {x.name for x in (*self.tiles.values(), *self.values.values())}
+        if v.number is None and not is_named and self.lines and self.lines[-1].startswith(made):
             name = self.fresh(buffer.name)
             self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
             v = replace(v, name=name)
@@ -499,7 +500,7 @@ class _Writer:
         self.values[s.name] = self.value(s.value)
 
     def nest(self, s: ParallelNest) -> None:
-        bound = dict(self.values)
+        bound, self.sources = dict(self.values), {}
         self.outside = set(bound)
         for name, n in s.axes:
             if n == 1:
@@ -509,6 +510,7 @@ class _Writer:
             self.line = x.line
             if isinstance(x, BoundValue):
                 self.bound(x)
+                self.sources[x.name] = self.sources_of(x.value)
             else:
                 self.elementwise(x)
         self.axes, self.values = (), bound
@@ -530,8 +532,34 @@ class _Writer:
             return tuple((name, n) for name, n in s.axes if n != 1)
         return tuple(lengths.items())
 
+    def sources_of(self, *expressions: Expression) -> set[TileBuffer]:
+        """Return the buffers that expressions of a nest read, also by names and tiles that the nest gives values."""
+        parts = [p for e in expressions for p in parts_of(e)]
+        read = {p.buffer for p in parts if isinstance(p, BufferElement)}
+        known = [p.name for p in parts if isinstance(p, Variable)]
+        return read.union(*(self.sources.get(k, set()) for k in (*known, *read)))
+
+    def once(self, x: Elementwise, v: TileValue) -> None:
+        """Refuse an assignment that a loop repeats for the same elements, where the repetition may change them."""
+        used = variables_of(x.indices)
+        shapes = [self.values[n].shape for n in used & self.values.keys()]
+        sources = self.sources_of(x.value, *(() if x.condition is None else (x.condition,)))
+        self.sources[x.buffer] = sources | self.sources.get(x.buffer, set())
+        for i, (name, _) in enumerate(self.axes):
+            if name in used or any(shape and shape[i] > 1 for shape in shapes):
+                continue
+            if x.buffer in sources:
+                raise refused(
+                    self.line, f"{x.buffer.name} changes once for each element of a loop that it has no axis for"
+                )
+            if x.buffer.is_global and v.shape and v.shape[i] > 1:
+                raise refused(
+                    self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+                )
+
     def elementwise(self, x: Elementwise) -> None:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
+        self.once(x, v)
         if x.buffer.is_global:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
