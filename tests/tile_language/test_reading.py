@@ -160,3 +160,45 @@ def test_an_approximate_function_is_named_at_its_line(function: str) -> None:
     said = re.compile(rf"tile_kernels\.py:\d+: T\.__{function} is an approximate function on a GPU")
     assert any(map(said.search, configuration_of_each(f"__{function}").notes))
     assert not any(map(said.search, configuration_of_each(function).notes))
+
+
+def test_arguments_by_name_are_those_of_the_parameters() -> None:
+    from tests.tile_language.tile_kernels import difference, torch
+
+    a, b, c = torch.rand(64), torch.rand(64), torch.zeros(64)
+    call = recorded(lambda: difference()(a, C=c, B=b))
+    assert error(call, "h200", "C", (a - b).numpy()) < 1e-6
+    with pytest.raises(SpecError, match="kernel: D is no parameter that is left to give by name; those are C"):
+        recorded(lambda: difference()(a, b, D=c))
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_layout_decides_the_order_of_sums(sums: bool) -> None:
+    from tests.tile_language.tile_kernels import sum_and_product, torch
+
+    a = torch.rand(64, 64).half()
+    notes = " ".join(recorded(lambda: sum_and_product("float16", sums)(a, torch.zeros(64))).configurations[0].notes)
+    policy = "the policy of T.gemm changes the time"
+    assert f"{policy}{' and the order of sums on a GPU' if sums else ' alone'}" in notes
+    assert ("the order of the sums of T.reduce_sum and T.cumsum is assumed" in notes) == sums
+
+
+@pytest.mark.parametrize("fmt", ["float16", "float8_e4m3fn"])
+def test_the_instruction_of_a_product_in_8_bits_may_change_its_bits(fmt: str) -> None:
+    from tests.tile_language.tile_kernels import sum_and_product, tilelang, torch
+
+    program = sum_and_product.get_tir(fmt, False)
+    options = {"pass_configs": {"tl.disable_wgmma": True}}
+    a = torch.rand(64, 64).to(getattr(torch, fmt))
+    call = recorded(lambda: tilelang.compile(program, **options)(a, torch.zeros(64)))
+    notes = " ".join(call.configurations[0].notes)
+    is_short = fmt.startswith("float8")
+    for name in ("tl.disable_wgmma", "prefer_instruction"):
+        assert (f"{name} may change bits of products in 8 bits" in notes) == is_short
+
+
+@pytest.mark.parametrize("function", ["exp", "a division"])
+def test_functions_of_a_library_are_named(function: str) -> None:
+    notes = configuration_of_each(function).notes
+    assert sum("nvcc's functions (expf, logf)" in n for n in notes) == 1
+    assert not any("expf" in n for n in configuration_of_each("abs").notes)

@@ -255,3 +255,39 @@ def of_each(function: str):
             T.copy(x, B)
 
     return kernel
+
+
+@tilelang.jit
+def sum_and_product(fmt: str, sums: bool):
+    """Return a kernel of a product whose rows are added up, where asked."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), fmt), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((64, 64), fmt)
+            c = T.alloc_fragment((64, 64), "float32")
+            total = T.alloc_fragment((64,), "float32")
+            T.copy(A, a, prefer_instruction="cp.async")
+            T.gemm(a, a, c, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+            if sums:
+                T.reduce_sum(c, total, dim=1)
+            else:
+                T.reduce_max(c, total, dim=1)
+            T.copy(total, B)
+
+    return kernel
+
+
+@tilelang.jit
+def difference():
+    """Return a kernel whose arguments have an order."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                x[i] = A[i] - B[i]
+            T.copy(x, C)
+
+    return kernel

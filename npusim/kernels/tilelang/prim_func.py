@@ -89,6 +89,19 @@ CONFIGURATIONS = frozenset(
     | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
     | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
 )
+_POLICY, _ALONE = "the policy of T.gemm", " changes the time alone, and is not followed"
+_ORDERED = " changes the time and the order of sums on a GPU, and is not followed"
+_MAY_DIFFER = " may change bits of products in 8 bits on a GPU, and is not followed"
+#: Ends of the notes on layouts, and on the instruction of products.
+_LAYOUTS = tuple(f"{name}{_ALONE}" for name in (TIME_ALONE["layout_map"], TIME_ALONE["parallel_loop_layout"], _POLICY))
+_INSTRUCTION = f"{TIME_ALONE['prefer_instruction']}{_ALONE}"
+_SUMS_NOTE = "the order of the sums of T.reduce_sum and T.cumsum is assumed: on a GPU layouts and threads decide it"
+#: Functions that a compiler of CUDA makes of other instructions than Triton's.
+_OF_LIBRARY = frozenset({"exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sqrt", "rsqrt", "ieee_frcp", "/"})
+_LIBRARY_NOTE = (
+    "exponentials, logarithms, roots and divisions are Triton's instructions; TileLang's compiler calls nvcc's "
+    "functions (expf, logf), whose last bits may differ"
+)
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
     "fast math: on a GPU its exponentials, roots and divisions are approximate instructions; here each is as without"
@@ -205,7 +218,7 @@ class _PrimFuncReader:
             tuple(n or self.name("program") for n in self.numbers),
             body,
             self.options(),
-            tuple(self.notes),
+            tuple(self.said(body)),
             _line_of(node) or self.first,
             is_guarded=not self.configurations.get(_UNGUARDED),
         )
@@ -220,6 +233,17 @@ class _PrimFuncReader:
         if len(self.stages) > 1:
             self.note(f"num_stages of loops: {sorted(self.stages)}; times are those of {stages} for all")
         return {"num_warps": timed, "num_stages": min(stages, max(OPTIONS["num_stages"]))}
+
+    def said(self, body: tuple[Statement, ...]) -> list[str]:
+        """Return the notes on a kernel; a layout decides the order of its sums, an instruction that of 8-bit ones."""
+        notes, formats = [*self.notes], {b.fmt for b in self.buffers.values()}
+        if has_sums(body):
+            notes = [n.replace(_ALONE, _ORDERED) if n.endswith(_LAYOUTS) else n for n in notes]
+            notes.append(_SUMS_NOTE)
+        if any(f.startswith("float8") for f in formats):
+            notes = [n.replace(_ALONE, _MAY_DIFFER) if n.endswith(_INSTRUCTION) else n for n in notes]
+            notes += [f"tl.disable_wgmma{_MAY_DIFFER}"] if self.configurations.get("tl.disable_wgmma") else []
+        return notes
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -313,7 +337,7 @@ class _PrimFuncReader:
         for key in map(str, annotations):
             if key not in TIME_ALONE:
                 raise self.refuse(f"the annotation {key}, which may change values")
-            self.note(f"{self.line}: {TIME_ALONE[key]} changes the time alone, and is not followed")
+            self.note(f"{self.line}: {TIME_ALONE[key]}{_ALONE}")
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
@@ -418,7 +442,7 @@ class _PrimFuncReader:
             a, b, c = (self.part(x) for x in node.args[:3])
             transposes = bool(int(node.args[3])), bool(int(node.args[4]))
             if int(node.args[8]):
-                self.note(f"{self.line}: the policy of T.gemm changes the time alone, and is not followed")
+                self.note(f"{self.line}: {_POLICY}{_ALONE}")
             return (MatrixProduct(a, b, c, transposes, self.expression(node.args[9]), self.line),)
         if word in ("reduce", "cumsum"):
             return (self.reduction(word, node, known),)
@@ -447,6 +471,8 @@ class _PrimFuncReader:
             return Literal(int(e.value) if kind == "IntImm" else float(e.value), self.format(str(e.dtype)))
         if kind == "Var":
             return self.variable(e)
+        if kind == "Div" and "float" in str(e.dtype):
+            self.note(_LIBRARY_NOTE)
         if kind in _OF_TWO:
             return _simpler(Applied(_OF_TWO[kind], (self.expression(e.a), self.expression(e.b))))
         if kind == "Not":
@@ -481,6 +507,8 @@ class _PrimFuncReader:
             return Applied("select", operands)
         if word == "clamp":
             return Applied("min", (Applied("max", operands[:2]), operands[2]))
+        if _CALLS_OF_TWO.get(word, _RENAMED.get(word, word)) in _OF_LIBRARY:
+            self.note(_LIBRARY_NOTE)
         if word == "fast_rcp":
             raise self.refuse("T.fast_rcp, an approximate instruction of the GPU; 1 / x is the exact one")
         if word in _APPROXIMATE:
@@ -499,6 +527,16 @@ _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.v
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {"atomicadd": ": let each block store its part, and add the parts in a kernel of its own"}
 )
+
+
+def has_sums(body: Sequence[Statement]) -> bool:
+    """Return whether statements, or ones in them, add the elements of a tile."""
+    inside = [
+        (*s.then, *s.otherwise) if isinstance(s, Conditional) else s.body
+        for s in body
+        if isinstance(s, Conditional | SerialLoop)
+    ]
+    return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
 
 
 def _simpler(e: Applied) -> Expression:
