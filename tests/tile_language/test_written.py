@@ -221,6 +221,17 @@ def test_the_first_part_of_a_tile_is_copied_alone() -> None:
     assert np.array_equal(y, wanted.reshape(64, 32))
 
 
+def test_the_first_part_of_a_tile_is_stored_alone_under_a_name_of_its_rows() -> None:
+    axes, j = (("i", 8), ("j", 32)), Variable("j")
+    row = BoundValue("row", Applied("+", (BLOCK, Variable("i"))), LINE)
+    store = Elementwise(axes, Y, (Variable("row"), j), at(TILE), None, LINE)
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    a, y = computed(copied(A, TILE), doubled, in_nest(axes, row, store))
+    wanted = (2 * a).reshape(4, 16, 32)
+    wanted[:, 8:] = 0
+    assert np.array_equal(y, wanted.reshape(64, 32))
+
+
 def test_an_if_that_copies_on_both_ways_chooses_the_elements() -> None:
     rule = Applied("lt", (Variable("b"), Literal(2)))
     last = part_as_nest(BufferPart(A, (Literal(48), Literal(0)), (16, 32)), part(TILE), LINE)

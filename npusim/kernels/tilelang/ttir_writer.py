@@ -367,10 +367,20 @@ class _Writer:
         base = self.widened(base, shape)
         return self.op(f"tt.addptr %{base.name}, %{total.name} : {base.type}, {total.type}", shape, base.fmt, "p")
 
+    def moved_by(self, indices: Sequence[Expression]) -> set[str]:
+        """Return the parallel loops that move indices, also by names for values."""
+        used = variables_of(indices)
+        shapes = [self.values[n].shape for n in used & self.values.keys()]
+        return {
+            name
+            for i, (name, _) in enumerate(self.axes)
+            if name in used or any(shape and shape[i] > 1 for shape in shapes)
+        }
+
     def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
         """Return the name of the mask of an access with a comma before it; empty where none is needed."""
         rules = [] if condition is None else [condition]
-        used = variables_of(of.indices)
+        used = self.moved_by(of.indices)
         longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
         rules += [Applied("lt", (Variable(name), Literal(n))) for name, n in longer]
         ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
@@ -541,12 +551,11 @@ class _Writer:
 
     def once(self, x: Elementwise, v: TileValue) -> None:
         """Refuse an assignment that a loop repeats for the same elements, where the repetition may change them."""
-        used = variables_of(x.indices)
-        shapes = [self.values[n].shape for n in used & self.values.keys()]
+        used = self.moved_by(x.indices)
         sources = self.sources_of(x.value, *(() if x.condition is None else (x.condition,)))
         self.sources[x.buffer] = sources | self.sources.get(x.buffer, set())
         for i, (name, _) in enumerate(self.axes):
-            if name in used or any(shape and shape[i] > 1 for shape in shapes):
+            if name in used:
                 continue
             if x.buffer in sources:
                 raise refused(
