@@ -546,8 +546,8 @@ class _Writer:
         """Return the buffers that expressions of a nest read, also by names and tiles that the nest gives values."""
         parts = [p for e in expressions for p in parts_of(e)]
         read = {p.buffer for p in parts if isinstance(p, BufferElement)}
-        known = [p.name for p in parts if isinstance(p, Variable)]
-        return read.union(*(self.sources.get(k, set()) for k in (*known, *read)))
+        known: list[str | TileBuffer] = [*(p.name for p in parts if isinstance(p, Variable)), *read]
+        return read.union(*(self.sources[k] for k in known if k in self.sources))
 
     def once(self, x: Elementwise, v: TileValue) -> None:
         """Refuse an assignment that a loop repeats for the same elements, where the repetition may change them."""
