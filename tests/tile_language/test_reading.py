@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 
 if TYPE_CHECKING:
-    from npusim.kernels.triton.calls import Call
+    from npusim.kernels.triton.calls import Call, CallConfiguration
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
 DEVICES = ("ascend_910b2", "ascend_950", "h200", "a10")
@@ -121,3 +122,83 @@ def test_what_changes_the_time_alone_is_named() -> None:
     plain, swizzled = ([n.partition(": ")[2] for n in c.configurations[0].notes] for c in calls)
     assert plain == ["the policy of T.gemm changes the time alone, and is not followed"]
     assert swizzled[0] == "the order of blocks (T.use_swizzle) changes the time alone, and is not followed"
+
+
+def test_elements_below_a_tensor_are_masked_under_a_name_too() -> None:
+    """The mask has a lower bound, which the reader of TTIR refuses; no element below the tensor is read in silence."""
+    from tests.tile_language.tile_kernels import chunk_before, moved_by_a_tensor, torch
+
+    before = recorded(lambda: chunk_before(4)(torch.rand(3, 64, 32), torch.zeros(2, 64, 32)))
+    by = torch.full((4,), -3, dtype=torch.int32)
+    moved = recorded(lambda: moved_by_a_tensor(64)(by, torch.rand(5, 64), torch.zeros(4, 64)))
+    for call in (before, moved):
+        with pytest.raises(NpusimError, match=r"tile_kernels\.py:\d+: the mask of a load or store"):
+            npusim.run(call, hw="h200", rows="all")
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_view_is_refused_at_its_line(is_global: bool) -> None:
+    from tests.tile_language.tile_kernels import through_a_view, torch
+
+    call = recorded(lambda: through_a_view(is_global)(torch.rand(64), torch.zeros(64)))
+    assert f"view, a view (T.reshape, T.view) of {'B' if is_global else 'x'}" in call.configurations[0].refused
+    assert "tile_kernels.py:" in call.configurations[0].refused
+
+
+def configuration_of_each(function: str) -> CallConfiguration:
+    from tests.tile_language.tile_kernels import of_each, torch
+
+    return recorded(lambda: of_each(function)(torch.rand(64), torch.zeros(64))).configurations[0]
+
+
+def test_an_approximate_reciprocal_is_refused_at_its_line() -> None:
+    assert re.search(r"tile_kernels\.py:\d+: T\.fast_rcp, an approximate", configuration_of_each("fast_rcp").refused)
+
+
+@pytest.mark.parametrize("function", ["exp", "log", "log2"])
+def test_an_approximate_function_is_named_at_its_line(function: str) -> None:
+    said = re.compile(rf"tile_kernels\.py:\d+: T\.__{function} is an approximate function on a GPU")
+    assert any(map(said.search, configuration_of_each(f"__{function}").notes))
+    assert not any(map(said.search, configuration_of_each(function).notes))
+
+
+def test_arguments_by_name_are_those_of_the_parameters() -> None:
+    from tests.tile_language.tile_kernels import difference, torch
+
+    a, b, c = torch.rand(64), torch.rand(64), torch.zeros(64)
+    call = recorded(lambda: difference()(a, C=c, B=b))
+    assert error(call, "h200", "C", (a - b).numpy()) < 1e-6
+    with pytest.raises(SpecError, match="kernel: D is no parameter that is left to give by name; those are C"):
+        recorded(lambda: difference()(a, b, D=c))
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_layout_decides_the_order_of_sums(sums: bool) -> None:
+    from tests.tile_language.tile_kernels import sum_and_product, torch
+
+    a = torch.rand(64, 64).half()
+    notes = " ".join(recorded(lambda: sum_and_product("float16", sums)(a, torch.zeros(64))).configurations[0].notes)
+    policy = "the policy of T.gemm changes the time"
+    assert f"{policy}{' and the order of sums on a GPU' if sums else ' alone'}" in notes
+    assert ("the order of the sums of T.reduce_sum and T.cumsum is assumed" in notes) == sums
+
+
+@pytest.mark.parametrize("fmt", ["float16", "float8_e4m3fn"])
+def test_the_instruction_of_a_product_in_8_bits_may_change_its_bits(fmt: str) -> None:
+    from tests.tile_language.tile_kernels import sum_and_product, tilelang, torch
+
+    program = sum_and_product.get_tir(fmt, False)
+    options = {"pass_configs": {"tl.disable_wgmma": True}}
+    a = torch.rand(64, 64).to(getattr(torch, fmt))
+    call = recorded(lambda: tilelang.compile(program, **options)(a, torch.zeros(64)))
+    notes = " ".join(call.configurations[0].notes)
+    is_short = fmt.startswith("float8")
+    for name in ("tl.disable_wgmma", "prefer_instruction"):
+        assert (f"{name} may change bits of products in 8 bits" in notes) == is_short
+
+
+@pytest.mark.parametrize("function", ["exp", "a division"])
+def test_functions_of_a_library_are_named(function: str) -> None:
+    notes = configuration_of_each(function).notes
+    assert sum("nvcc's functions (expf, logf)" in n for n in notes) == 1
+    assert not any("expf" in n for n in configuration_of_each("abs").notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import npusim
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.tilelang.statements import (
     Applied,
+    BoundValue,
     BufferElement,
     BufferPart,
     Conditional,
@@ -25,6 +28,7 @@ from npusim.kernels.tilelang.statements import (
     Statement,
     TileBuffer,
     TileKernel,
+    TileReduction,
     Variable,
     interval,
     linear,
@@ -217,6 +221,17 @@ def test_the_first_part_of_a_tile_is_copied_alone() -> None:
     assert np.array_equal(y, wanted.reshape(64, 32))
 
 
+def test_the_first_part_of_a_tile_is_stored_alone_under_a_name_of_its_rows() -> None:
+    axes, j = (("i", 8), ("j", 32)), Variable("j")
+    row = BoundValue("row", Applied("+", (BLOCK, Variable("i"))), LINE)
+    store = Elementwise(axes, Y, (Variable("row"), j), at(TILE), None, LINE)
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    a, y = computed(copied(A, TILE), doubled, in_nest(axes, row, store))
+    wanted = (2 * a).reshape(4, 16, 32)
+    wanted[:, 8:] = 0
+    assert np.array_equal(y, wanted.reshape(64, 32))
+
+
 def test_an_if_that_copies_on_both_ways_chooses_the_elements() -> None:
     rule = Applied("lt", (Variable("b"), Literal(2)))
     last = part_as_nest(BufferPart(A, (Literal(48), Literal(0)), (16, 32)), part(TILE), LINE)
@@ -230,6 +245,117 @@ def test_quotients_are_rounded_down() -> None:
     number = Applied("cast", (Applied("+", (moved, Applied("*", (rest, Literal(10))))),), "float32")
     _, y = computed(assigned(TILE, number), copied(TILE, Y))
     assert y[::16, 0].tolist() == [8, -1, 9, 0]
+
+
+def test_a_remainder_that_is_rounded_to_zero_has_the_sign_of_its_first_number() -> None:
+    rest = Applied("rem", (Applied("-", (Variable("b"), Literal(3))), Literal(2)))
+    _, y = computed(assigned(TILE, Applied("cast", (rest,), "float32")), copied(TILE, Y))
+    assert y[::16, 0].tolist() == [-1, 0, -1, 0]
+
+
+@pytest.mark.parametrize("word", ["//", "%"])
+@pytest.mark.parametrize("divisor", [Literal(-2), Variable("b"), Applied("-", (Variable("b"), Literal(9)))])
+def test_a_quotient_by_a_number_that_may_be_below_1_is_refused(word: str, divisor: Expression) -> None:
+    number = Applied("cast", (Applied(word, (Variable("b"), divisor)),), "float32")
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: \S+ by a number that may be below 1"):
+        written(kernel(assigned(TILE, number), copied(TILE, Y)))
+
+
+def test_bounds_of_a_quotient_of_an_unknown_number_are_infinite() -> None:
+    for sign, wanted in ((1, (-np.inf, np.inf)), (-1, (-np.inf, 3))):
+        x = {"x": (-np.inf, np.inf if sign > 0 else 6)}
+        assert interval(Applied("//", (Variable("x"), Literal(2))), x) == wanted
+
+
+def test_a_sum_has_the_format_of_its_target() -> None:
+    half, row = TileBuffer("half", (16, 32), "float16"), TileBuffer("row", (16,), "float32")
+    total = TileReduction(
+        BufferPart(half, (Literal(0), Literal(0)), (16, 32)),
+        BufferPart(row, (Literal(0),), (16,)),
+        "sum",
+        1,
+        True,
+        LINE,
+    )
+    spread = assigned(TILE, at(row, Variable("i")))
+    a, y = computed(copied(A, half), total, spread, copied(TILE, Y))
+    assert difference(y, a.astype(np.float16).astype(float).sum(1, keepdims=True) + 0 * y) < 1e-6
+
+
+@pytest.mark.parametrize("formats", [("float32", "float16"), ("float32", "int32")])
+def test_a_part_of_a_copy_in_fewer_bits_is_refused(formats: tuple[str, ...]) -> None:
+    value: Expression = at(A, Applied("+", (BLOCK, Variable("i"))), Variable("j"))
+    for fmt in reversed(formats):
+        value = Applied("cast", (value,), fmt)
+    half = at(TILE, Variable("i"), Applied("//", (Variable("j"), Literal(2))))
+    with pytest.raises(ProgramError, match="no copy of a tensor"):
+        written(kernel(assigned(TILE, value), assigned(OTHER, half), copied(OTHER, Y)))
+
+
+def test_a_result_has_no_name_of_a_parameter() -> None:
+    text = written(kernel(copied(A, TILE), copied(TILE, Y)))
+    (result,) = set(re.findall(r"%(\w+) = tt.load", text))
+    named = replace(A, name=result)
+    other = written(replace(kernel(copied(named, TILE), copied(TILE, Y)), parameters=(named, Y)))
+    assert f"%{result}: !tt.ptr" in other
+    assert f"%{result} = " not in other
+
+
+def test_a_product_that_clears_a_tile_of_other_numbers_is_refused_where_the_loop_may_not_run() -> None:
+    c = TileBuffer("c", (16, 16), "float32")
+    whole = BufferPart(c, (Literal(0), Literal(0)), (16, 16))
+    product = MatrixProduct(
+        part(TILE), part(TILE), whole, (False, True), Applied("eq", (Variable("k"), Literal(0))), LINE
+    )
+
+    def text(start: float, high: Expression) -> str:
+        loop = SerialLoop("k", Literal(0), high, (product,), LINE)
+        return written(kernel(copied(A, TILE), *_filled(c, start), loop))
+
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: c stays as it is where the loop has no iteration"):
+        text(1.0, Variable("b"))
+    assert "tt.dot" in text(1.0, Applied("+", (Variable("b"), Literal(1))))
+    assert "tt.dot" in text(0.0, Variable("b"))
+
+
+def in_nest(axes: tuple[tuple[str, int], ...], *body: Elementwise | BoundValue) -> ParallelNest:
+    return ParallelNest(axes, body, LINE)
+
+
+def test_a_value_has_its_name_behind_an_assignment_of_it() -> None:
+    bound = BoundValue("y", Applied("*", (at(ONCE), at(ONCE))), LINE)
+    indices, y = (Variable("i"), Variable("j")), Variable("y")
+    first = Elementwise(ROWS, TILE, indices, y, None, LINE)
+    second = Elementwise(ROWS, OTHER, indices, Applied("+", (y, at(TILE))), None, LINE)
+    a, made = computed(copied(A, ONCE), in_nest(ROWS, bound, first, second), copied(OTHER, Y))
+    assert np.array_equal(made, 2 * a * a)
+
+
+def test_a_tile_has_its_name_behind_a_copy_of_it() -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
+    total = assigned(OTHER, Applied("+", (at(OTHER), at(TILE))))
+    a, made = computed(copied(A, TILE), doubled, copied(TILE, OTHER), total, copied(OTHER, Y))
+    assert np.array_equal(made, 4 * a)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_change_that_a_loop_without_an_axis_repeats_is_refused(is_bound: bool) -> None:
+    axes, indices = (*ROWS, ("k", 4)), (Variable("i"), Variable("j"))
+    value: Expression = Applied("+", (at(TILE), Literal(1.0, "float32")))
+    before = [BoundValue("y", value, LINE)] if is_bound else []
+    change = Elementwise(axes, TILE, indices, Variable("y") if is_bound else value, None, LINE)
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: tile changes once for each element of a loop"):
+        written(kernel(copied(A, TILE), in_nest(axes, *before, change), copied(TILE, Y)))
+    fill = Elementwise(axes, TILE, indices, Literal(3.0, "float32"), None, LINE)
+    _, y = computed(copied(A, TILE), in_nest(axes, fill), copied(TILE, Y))
+    assert np.all(y == 3)
+
+
+def test_a_store_of_several_elements_to_one_place_is_refused() -> None:
+    indices = (Applied("+", (BLOCK, Variable("i"))), Literal(0))
+    store = Elementwise(ROWS, Y, indices, at(A, Applied("+", (BLOCK, Variable("i"))), Variable("j")), None, LINE)
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: elements of a loop that Y has no axis for"):
+        written(kernel(in_nest(ROWS, store)))
 
 
 def test_sizes_are_sums_whose_terms_cancel() -> None:
@@ -248,12 +374,14 @@ def test_a_product_that_a_value_clears_is_refused() -> None:
         written(kernel(copied(A, TILE), SerialLoop("k", Literal(0), Literal(2), (product,), LINE)))
     start = ParallelNest((), (), LINE)
     with pytest.raises(NpusimError, match="clear_accum that a value decides"):
-        written(kernel(copied(A, TILE), start, *_cleared(c), SerialLoop("k", Literal(0), Literal(2), (product,), LINE)))
+        written(
+            kernel(copied(A, TILE), start, *_filled(c, 0.0), SerialLoop("k", Literal(0), Literal(2), (product,), LINE))
+        )
 
 
-def _cleared(c: TileBuffer) -> list[Statement]:
+def _filled(c: TileBuffer, number: float) -> list[Statement]:
     axes = (("i", 16), ("j", 16))
-    x = Elementwise(axes, c, (Variable("i"), Variable("j")), Literal(0.0, "float32"), None, LINE)
+    x = Elementwise(axes, c, (Variable("i"), Variable("j")), Literal(number, "float32"), None, LINE)
     return [ParallelNest(axes, (x,), LINE)]
 
 

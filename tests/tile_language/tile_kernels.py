@@ -191,3 +191,103 @@ def in_two(rows: int, columns: int):
             T.copy(y, B[b * 16])
 
     return summed
+
+
+@tilelang.jit
+def chunk_before(chunks: int):
+    """Return a kernel that copies the rows of the chunk before, of the next batch; the first chunk has none."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((3, chunks * 16, 32), "float32"), B: T.Tensor((2, chunks * 16, 32), "float32")):
+        with T.Kernel(chunks, 2, threads=128) as (c, b):
+            x = T.alloc_fragment((16, 32), "float32")
+            for i, d in T.Parallel(16, 32):
+                row = c * 16 - 16 + i
+                x[i, d] = A[b + 1, row, d]
+            T.copy(x, B[b, c * 16 : c * 16 + 16, 0:32])
+
+    return kernel
+
+
+@tilelang.jit
+def moved_by_a_tensor(columns: int):
+    """Return a kernel whose columns a tensor moves, perhaps below 0."""
+
+    @T.prim_func
+    def kernel(I: T.Tensor((4,), "int32"), A: T.Tensor((5, columns), "float32"), B: T.Tensor((4, columns), "float32")):
+        with T.Kernel(4, threads=128) as b:
+            x = T.alloc_fragment((columns,), "float32")
+            for i in T.Parallel(columns):
+                x[i] = A[b + 1, i + I[b]]
+            T.copy(x, B[b, 0:columns])
+
+    return kernel
+
+
+@tilelang.jit
+def through_a_view(is_global: bool):
+    """Return a kernel that fills a buffer by another shape of it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_shared((64,), "float32")
+            T.copy(A, x)
+            view = T.reshape(B if is_global else x, [8, 8])
+            T.copy(x, B)
+            T.fill(view, 7.0)
+            T.copy(x, A)
+
+    return kernel
+
+
+@tilelang.jit
+def of_each(function: str):
+    """Return a kernel that applies a function of TileLang's, or a division by 3, to each element."""
+    apply = getattr(T, function, None)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                x[i] = A[i] / 3.0 if apply is None else apply(A[i])
+            T.copy(x, B)
+
+    return kernel
+
+
+@tilelang.jit
+def sum_and_product(fmt: str, sums: bool):
+    """Return a kernel of a product whose rows are added up, where asked."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), fmt), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((64, 64), fmt)
+            c = T.alloc_fragment((64, 64), "float32")
+            total = T.alloc_fragment((64,), "float32")
+            T.copy(A, a, prefer_instruction="cp.async")
+            T.gemm(a, a, c, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
+            if sums:
+                T.reduce_sum(c, total, dim=1)
+            else:
+                T.reduce_max(c, total, dim=1)
+            T.copy(total, B)
+
+    return kernel
+
+
+@tilelang.jit
+def difference():
+    """Return a kernel whose arguments have an order."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            x = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                x[i] = A[i] - B[i]
+            T.copy(x, C)
+
+    return kernel

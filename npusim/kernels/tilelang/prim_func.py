@@ -47,7 +47,7 @@ _WARP = 32
 _PARALLEL = 1  # tirx.ForKind
 #: Words of two operands by the class of their node.
 _OF_TWO = MappingProxyType(
-    {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "%"}
+    {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "rem"}
     | {"Min": "min", "Max": "max", "And": "and", "Or": "or"}
     | {name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 )
@@ -59,6 +59,7 @@ _CALLS_OF_TWO = MappingProxyType(
 )
 #: Calls of one operand that have another word in `ttir_writer.FUNCTIONS`.
 _RENAMED = MappingProxyType({"__exp": "exp", "__log": "log", "__log2": "log2", "ieee_fsqrt": "sqrt"})
+_APPROXIMATE = frozenset({"__exp", "__log", "__log2"})
 #: Calls without an effect on values.
 _QUIET = frozenset(
     {"no_set_max_nreg", "set_max_nreg", "assume", "tvm_storage_sync", "sync_threads", "inject_fence_proxy"}
@@ -87,6 +88,19 @@ CONFIGURATIONS = frozenset(
     | {"tl.Simplify", "tl.enable_reducer_plan_verbose", "tl.disable_dynamic_tail_split"}
     | {"tl.dynamic_alignment", "tl.debug_merge_shared_memory_allocations", "tl.disable_rng_guard"}
     | {"tl.disable_wgmma", "tl.disable_shuffle_elect", "tir.disable_cse_tir", "tir.enable_equiv_terms_in_cse_tir"}
+)
+_POLICY, _ALONE = "the policy of T.gemm", " changes the time alone, and is not followed"
+_ORDERED = " changes the time and the order of sums on a GPU, and is not followed"
+_MAY_DIFFER = " may change bits of products in 8 bits on a GPU, and is not followed"
+#: Ends of the notes on layouts, and on the instruction of products.
+_LAYOUTS = tuple(f"{name}{_ALONE}" for name in (TIME_ALONE["layout_map"], TIME_ALONE["parallel_loop_layout"], _POLICY))
+_INSTRUCTION = f"{TIME_ALONE['prefer_instruction']}{_ALONE}"
+_SUMS_NOTE = "the order of the sums of T.reduce_sum and T.cumsum is assumed: on a GPU layouts and threads decide it"
+#: Functions that a compiler of CUDA makes of other instructions than Triton's.
+_OF_LIBRARY = frozenset({"exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sqrt", "rsqrt", "ieee_frcp", "/"})
+_LIBRARY_NOTE = (
+    "exponentials, logarithms, roots and divisions are Triton's instructions; TileLang's compiler calls nvcc's "
+    "functions (expf, logf), whose last bits may differ"
 )
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"
 _FAST_NOTE = (
@@ -142,7 +156,7 @@ class _PrimFuncReader:
     def __init__(self, function: tirx.PrimFunc, configurations: Mapping[str, object], sizes: Mapping[str, int]) -> None:
         self.function, self.sizes, self.configurations = function, sizes, configurations
         self.line = self.first = _first_line(function.body)
-        self.buffers, self.variables = dict[object, TileBuffer](), dict[object, Expression]()
+        self.buffers, self.variables = dict["tirx.Buffer", TileBuffer](), dict[object, Expression]()
         self.names, self.notes = dict[str, int](), list[str]()
         self.scratch, self.accessed = list[TileBuffer](), set[TileBuffer]()
         self.ranges, self.bindings = dict[str, tuple[float, float]](), dict[str, Expression]()
@@ -204,7 +218,7 @@ class _PrimFuncReader:
             tuple(n or self.name("program") for n in self.numbers),
             body,
             self.options(),
-            tuple(self.notes),
+            tuple(self.said(body)),
             _line_of(node) or self.first,
             is_guarded=not self.configurations.get(_UNGUARDED),
         )
@@ -219,6 +233,17 @@ class _PrimFuncReader:
         if len(self.stages) > 1:
             self.note(f"num_stages of loops: {sorted(self.stages)}; times are those of {stages} for all")
         return {"num_warps": timed, "num_stages": min(stages, max(OPTIONS["num_stages"]))}
+
+    def said(self, body: tuple[Statement, ...]) -> list[str]:
+        """Return the notes on a kernel; a layout decides the order of its sums, an instruction that of 8-bit ones."""
+        notes, formats = [*self.notes], {b.fmt for b in self.buffers.values()}
+        if has_sums(body):
+            notes = [n.replace(_ALONE, _ORDERED) if n.endswith(_LAYOUTS) else n for n in notes]
+            notes.append(_SUMS_NOTE)
+        if any(f.startswith("float8") for f in formats):
+            notes = [n.replace(_ALONE, _MAY_DIFFER) if n.endswith(_INSTRUCTION) else n for n in notes]
+            notes += [f"tl.disable_wgmma{_MAY_DIFFER}"] if self.configurations.get("tl.disable_wgmma") else []
+        return notes
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -254,6 +279,9 @@ class _PrimFuncReader:
         if node in self.buffers:
             self.accessed.add(self.buffers[node])
             return self.buffers[node]
+        like = next((b for n, b in self.buffers.items() if n.data.same_as(node.data)), None)
+        if like is not None:
+            raise self.refuse(f"{node.name}, a view (T.reshape, T.view) of {like.name}: use {like.name} itself")
         if not is_global and str(node.scope()) not in _SCOPES:
             raise self.refuse(f"a buffer in {node.scope()}")
         shape = tuple(self.number(n) for n in node.shape)
@@ -309,7 +337,7 @@ class _PrimFuncReader:
         for key in map(str, annotations):
             if key not in TIME_ALONE:
                 raise self.refuse(f"the annotation {key}, which may change values")
-            self.note(f"{self.line}: {TIME_ALONE[key]} changes the time alone, and is not followed")
+            self.note(f"{self.line}: {TIME_ALONE[key]}{_ALONE}")
 
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
@@ -414,7 +442,7 @@ class _PrimFuncReader:
             a, b, c = (self.part(x) for x in node.args[:3])
             transposes = bool(int(node.args[3])), bool(int(node.args[4]))
             if int(node.args[8]):
-                self.note(f"{self.line}: the policy of T.gemm changes the time alone, and is not followed")
+                self.note(f"{self.line}: {_POLICY}{_ALONE}")
             return (MatrixProduct(a, b, c, transposes, self.expression(node.args[9]), self.line),)
         if word in ("reduce", "cumsum"):
             return (self.reduction(word, node, known),)
@@ -443,6 +471,8 @@ class _PrimFuncReader:
             return Literal(int(e.value) if kind == "IntImm" else float(e.value), self.format(str(e.dtype)))
         if kind == "Var":
             return self.variable(e)
+        if kind == "Div" and "float" in str(e.dtype):
+            self.note(_LIBRARY_NOTE)
         if kind in _OF_TWO:
             return _simpler(Applied(_OF_TWO[kind], (self.expression(e.a), self.expression(e.b))))
         if kind == "Not":
@@ -477,7 +507,13 @@ class _PrimFuncReader:
             return Applied("select", operands)
         if word == "clamp":
             return Applied("min", (Applied("max", operands[:2]), operands[2]))
-        if word in ("sigmoid", "fast_rcp", "ieee_frcp"):
+        if _CALLS_OF_TWO.get(word, _RENAMED.get(word, word)) in _OF_LIBRARY:
+            self.note(_LIBRARY_NOTE)
+        if word == "fast_rcp":
+            raise self.refuse("T.fast_rcp, an approximate instruction of the GPU; 1 / x is the exact one")
+        if word in _APPROXIMATE:
+            self.note(f"{self.line}: T.{word} is an approximate function on a GPU; here it is T.{_RENAMED[word]}")
+        if word in ("sigmoid", "ieee_frcp"):
             one, x = Literal(1.0, self.format(str(e.dtype))), operands[0]
             below = x if word != "sigmoid" else Applied("+", (one, Applied("exp", (Applied("-", (_ZERO, x)),))))
             return Applied("/", (one, below))
@@ -491,6 +527,16 @@ _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.v
 _INSTEAD: Mapping[str, str] = MappingProxyType(
     {"atomicadd": ": let each block store its part, and add the parts in a kernel of its own"}
 )
+
+
+def has_sums(body: Sequence[Statement]) -> bool:
+    """Return whether statements, or ones in them, add the elements of a tile."""
+    inside = [
+        (*s.then, *s.otherwise) if isinstance(s, Conditional) else s.body
+        for s in body
+        if isinstance(s, Conditional | SerialLoop)
+    ]
+    return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
 
 
 def _simpler(e: Applied) -> Expression:

@@ -239,8 +239,9 @@ class RecordedKernel:
         self.out_idx, self.config = list(first.outputs), dict(first.constants)
         self._was_launched = False
 
-    def __call__(self, *arguments: torch.Tensor, **_: object) -> object:
+    def __call__(self, *arguments: torch.Tensor, **named: torch.Tensor) -> object:
         """Record a launch; return the outputs that TileLang allocates, one or a list."""
+        arguments = (*arguments, *self._in_order(len(arguments), named))
         given = [i for i in range(len(self.prim_func.params)) if i not in self._outputs]
         if len(arguments) == len(self.prim_func.params):  # outputs too, as a tuner gives them
             given = list(range(len(arguments)))
@@ -253,6 +254,17 @@ class RecordedKernel:
         by_number |= dict(zip((i for i in self._outputs if i not in by_number), made, strict=True))
         self._add([by_number[i] for i in range(len(parameters))], parameters, sizes)
         return made[0] if len(made) == 1 else made or None
+
+    def _in_order(self, count: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return arguments that are given by name in the order of the parameters behind the first ``count``."""
+        function = self.prim_func
+        names = [str(function.buffer_map.get(p, p).name) for p in function.params]
+        outputs = {names[i] for i in self._outputs}
+        inputs = names if outputs & named.keys() else [n for n in names if n not in outputs]
+        if wrong := [n for n in named if n not in inputs[count:]]:
+            why = f"{name_of(function)}: {wrong[0]} is no parameter that is left to give by name"
+            raise SpecError(f"{why}; those are {', '.join(inputs[count:]) or 'none'}")
+        return [named[n] for n in inputs[count:] if n in named]
 
     def _add(
         self,

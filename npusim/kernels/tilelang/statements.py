@@ -277,7 +277,9 @@ def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[
     if x.word == "%":
         return unknown if c <= 0 else (a, b) if a >= 0 and b < c else (0, min(b, d - 1) if a >= 0 else d - 1)
     if x.word == "//":
-        return (a // d if a >= 0 else a // c, b // c if b >= 0 else b // d) if c > 0 and d < math.inf else unknown
+        if c <= 0 or math.isinf(d):
+            return unknown
+        return (a if math.isinf(a) else a // (d if a >= 0 else c), b if math.isinf(b) else b // (c if b >= 0 else d))
     if x.word == "*":
         corners = [0 if 0 in (p, q) else p * q for p in (a, b) for q in (c, d)]
         return min(corners), max(corners)

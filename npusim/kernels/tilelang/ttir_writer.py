@@ -47,7 +47,7 @@ from npusim.kernels.triton.ttir_text import Line
 
 _OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"})
 _OF_INTEGERS = MappingProxyType(
-    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "max": "maxsi", "min": "minsi"}
+    {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "rem": "remsi", "max": "maxsi", "min": "minsi"}
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -112,6 +112,11 @@ def folded(word: str, a: float, b: float) -> float | None:
     return made[word](a, b) if word in made else None
 
 
+def is_exact(fmt: str, other: str) -> bool:
+    """Return whether a cast changes no number: to the same format, or to a wider one of floating-point numbers."""
+    return TYPES[fmt] == TYPES[other] or (other in FLOATS and FLOATS.get(fmt, 8) < FLOATS[other])
+
+
 def used_lines(lines: Sequence[str]) -> list[str]:
     """Return lines of TTIR without the operations whose results nothing reads."""
     used, last = set[str](), list[str]()
@@ -134,11 +139,12 @@ class _Writer:
     def __init__(self, kernel: TileKernel) -> None:
         self.kernel, self.line, self.depth = kernel, kernel.line, 2
         self.lines, self.places, self.count = list[str](), dict[Line, int](), 0
+        self.reserved = {p.name if isinstance(p, TileBuffer) else p[0] for p in kernel.parameters}
         self.tiles, self.values = dict[TileBuffer, TileValue](), dict[str, TileValue]()
         self.origins = dict[TileBuffer, TileOrigin]()
         self.axes: tuple[tuple[str, int], ...] = ()
         self.limits, self.outside = dict[str, int](), set[str]()
-        self.ranges = dict[str, tuple[float, float]]()
+        self.ranges, self.sources = dict[str, tuple[float, float]](), dict[str | TileBuffer, set[TileBuffer]]()
         for axis, (name, n) in zip("xyz", zip(kernel.numbers, kernel.grid, strict=True), strict=False):
             self.values[name] = self.op(f"tt.get_program_id {axis} : i32", (), "int32", name)
             self.ranges[name] = (0, n - 1)
@@ -171,7 +177,9 @@ class _Writer:
 
     def fresh(self, hint: str) -> str:
         self.count += 1
-        return f"{hint}_{self.count}"
+        while (name := f"{hint}_{self.count}") in self.reserved:
+            self.count += 1
+        return name
 
     def op(self, text: str, shape: Sequence[int], fmt: str, hint: str = "t", number: float | None = None) -> TileValue:
         """Write an operation with one result, and return the result."""
@@ -266,8 +274,10 @@ class _Writer:
             return self.op(f"arith.xori %{v.name}, %{true.name} : {v.type}", v.shape, "bool")
         if len(e.operands) != 2:
             raise refused(self.line, f"T.{e.word}: no counterpart in the language of kernels")
-        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
         ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
+        if e.word in ("//", "%") and interval(e.operands[1], ranges)[0] < 1:
+            raise refused(self.line, f"{e.word} by a number that may be below 1")
+        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
         if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
             return self.floored(e.word, made, *(self.value(x) for x in e.operands))
         return made
@@ -357,10 +367,20 @@ class _Writer:
         base = self.widened(base, shape)
         return self.op(f"tt.addptr %{base.name}, %{total.name} : {base.type}, {total.type}", shape, base.fmt, "p")
 
+    def moved_by(self, indices: Sequence[Expression]) -> set[str]:
+        """Return the parallel loops that move indices, also by names for values."""
+        used = variables_of(indices)
+        shapes = [self.values[n].shape for n in used & self.values.keys()]
+        return {
+            name
+            for i, (name, _) in enumerate(self.axes)
+            if name in used or any(shape and shape[i] > 1 for shape in shapes)
+        }
+
     def mask(self, of: BufferElement, condition: Expression | None, shape: tuple[int, ...]) -> str:
         """Return the name of the mask of an access with a comma before it; empty where none is needed."""
         rules = [] if condition is None else [condition]
-        used = variables_of(of.indices)
+        used = self.moved_by(of.indices)
         longer = [(name, self.limits[name]) for name, n in self.axes if n > self.limits[name] and name in used]
         rules += [Applied("lt", (Variable(name), Literal(n))) for name, n in longer]
         ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
@@ -369,7 +389,7 @@ class _Writer:
             if not self.kernel.is_guarded:
                 continue
             rules += [Applied("lt", (index, Literal(n)))] if high >= n else []
-            rules += [Applied("ge", (index, Literal(0)))] if low < 0 and low > -math.inf else []
+            rules += [Applied("ge", (index, Literal(0)))] if low < 0 else []
         if not rules:
             return ""
         made = [self.widened(self.value(rule), shape) for rule in rules]
@@ -432,7 +452,8 @@ class _Writer:
         v = self.cast(v, buffer.fmt)
         v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
         made = f"{'  ' * self.depth}%{v.name} = "
-        if v.number is None and self.lines and self.lines[-1].startswith(made):
+        is_named = v.name in {x.name for x in (*self.tiles.values(), *self.values.values())}
+        if v.number is None and not is_named and self.lines and self.lines[-1].startswith(made):
             name = self.fresh(buffer.name)
             self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
             v = replace(v, name=name)
@@ -441,8 +462,9 @@ class _Writer:
 
     def origin(self, x: Elementwise) -> TileOrigin | None:
         """Return what a tile is a copy of, where an assignment copies a tensor, or a tile that is a copy."""
-        value = x.value
+        value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
+            formats.append(value.fmt)
             value = value.operands[0]
         if not isinstance(value, BufferElement) or x.condition is not None or tiles_read(value.indices):
             return None
@@ -450,9 +472,9 @@ class _Writer:
         element = value if value.buffer.is_global else source.at(value.indices) if source is not None else None
         names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
-        is_wide = x.buffer.fmt in FLOATS and FLOATS[x.buffer.fmt] < FLOATS.get(value.buffer.fmt, 0)
+        formats.append(value.buffer.fmt)
         inside = names - set(axes) | (self.values.keys() - self.outside)
-        if element is None or is_wide or variables_of(element.indices) & inside:
+        if element is None or not all(map(is_exact, formats[1:], formats)) or variables_of(element.indices) & inside:
             return None
         return TileOrigin(tuple(axes), element)
 
@@ -483,11 +505,12 @@ class _Writer:
                 self.reduction(s)
 
     def bound(self, s: BoundValue) -> None:
-        self.ranges[s.name] = interval(s.value, self.ranges)
+        ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}
+        self.ranges[s.name] = interval(s.value, ranges)
         self.values[s.name] = self.value(s.value)
 
     def nest(self, s: ParallelNest) -> None:
-        bound = dict(self.values)
+        bound, self.sources = dict(self.values), {}
         self.outside = set(bound)
         for name, n in s.axes:
             if n == 1:
@@ -497,6 +520,7 @@ class _Writer:
             self.line = x.line
             if isinstance(x, BoundValue):
                 self.bound(x)
+                self.sources[x.name] = self.sources_of(x.value)
             else:
                 self.elementwise(x)
         self.axes, self.values = (), bound
@@ -518,8 +542,33 @@ class _Writer:
             return tuple((name, n) for name, n in s.axes if n != 1)
         return tuple(lengths.items())
 
+    def sources_of(self, *expressions: Expression) -> set[TileBuffer]:
+        """Return the buffers that expressions of a nest read, also by names and tiles that the nest gives values."""
+        parts = [p for e in expressions for p in parts_of(e)]
+        read = {p.buffer for p in parts if isinstance(p, BufferElement)}
+        known: list[str | TileBuffer] = [*(p.name for p in parts if isinstance(p, Variable)), *read]
+        return read.union(*(self.sources[k] for k in known if k in self.sources))
+
+    def once(self, x: Elementwise, v: TileValue) -> None:
+        """Refuse an assignment that a loop repeats for the same elements, where the repetition may change them."""
+        used = self.moved_by(x.indices)
+        sources = self.sources_of(x.value, *(() if x.condition is None else (x.condition,)))
+        self.sources[x.buffer] = sources | self.sources.get(x.buffer, set())
+        for i, (name, _) in enumerate(self.axes):
+            if name in used:
+                continue
+            if x.buffer in sources:
+                raise refused(
+                    self.line, f"{x.buffer.name} changes once for each element of a loop that it has no axis for"
+                )
+            if x.buffer.is_global and v.shape and v.shape[i] > 1:
+                raise refused(
+                    self.line, f"elements of a loop that {x.buffer.name} has no axis for are written to one place"
+                )
+
     def elementwise(self, x: Elementwise) -> None:
         target, v = BufferElement(x.buffer, x.indices), self.value(x.value)
+        self.once(x, v)
         if x.buffer.is_global:
             shape = tuple(n for _, n in self.axes)
             v, pointers = self.widened(self.cast(v, x.buffer.fmt), shape), self.pointers(target, shape)
@@ -575,10 +624,11 @@ class _Writer:
         if s.axis not in buffer.dims:
             raise refused(s.line, f"a reduction along axis {s.axis} of {buffer.name}, which has one element")
         at = buffer.dims.index(s.axis)
+        if word.removeprefix("abs") not in _NEUTRAL or x.fmt not in FLOATS or s.target.buffer.fmt not in FLOATS:
+            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt} to {s.target.buffer.fmt}")
+        x = x if s.cumulates else self.cast(x, s.target.buffer.fmt)  # a sum has the format of its target
         if word.startswith("abs"):
             x, word = self.op(f"math.absf %{x.name} : {x.type}", x.shape, x.fmt), word.removeprefix("abs")
-        if word not in _NEUTRAL or x.fmt not in FLOATS:
-            raise refused(s.line, f"T.reduce_{s.word} of {x.fmt}")
         x = self.constant(x.number, x.shape, x.fmt) if x.number is not None else x
         shape = x.shape if s.cumulates else (*x.shape[:at], *x.shape[at + 1 :])
         name = _OF_FLOATS["+" if word == "sum" else word]
@@ -648,13 +698,15 @@ class _Writer:
 
     def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
         """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
-        body = list(s.body)
+        body, runs = list(s.body), interval(s.high, self.ranges)[0] > interval(s.low, self.ranges)[1]
         for i, x in enumerate(body):
             is_first = isinstance(x, MatrixProduct) and x.clears == Applied("eq", (Variable(s.variable), s.low))
             if is_first and isinstance(x, MatrixProduct):
                 earlier = Exposed(body[:i])
                 if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
                     raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
+                if not runs and x.c.buffer in self.tiles and self.tiles[x.c.buffer].number != 0:
+                    raise refused(x.line, f"{x.c.buffer.name} stays as it is where the loop has no iteration")
                 body[i] = replace(x, clears=Literal(0, "bool"))
                 self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
         return replace(s, body=tuple(body))
