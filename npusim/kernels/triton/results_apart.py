@@ -21,18 +21,24 @@ def results_apart(function: Function) -> list[Function]:
     None too for kernels with loops or branches that store: what these leave out is not looked at.
     """
     operations = function.operations
-    made = {r: o for o in operations for r in o.results}
     if any(o.name.startswith(_OTHERS) or o.name in _STORES for o in _inside(operations)):
         return []
-    stores = [o for o in operations if o.name in _STORES]
-    roots = list(dict.fromkeys(_root(o.operands[0], made) for o in stores))
-    if len(roots) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
+    stores, sources = [o for o in operations if o.name in _STORES], _sources(operations)
+    tensors = {n for n, t in function.parameters.items() if t.startswith(("!tt.ptr", "!tt.tensordesc"))}
+    of_each = [_roots(o.operands[0], sources) for o in stores]
+    results = list(dict.fromkeys(min(roots) for roots in of_each))
+    if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
         return []
-    parts = [_needed(operations, [o for o in stores if _root(o.operands[0], made) == root]) for root in roots]
-    for root, part in zip(roots, parts, strict=True):
+    parts = [
+        _needed(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
+    ]
+    for result, part in zip(results, parts, strict=True):
         loads = [o for o in (*part, *_inside(part)) if o.name in _LOADS]
-        if any(_root(o.operands[0], made) in {*roots} - {root} for o in loads):
-            return []  # a result that another one may be computed from
+        allowed = tensors - ({*results} - {result})
+        if any(not _roots(o.operands[0], sources) <= allowed for o in loads):
+            return []  # a result that another one may be computed from, or a tensor that is not known
+    if any(len(roots) > 1 or not roots <= tensors for roots in of_each):
+        return []
     return [function._replace(operations=part) for part in parts]
 
 
@@ -43,11 +49,29 @@ def _inside(operations: Sequence[Op]) -> Iterator[Op]:
             yield from _inside([inner])
 
 
-def _root(name: str, made: dict[str, Op]) -> str:
-    """Return the parameter that a pointer belongs to; of one that a loop carries the value itself."""
-    while name in made and made[name].operands:
-        name = made[name].operands[0]
-    return name
+def _sources(operations: Sequence[Op]) -> dict[str, list[str]]:
+    """Return the names that each name may be a pointer of: for a value that a loop carries its start and its end."""
+    sources = dict[str, list[str]]()
+    for op in (*operations, *_inside(operations)):
+        if op.name == "scf.for":
+            names, starts, ends = op.operands[4::2], op.operands[5::2], op.body[-1].operands
+            carried = [[start, end] for start, end in zip(starts, ends, strict=True)]
+            sources |= dict(zip(names, carried, strict=True)) | dict(zip(op.results, carried, strict=True))
+        elif op.operands:
+            of = op.operands[1:] if op.name == "arith.select" else op.operands[:1]
+            sources |= dict.fromkeys(op.results, of)
+    return sources
+
+
+def _roots(name: str, sources: dict[str, list[str]]) -> set[str]:
+    """Return what a pointer may belong to: parameters, and values whose sources are not known."""
+    found, seen, rest = set[str](), set[str](), [name]
+    while rest:
+        if (one := rest.pop()) not in seen:
+            seen.add(one)
+            rest += sources.get(one, [])
+            found |= set() if one in sources else {one}
+    return found
 
 
 def _with_states(loop: Op, needed: set[str]) -> Op:
