@@ -299,7 +299,8 @@ def test_hidden_elements_of_a_librarys_exponential_are_0(hw: str) -> None:
     x = normal(0, 4, 50)
     e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
     check(
-        Launch("library_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]), hw
+        Launch("library_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]),
+        hw,
     )
 
 
@@ -344,3 +345,6 @@ def test_one_memory_by_two_names_is_not_loaded_behind_a_store() -> None:
     words = {"X": x, "P": np.zeros_like(x), "Q": q, "B": 16}
     check(Launch("stored_then_loaded", (4,), words, "Q", x.astype(np.float64).reshape(4, 16).sum(1)), "h200")
     check(Launch("doubled", (4,), {"X": x, "Y": x, "B": 16}, "Y", 2 * x.astype(np.float64)), "h200")
+    halves = normal(1, 128)
+    words |= {"X": halves[:64], "P": halves[64:]}
+    check(Launch("stored_then_loaded", (4,), words, "Q", halves[:64].astype(np.float64).reshape(4, 16).sum(1)), "h200")
