@@ -251,6 +251,20 @@ def test_a_product_that_a_value_clears_is_refused() -> None:
         written(kernel(copied(A, TILE), start, *_cleared(c), SerialLoop("k", Literal(0), Literal(2), (product,), LINE)))
 
 
+def test_a_tile_that_a_loop_without_iterations_leaves_is_not_cleared_before_it() -> None:
+    c = TileBuffer("c", (16, 16), "float32")
+    whole = BufferPart(c, (Literal(0), Literal(0)), (16, 16))
+    rule = Applied("eq", (Variable("k"), Literal(0)))
+    product = MatrixProduct(part(TILE), part(TILE), whole, (False, True), rule, LINE)
+    ones = Elementwise((("i", 16), ("j", 16)), c, (Variable("i"), Variable("j")), Literal(1.0, "float32"), None, LINE)
+    filled = [ParallelNest((("i", 16), ("j", 16)), (ones,), LINE)]
+    assert "scf.for" in written(
+        kernel(copied(A, TILE), *filled, SerialLoop("k", Literal(0), Literal(2), (product,), LINE))
+    )
+    with pytest.raises(NpusimError, match="no iteration of it leaves c as it was"):
+        written(kernel(copied(A, TILE), *filled, SerialLoop("k", Literal(0), Variable("bx"), (product,), LINE)))
+
+
 def _cleared(c: TileBuffer) -> list[Statement]:
     axes = (("i", 16), ("j", 16))
     x = Elementwise(axes, c, (Variable("i"), Variable("j")), Literal(0.0, "float32"), None, LINE)

@@ -180,3 +180,10 @@ def test_a_number_below_0_in_place_of_hidden_ones_is_not_read_without_a_sign() -
     words = masked_words(np.random.default_rng(0).permutation(64)[:32].astype(np.int32))
     with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*below 0 that are read without a sign"):
         check(Launch("widened_numbers", (2,), words, "Y", words["X"][:32]), "h200")
+
+
+def test_rows_that_a_loop_omits_are_not_fetched() -> None:
+    x = normal(0, 8, 64)
+    words = {"X": x, "Y": np.zeros(64, np.float32), "B": 64}
+    done = check(Launch("omitted_rows", (1,), words, "Y", x[::3].astype(np.float64).sum(0)), "h200")
+    assert done.timing.compulsory_bytes == 3 * 64 * 4

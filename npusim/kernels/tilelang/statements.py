@@ -167,6 +167,12 @@ class SerialLoop:
     body: tuple[Statement, ...]
     line: Line
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether it is known to have an iteration."""
+        low, high = self.low, self.high
+        return isinstance(low, Literal) and isinstance(high, Literal) and low.value < high.value
+
 
 @dataclass(frozen=True, slots=True)
 class Conditional:

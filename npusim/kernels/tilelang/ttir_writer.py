@@ -655,6 +655,10 @@ class _Writer:
                 earlier = Exposed(body[:i])
                 if x.c.buffer in earlier.reads or x.c.buffer in written_tiles(body[:i]):
                     raise refused(x.line, f"{x.c.buffer.name} is used before the product that clears it")
+                before = self.tiles.get(x.c.buffer)
+                if before is not None and before.number != 0 and not s.is_entered:
+                    why = f"program with no iteration of it leaves {x.c.buffer.name} as it was"
+                    raise refused(x.line, f"clear_accum in the first iteration of a loop: a {why}")
                 body[i] = replace(x, clears=Literal(0, "bool"))
                 self.tiles[x.c.buffer] = self.constant(0, x.c.buffer.block, x.c.buffer.fmt)
         return replace(s, body=tuple(body))
