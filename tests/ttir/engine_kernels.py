@@ -357,11 +357,11 @@ def loss_of_class(X, Class, Loss, n, B: tl.constexpr):
 
 
 @triton.jit
-def fast_softmax(X, Y, n, B: tl.constexpr):
+def library_softmax(X, Y, n, B: tl.constexpr):
     """Softmax by the library's functions, whose hidden elements are 0."""
     row, i = tl.program_id(0), tl.arange(0, B)
     x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
-    e = libdevice.fast_expf(x - tl.max(x, axis=0)) + 0.0 * libdevice.exp2(x)
+    e = libdevice.exp(x - tl.max(x, axis=0)) + 0.0 * libdevice.exp2(x)
     tl.store(Y + row * n + i, e / tl.sum(e, axis=0), mask=i < n)
 
 
@@ -392,3 +392,39 @@ def streamed(Q, K, V, O, Scratch, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.c
         l = l * alpha + tl.sum(p, 1)
         m = new
     tl.store(O + rm[:, None] * D + d[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def approximated(X, Y, B: tl.constexpr, HOW: tl.constexpr):
+    """The library's functions that flush subnormal numbers."""
+    i = tl.arange(0, B)
+    x = tl.load(X + i)
+    tl.store(Y + i, libdevice.fast_expf(x) if HOW == "exp" else libdevice.fast_log2f(x))
+
+
+@triton.jit
+def summed_result(X, P, Q, B: tl.constexpr):
+    """A tile into a result, which a loop then reads by a pointer that it carries."""
+    pid, o = tl.program_id(0), tl.arange(0, B)
+    tl.store(P + pid * 4 * B + o, tl.load(X + pid * 4 * B + o) * 2)
+    acc, p = tl.zeros((B,), tl.float32), P + pid * 4 * B + o
+    for _ in range(4):
+        acc += tl.load(p)
+        p += B
+    tl.store(Q + pid, tl.sum(acc))
+
+
+@triton.jit
+def stored_then_loaded(X, P, Q, B: tl.constexpr):
+    """A tile into one tensor, and the sum of a tile of another one that is loaded again behind that."""
+    pid = tl.program_id(0)
+    i = pid * B + tl.arange(0, B)
+    tl.store(P + i, tl.load(X + i) * 2)
+    tl.store(Q + pid, tl.sum(tl.load(X + i)))
+
+
+@triton.jit
+def doubled(X, Y, B: tl.constexpr):
+    """Elements, loaded once and then stored."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 2)

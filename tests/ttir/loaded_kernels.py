@@ -112,3 +112,49 @@ def listed_keys(Q, K, V, Slots, O, S, scale, D: tl.constexpr, BM: tl.constexpr, 
         m = new
     o = (acc / l[:, None]).to(tl.float16)
     tl.store(O + (batch * BM + rm[:, None]) * heads * D + head * D + d[None, :], o)
+
+
+@triton.jit
+def offset_elements(X, I, Y, B: tl.constexpr, N: tl.constexpr, HOW: tl.constexpr):
+    """Elements of a flat tensor by loaded numbers plus a constant, or plus where the program's row begins."""
+    p, o = tl.program_id(0), tl.arange(0, B)
+    i = tl.load(I + p * B + o) + 5 if HOW == "constant" else p * N + tl.load(I + o)
+    tl.store(Y + p * B + o, tl.load(X + i))
+
+
+@triton.jit
+def rows_of_masked_numbers(X, I, Y, n, B: tl.constexpr, D: tl.constexpr):
+    """Rows by loaded numbers, of which a mask replaces some, or by their place where a number is below 0."""
+    o, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    i = tl.load(I + o, mask=o < n, other=5)
+    i = tl.where(i >= 0, i, o)
+    tl.store(Y + o[:, None] * D + d[None, :], tl.load(X + i[:, None] * D + d[None, :]))
+
+
+@triton.jit
+def masked_by_places(X, I, Y, n, B: tl.constexpr, D: tl.constexpr, UNSIGNED: tl.constexpr):
+    """Rows of which loaded numbers, of which a mask replaces some, are more than their places."""
+    o, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    i = tl.load(I + o, mask=o < n, other=1000)
+    holds = i.to(tl.uint32) > o.to(tl.uint32) if UNSIGNED else i > o
+    x = tl.load(X + o[:, None] * D + d[None, :], mask=holds[:, None], other=0.0)
+    tl.store(Y + o[:, None] * D + d[None, :], x)
+
+
+@triton.jit
+def widened_numbers(X, I, Y, n, B: tl.constexpr, D: tl.constexpr):
+    """Rows by loaded numbers that are read without a sign, of which a mask replaces some."""
+    o, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    i = tl.load(I + o, mask=o < n, other=-1).to(tl.uint32, bitcast=True).to(tl.uint64)
+    x = tl.load(X + i[:, None] * D + d[None, :], mask=(o < n)[:, None], other=0.0)
+    tl.store(Y + o[:, None] * D + d[None, :], x)
+
+
+@triton.jit
+def omitted_rows(X, Y, B: tl.constexpr):
+    """Every third row of eight, added up."""
+    o = tl.arange(0, B)
+    acc = tl.zeros((B,), tl.float32)
+    for q in range(0, 8, 3):
+        acc += tl.load(X + q * B + o)
+    tl.store(Y + o, acc)

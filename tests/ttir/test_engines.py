@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.errors import ProgramError
+from npusim.errors import ProgramError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -299,7 +299,8 @@ def test_hidden_elements_of_a_librarys_exponential_are_0(hw: str) -> None:
     x = normal(0, 4, 50)
     e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
     check(
-        Launch("fast_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]), hw
+        Launch("library_softmax", (4,), {"X": x, "Y": np.zeros_like(x), "n": 50, "B": 64}, "Y", e / e.sum(1)[:, None]),
+        hw,
     )
 
 
@@ -320,3 +321,30 @@ def test_errors_of_a_kernel_with_scratch_in_its_loop_are_numbers(hw: str) -> Non
     words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "Scratch": np.zeros(64, np.float32), "S": 64}
     launch = Launch("streamed", (2,), {**words, "D": 32, "BM": 32, "BN": 32}, "O", wanted)
     assert check(launch, hw).numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize("how", ["exp", "log2"])
+def test_a_function_that_flushes_subnormal_numbers_is_refused(how: str) -> None:
+    x = np.full(16, -95, np.float32)
+    words = {"X": x, "Y": np.zeros_like(x), "B": 16, "HOW": how}
+    with pytest.raises(ProgramError, match=rf"engine_kernels\.py:\d+: .*__nv_fast_{how}f"):
+        check(Launch("approximated", (1,), words, "Y", x * 0), "h200")
+
+
+def test_a_result_that_a_loop_reads_by_a_carried_pointer_is_no_input() -> None:
+    words = {"X": normal(0, 256), "P": np.ones(256, np.float32), "Q": np.zeros(4, np.float32), "B": 16}
+    with pytest.raises(ProgramError, match=r"engine_kernels\.py:\d+: P is stored to and accessed elsewhere too"):
+        check(Launch("summed_result", (4,), words, "Q", words["Q"]), "h200")
+
+
+def test_one_memory_by_two_names_is_not_loaded_behind_a_store() -> None:
+    x, q = normal(0, 64), np.zeros(4, np.float32)
+    why = r"engine_kernels\.py:\d+: X is loaded behind a store to P, and both are parts of one memory"
+    with pytest.raises(SpecError, match=why):
+        check(Launch("stored_then_loaded", (4,), {"X": x, "P": x, "Q": q, "B": 16}, "Q", q), "h200")
+    words = {"X": x, "P": np.zeros_like(x), "Q": q, "B": 16}
+    check(Launch("stored_then_loaded", (4,), words, "Q", x.astype(np.float64).reshape(4, 16).sum(1)), "h200")
+    check(Launch("doubled", (4,), {"X": x, "Y": x, "B": 16}, "Y", 2 * x.astype(np.float64)), "h200")
+    halves = normal(1, 128)
+    words |= {"X": halves[:64], "P": halves[64:]}
+    check(Launch("stored_then_loaded", (4,), words, "Q", halves[:64].astype(np.float64).reshape(4, 16).sum(1)), "h200")

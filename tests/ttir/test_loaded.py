@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from npusim.errors import ProgramError
+from npusim.kernels.triton.listed import lowest_bit
+from npusim.kernels.triton.ttir_text import Line, Op
+from npusim.kernels.triton.values import Affine, Listed, constant
 from ttir.test_engines import DEVICES, Launch, check, named, normal
 
 if TYPE_CHECKING:
@@ -124,3 +129,61 @@ def test_single_elements_by_a_list_are_said_to_be_timed_as_neighbours() -> None:
     why = "single elements by a list are timed as neighbours"
     assert [n for n in check(launches["elements"], "h200").notes if why in n]
     assert not [n for n in check(launches["rows"], "h200").notes if why in n]
+
+
+@pytest.mark.parametrize("how", ["constant", "rows"])
+def test_an_offset_is_added_to_loaded_numbers_of_a_flat_tensor(how: str) -> None:
+    x, i = normal(0, 128), np.random.default_rng(0).permutation(100 if how == "constant" else 32).astype(np.int32)
+    wanted = x[i[:64] + 5] if how == "constant" else x.reshape(4, 32)[:, i[:16]].ravel()
+    words = {"X": x, "I": i, "Y": np.zeros(64, np.float32), "B": 16, "N": 32, "HOW": how}
+    check(Launch("offset_elements", (4,), words, "Y", wanted), "h200")
+
+
+def masked_words(i: Any) -> dict[str, Any]:
+    return {"X": normal(0, 64, 16), "I": i, "Y": np.zeros((32, 16), np.float32), "n": 27, "B": 16, "D": 16}
+
+
+def test_numbers_that_a_mask_replaces_are_chosen_from() -> None:
+    i = np.random.default_rng(0).permutation(64)[:32].astype(np.int32)
+    i[3] = -1
+    known = i.copy()
+    known[27:] = 5
+    words = masked_words(i)
+    wanted = words["X"][np.where(known >= 0, known, np.arange(32))]
+    check(Launch("rows_of_masked_numbers", (2,), words, "Y", wanted), "h200")
+
+
+@pytest.mark.parametrize("is_unsigned", [False, True])
+def test_numbers_that_a_mask_replaces_are_compared_with_places(*, is_unsigned: bool) -> None:
+    i = (np.arange(32) + 1 + np.arange(32) ** 2 % 3).astype(np.int32)
+    i[27:] = 0
+    words = masked_words(i) | {"UNSIGNED": is_unsigned}
+    check(Launch("masked_by_places", (2,), words, "Y", words["X"][:32]), "h200")
+
+
+def test_numbers_below_0_are_not_compared_without_a_sign() -> None:
+    words = masked_words(-1 - np.random.default_rng(0).permutation(32).astype(np.int32)) | {"UNSIGNED": True}
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*below 0 that are compared without a sign"):
+        check(Launch("masked_by_places", (2,), words, "Y", words["X"][:32]), "h200")
+
+
+def test_the_last_bit_of_a_list_has_the_constant_that_is_added() -> None:
+    op, at = Op("arith.trunci", [], [], "", "", Line("k.py", 7)), Affine(np.zeros((1, 1), np.int64), (1,), (3,))
+    listed = Listed(constant(1, (3,), 32), np.array([0, 1, 4]), at, beyond=6)
+    mask = lowest_bit(op, listed)
+    assert (mask.holds.tolist(), mask.beyond) == ([True, False, True], True)
+    with pytest.raises(ProgramError, match=r"k\.py:7: .*the last bit of loaded integers plus others"):
+        lowest_bit(op, replace(listed, rest=replace(at, bits=32)))
+
+
+def test_a_number_below_0_in_place_of_hidden_ones_is_not_read_without_a_sign() -> None:
+    words = masked_words(np.random.default_rng(0).permutation(64)[:32].astype(np.int32))
+    with pytest.raises(ProgramError, match=r"loaded_kernels\.py:\d+: .*below 0 that are read without a sign"):
+        check(Launch("widened_numbers", (2,), words, "Y", words["X"][:32]), "h200")
+
+
+def test_rows_that_a_loop_omits_are_not_fetched() -> None:
+    x = normal(0, 8, 64)
+    words = {"X": x, "Y": np.zeros(64, np.float32), "B": 64}
+    done = check(Launch("omitted_rows", (1,), words, "Y", x[::3].astype(np.float64).sum(0)), "h200")
+    assert done.timing.compulsory_bytes == 3 * 64 * 4

@@ -36,6 +36,7 @@ from npusim.kernels.triton.listed import (
     compared_by_table,
     joined_masks,
     listed_in_bits,
+    lowest_bit,
     operated,
 )
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
@@ -104,8 +105,6 @@ _OF_SIGN = ("math.absf", "arith.negf")
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
-        "__nv_fast_expf": "math.exp",  # ex2.approx of x log2 e, which tl.exp is too
-        "__nv_fast_log2f": "math.log2",  # lg2.approx, which tl.log2 is too
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -314,7 +313,7 @@ class Arithmetic(Draft, ABC):
         if isinstance(x, Affine) and not x.of:
             self._set(op, resized(op, x, bits, is_signed=is_signed))
         elif isinstance(x, Listed) and bits == 1:
-            self._set(op, compared_by_table(op, "ne", replace(x, table=x.table & 1), constant(0, x.shape)))
+            self._set(op, lowest_bit(op, x))
         elif isinstance(x, Listed):
             self._set(op, listed_in_bits(op, x, bits, is_signed=is_signed))
         elif isinstance(x, ListedMask) and op.name == "arith.extui" and x.within is None:

@@ -67,11 +67,13 @@ def table_of(op: Op, values: Integers, known: Booleans | None, shape: tuple[int,
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
-    """Return every element, (program, iteration, *axes); of one that a mask hides any."""
+    """Return every element, (program, iteration, *axes); of one that a mask hides `Listed.beyond`, or any."""
     if isinstance(x, Affine):
         return elements(op, x)
-    places = np.clip(elements(op, x.at), 0, len(x.table) - 1)
-    return np.asarray(elements(op, x.rest) + x.table[places])
+    entries = x.table[np.clip(elements(op, x.at), 0, len(x.table) - 1)]
+    if x.beyond is not None and (known := _known(op, x)) is not None:
+        entries = np.where(known, entries, x.beyond)
+    return np.asarray(elements(op, x.rest) + entries)
 
 
 def _uniform(x: Listed | Affine) -> int | None:
@@ -136,7 +138,10 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
     if _pointer(a) != _pointer(b):
         raise op.fail("tl.where of addresses of two tensors")
     holds = _holds(op, mask)
-    made = table_of(op, np.where(holds, one, other), None, _shape(a, b), bits)
+    known = np.where(holds, _defined(op, a), _defined(op, b))
+    if isinstance(mask, ListedMask):
+        known = known & _defined(op, mask)
+    made = table_of(op, np.where(holds, one, other), known, _shape(a, b), bits)
     return replace(made, rest=replace(made.rest, of=_pointer(a)))
 
 
@@ -156,6 +161,12 @@ def _known(op: Op, *values: Listed | ListedMask | Affine) -> Any:
     return np.logical_and.reduce(np.broadcast_arrays(*both)) if both else None
 
 
+def _defined(op: Op, x: Listed | ListedMask | Affine) -> Any:
+    """Return which elements of integers, or of a mask, have a value; True for all."""
+    known = _known(op, x) if isinstance(x, Affine) or x.beyond is None else None
+    return True if known is None else known
+
+
 def _shape(*values: Listed | Affine) -> tuple[int, ...]:
     return tuple(map(max, *(x.shape for x in values)))
 
@@ -173,8 +184,9 @@ def _in_bits(op: Op, x: Listed) -> Listed:
     """Return a list; raise `ProgramError` for one beyond its type."""
     (low, high), rest = limits_of(x.rest.bits), x.rest
     ends = [s * (n - 1) for s, n in zip(rest.steps, rest.shape, strict=True)]
-    least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(x.table.min(initial=0))
-    most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(x.table.max(initial=0))
+    entries = x.table if x.beyond is None else np.append(x.table, x.beyond)
+    least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(entries.min(initial=0))
+    most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(entries.max(initial=0))
     if least < low or most > high:
         raise op.fail(f"{op.name}: loaded integers beyond {rest.bits} bits")
     return x
@@ -182,9 +194,17 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
     """Return a list in a type of other bits."""
-    if not is_signed and (int(x.rest.base.min()) < 0 or x.table.min(initial=0) < 0):
+    if not is_signed and min(int(x.rest.base.min()), int(x.table.min(initial=0)), x.beyond or 0) < 0:
         raise op.fail(f"{op.name}: loaded integers below 0 that are read without a sign")
     return _in_bits(op, replace(x, rest=replace(x.rest, bits=bits)))
+
+
+def lowest_bit(op: Op, x: Listed) -> ListedMask:
+    """Return the last bit of a list as a mask; raise `ProgramError` where a part of it is in no table."""
+    if (whole := _folded(x)) is None:
+        raise op.fail(f"{op.name}: the last bit of loaded integers plus others that differ between elements")
+    holds, beyond = (whole.table & 1).astype(bool), None if whole.beyond is None else bool(whole.beyond & 1)
+    return ListedMask(holds, whole.at, beyond=beyond)
 
 
 def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> ListedMask:
@@ -198,22 +218,22 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
     number, whole = _uniform(other), _folded(one)
     if number is not None and whole is not None:
         ends = whole.table if whole.beyond is None else np.append(whole.table, whole.beyond)
-        pair, at = (ends, np.full_like(ends, number)), whole.at
+        pair, at = [ends, np.full_like(ends, number)], whole.at
+        _refuse_signs(op, relation, *pair)
     else:
-        values = [np.broadcast_to(x, s) for x, s in _alike(elements_of(op, a), elements_of(op, b))]
-        values = values if one is a else values[::-1]
-        made = table_of(op, values[0] - values[1], None, _shape(a, b), WIDE)
-        pair, at = (made.table, np.zeros_like(made.table)), made.at
-    if relation.startswith("u") and any(np.any(x < 0) for x in pair):
-        raise op.fail("loaded integers below 0 that are compared without a sign")
+        known = np.logical_and(_defined(op, a), _defined(op, b))
+        *pair, known = np.broadcast_arrays(elements_of(op, one), elements_of(op, other), known)
+        _refuse_signs(op, relation, *(x[known] for x in pair))
+        made = table_of(op, pair[0] - pair[1], known, _shape(a, b), WIDE)
+        pair, at = [made.table, np.zeros_like(made.table)], made.at
     holds = np.asarray(RELATIONS[name](np.subtract(*(pair if one is a else pair[::-1])), 0))
     is_known = number is not None and whole is not None and whole.beyond is not None
     return ListedMask(holds[:-1], at, beyond=bool(holds[-1])) if is_known else ListedMask(holds, at)
 
 
-def _alike(*values: Integers) -> list[tuple[Integers, tuple[int, ...]]]:
-    shape = np.broadcast_shapes(*(x.shape for x in values))
-    return [(x, shape) for x in values]
+def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:
+    if relation.startswith("u") and any(np.any(x < 0) for x in values):
+        raise op.fail("loaded integers below 0 that are compared without a sign")
 
 
 def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) -> ListedMask | None:
@@ -249,6 +269,18 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
     return wide[0], count
 
 
+def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
+    """Return a list with a part of its rest, (program, iteration), in the table; of unlike programs by its elements."""
+    rest = replace(x.rest, base=x.rest.base - shift)
+    if not np.ptp(shift):
+        beyond = None if x.beyond is None else x.beyond + int(shift.flat[0])
+        return replace(x, rest=rest, table=x.table + shift.flat[0], beyond=beyond)
+    shape = tuple(n if step else 1 for n, step in zip(x.shape, x.at.steps, strict=True))
+    part = replace(x, rest=Affine(shift, (0,) * len(shape), shape), at=replace(x.at, shape=shape))
+    made = table_of(op, elements_of(op, part), _known(op, part), shape, WIDE)
+    return Listed(rest, made.table, replace(made.at, shape=x.shape))
+
+
 def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, GatheredView]:
     """Return pointers by a table as linear ones into a tensor of the table's rows, and that tensor."""
     last = sum((n - 1) * s for n, s in zip(source.sizes, source.by, strict=True))
@@ -260,8 +292,9 @@ def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, Gathere
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
         raise op.fail(f"{source.name}: loaded integers that lead to no element of its axes")
-    if any(np.any(source.index((i,), x.rest.base)) for i in along) and len(along) < len(source.sizes):
-        raise op.fail(f"{source.name}: an axis along which loaded integers and others lead")
+    shift = np.asarray(sum(source.index((i,), x.rest.base) * source.by[i] for i in along))
+    if np.any(shift):
+        return rows_of(op, _shifted(op, x, shift), source, name)
     view = gathered(name, source, along, tuple(np.where(inside, x.table, -1).tolist()))
     steps = tuple(s * view.by_row + t for s, t in zip(x.at.steps, x.rest.steps, strict=True))
     base = x.at.base * view.by_row + x.rest.base

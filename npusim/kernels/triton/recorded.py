@@ -29,6 +29,7 @@ from npusim.kernels.triton.launch import (
     read_as,
     takes_options,
 )
+from npusim.kernels.triton.shared_memory import check_shared
 from npusim.kernels.triton.tensor_axes import tensor_of
 from npusim.kernels.triton.ttir_text import Line, read, refusing
 
@@ -119,7 +120,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     if takes_options(tiling):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
-        check_arguments(read(configuration.ttir), call)
+        _check(configuration.ttir, call)
     made = _compiled(call, configuration.ttir, architecture_of(machine.device), options)
     line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
     *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
@@ -131,6 +132,13 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         note = f"configuration {number + 1} of {count} (config={number}: {_said(configuration)}); "
         phase = replace(phase, notes=(f"{note}-t config={BEST} takes the first of `npusim tune`", *phase.notes))
     return [*before, (phase, *more) if more else phase]
+
+
+def _check(ttir: str, call: Call) -> None:
+    """Raise `SpecError` where TTIR and arguments are not of one call, or a launch reads memory that it stored to."""
+    function = read(ttir)
+    check_arguments(function, call)
+    check_shared(function, call)
 
 
 def _compiled(call: Call, ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
@@ -169,7 +177,7 @@ def unread(call: Call) -> str:
         return " ".join(refused.split())
     try:
         for p in (EXACT, *(listed[0] for listed in PRECISIONS.values())):
-            check_arguments(read(configuration.ttir), call)
+            _check(configuration.ttir, call)
             read_as(configuration.ttir, call.name, Line(call.path, call.line), *_launched(call, configuration, p), p)
     except NpusimError as error:
         return one_line(error)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op
 
-_STORES, _LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
+STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that have to stay where an operation of theirs does, and those that store otherwise.
 _CONTROL, _OTHERS = ("cf.", "block", "tt.return"), ("tt.atomic",)
 
@@ -21,33 +21,58 @@ def results_apart(function: Function) -> list[Function]:
     None too for kernels with loops or branches that store: what these leave out is not looked at.
     """
     operations = function.operations
-    made = {r: o for o in operations for r in o.results}
-    if any(o.name.startswith(_OTHERS) or o.name in _STORES for o in _inside(operations)):
+    if any(o.name.startswith(_OTHERS) or o.name in STORES for o in inside(operations)):
         return []
-    stores = [o for o in operations if o.name in _STORES]
-    roots = list(dict.fromkeys(_root(o.operands[0], made) for o in stores))
-    if len(roots) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
+    stores, sources = [o for o in operations if o.name in STORES], sources_of(operations)
+    tensors = {n for n, t in function.parameters.items() if t.startswith(("!tt.ptr", "!tt.tensordesc"))}
+    of_each = [roots_of(o.operands[0], sources) for o in stores]
+    results = list(dict.fromkeys(min(roots) for roots in of_each))
+    if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
         return []
-    parts = [_needed(operations, [o for o in stores if _root(o.operands[0], made) == root]) for root in roots]
-    for root, part in zip(roots, parts, strict=True):
-        loads = [o for o in (*part, *_inside(part)) if o.name in _LOADS]
-        if any(_root(o.operands[0], made) in {*roots} - {root} for o in loads):
-            return []  # a result that another one may be computed from
+    parts = [
+        _needed(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
+    ]
+    for result, part in zip(results, parts, strict=True):
+        loads = [o for o in (*part, *inside(part)) if o.name in LOADS]
+        allowed = tensors - ({*results} - {result})
+        if any(not roots_of(o.operands[0], sources) <= allowed for o in loads):
+            return []  # a result that another one may be computed from, or a tensor that is not known
+    if any(len(roots) > 1 or not roots <= tensors for roots in of_each):
+        return []
     return [function._replace(operations=part) for part in parts]
 
 
-def _inside(operations: Sequence[Op]) -> Iterator[Op]:
+def inside(operations: Sequence[Op]) -> Iterator[Op]:
+    """Return the operations within loops and branches of some."""
     for op in operations:
         for inner in (*op.body, *op.otherwise):
             yield inner
-            yield from _inside([inner])
+            yield from inside([inner])
 
 
-def _root(name: str, made: dict[str, Op]) -> str:
-    """Return the parameter that a pointer belongs to; of one that a loop carries the value itself."""
-    while name in made and made[name].operands:
-        name = made[name].operands[0]
-    return name
+def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
+    """Return the names that each name may be a pointer of: for a value that a loop carries its start and its end."""
+    sources = dict[str, list[str]]()
+    for op in (*operations, *inside(operations)):
+        if op.name == "scf.for":
+            names, starts, ends = op.operands[4::2], op.operands[5::2], op.body[-1].operands
+            carried = [[start, end] for start, end in zip(starts, ends, strict=True)]
+            sources |= dict(zip(names, carried, strict=True)) | dict(zip(op.results, carried, strict=True))
+        elif op.operands:
+            of = op.operands[1:] if op.name == "arith.select" else op.operands[:1]
+            sources |= dict.fromkeys(op.results, of)
+    return sources
+
+
+def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
+    """Return what a pointer may belong to: parameters, and values whose sources are not known."""
+    found, seen, rest = set[str](), set[str](), [name]
+    while rest:
+        if (one := rest.pop()) not in seen:
+            seen.add(one)
+            rest += sources.get(one, [])
+            found |= set() if one in sources else {one}
+    return found
 
 
 def _with_states(loop: Op, needed: set[str]) -> Op:
@@ -57,7 +82,7 @@ def _with_states(loop: Op, needed: set[str]) -> Op:
     while True:
         end = replace(loop.body[-1], operands=[ends[i] for i in live])
         body = _needed([*loop.body[:-1], end], [end])
-        read = {n for o in (*body, *_inside(body)) for n in o.operands}
+        read = {n for o in (*body, *inside(body)) for n in o.operands}
         more = [i for i, n in enumerate(names) if i not in live and n in read]
         if not more:
             break
@@ -78,5 +103,5 @@ def _needed(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
         if op in stores or op.name.startswith(_CONTROL) or needed.intersection(op.results):
             one = _with_states(op, needed) if op.name == "scf.for" else op
             kept.insert(0, one)
-            needed |= {n for o in (one, *_inside([one])) for n in o.operands}
+            needed |= {n for o in (one, *inside([one])) for n in o.operands}
     return kept
