@@ -91,7 +91,7 @@ _VARYING = ((re.compile(r"\b[0-9a-f]{12}\b"), "<digest>"), (re.compile(r"/\S*/tm
 
 
 #: What stderr says only of slow machines and first runs.
-PASSING = re.compile(r"compiling numeric|choosing values of the fields|simulating \S+: \d+ of| s so far$")
+PASSING = re.compile(r"compiling numeric|choosing values of the fields|simulating \S+(?:$|: \d+ of)| s so far$")
 
 
 def transcript(name: str, folder: Path) -> str:
