@@ -25,7 +25,7 @@ def outcomes(path: Path, repository: str) -> list[dict[str, str]]:
         for device in DEVICES:
             row = {"launch": f"{path.stem} {call.name}", "repository": repository, "device": device}
             try:
-                done = npusim.run(call, hw=device)
+                done = npusim.run(call.schedule, hw=device)
             except NpusimError as error:
                 made.append({**row, "outcome": "refused", "relative_rmse": "", "message": one_line(error)})
                 continue

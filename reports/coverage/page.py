@@ -60,7 +60,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _shares(made: Sequence[dict[str, str]]) -> Section:
-    fields, counts = dict[str, str](), dict[str, dict[str, int]]()
+    fields, counts = dict[str, object](), dict[str, dict[str, int]]()
     for device, called in DEVICES.items():
         of = [r for r in made if r["device"] == device]
         read = sum(r["outcome"] == "read" for r in of)
