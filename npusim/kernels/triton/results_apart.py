@@ -55,7 +55,8 @@ def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
     sources = dict[str, list[str]]()
     for op in (*operations, *inside(operations)):
         if op.name == "scf.for":
-            names, starts, ends = op.operands[4::2], op.operands[5::2], op.body[-1].operands
+            names, starts = op.operands[4::2], op.operands[5::2]
+            ends = op.body[-1].operands if starts else []  # a loop that carries nothing ends without a yield
             carried = [[start, end] for start, end in zip(starts, ends, strict=True)]
             sources |= dict(zip(names, carried, strict=True)) | dict(zip(op.results, carried, strict=True))
         elif op.operands:
