@@ -108,7 +108,7 @@ def test_the_action_runs_the_check_that_the_guide_describes() -> None:
 
 
 def test_the_image_has_what_the_package_is_built_from_and_runs_the_main_job() -> None:
-    text = (ROOT / "Containerfile").read_text(encoding="utf-8")
+    text = (ROOT / ".github" / "Containerfile").read_text(encoding="utf-8")
     copied = {word for line in re.findall(r"(?m)^COPY (.*) \S+$", text) for word in line.split()}
     assert {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "npusim", "hwconfigs", "workloads"} == copied
     assert all((ROOT / name).exists() for name in copied)
