@@ -70,10 +70,14 @@ def elements_of(op: Op, x: Listed | Affine) -> Integers:
     """Return every element, (program, iteration, *axes); of one that a mask hides `Listed.beyond`, or any."""
     if isinstance(x, Affine):
         return elements(op, x)
-    entries = x.table[np.clip(elements(op, x.at), 0, len(x.table) - 1)]
-    if x.beyond is not None and (known := _known(op, x)) is not None:
-        entries = np.where(known, entries, x.beyond)
-    return np.asarray(elements(op, x.rest) + entries)
+    return np.asarray(elements(op, x.rest) + _entries(op, x.table, x.at, x.shape, x.beyond))
+
+
+def _entries(op: Op, table: Any, at: Affine, shape: tuple[int, ...], beyond: int | bool | None) -> Any:
+    """Return the table's entry of every element, and of one that a mask hides ``beyond`` (None: any)."""
+    entries = table[np.clip(elements(op, at), 0, len(table) - 1)]
+    known = None if beyond is None else known_elements(op, at.limits(), shape)
+    return entries if known is None else np.where(known, entries, beyond)
 
 
 def _uniform(x: Listed | Affine) -> int | None:
@@ -149,8 +153,7 @@ def _holds(op: Op, mask: ListedMask | Condition) -> Any:
     """Return of every element, (program, iteration, *axes), whether a mask holds."""
     if isinstance(mask, Condition):
         return truth(op, mask)
-    holds, known = mask.holds[np.clip(elements(op, mask.at), 0, len(mask.holds) - 1)], _known(op, mask)
-    holds = holds if known is None else np.where(known, holds, bool(mask.beyond))
+    holds = _entries(op, mask.holds, mask.at, mask.shape, bool(mask.beyond))
     return holds if mask.within is None else holds & truth(op, mask.within)
 
 
@@ -258,9 +261,7 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
     if len(wide) != 1:
         raise op.fail("the mask of a load or store by loaded integers along two axes, or none, of its block")
     at = replace(mask.at, shape=tuple(n if i == wide[0] else 1 for i, n in enumerate(mask.at.shape)))
-    places, known = elements(op, at), known_elements(op, at.limits(), at.shape)
-    holds = mask.holds[np.clip(places, 0, len(mask.holds) - 1)]
-    holds = holds if known is None else np.where(known, holds, bool(mask.beyond))
+    holds = _entries(op, mask.holds, at, at.shape, bool(mask.beyond))
     holds = holds.reshape(*holds.shape[:2], -1)
     count = holds.sum(2)
     first = np.arange(holds.shape[2]) < count[..., None]
