@@ -113,12 +113,14 @@ class ProcessExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        A task that took its worker with it is tried once more in a new one.
+        A task that took its worker with it is tried once more in a new one. Where no worker has done a task before
+        all have ended, none can work: `NpusimError`.
         """
         waiting, tries = dict.fromkeys(range(len(tasks))), Counter[int]()
         try:
             while waiting or self._busy():
-                self._start()
+                if self._has_done or not tries:  # else the workers that are left show first whether any can work
+                    self._start()
                 for worker in self._running:
                     if worker.task is None and waiting:
                         worker.task = number = self._next(worker, waiting, homes)
@@ -131,7 +133,7 @@ class ProcessExecutor(Executor):
                     if answer is None:
                         self._end([worker])
                         tries[number] += 1
-                        if not self._has_done:
+                        if not self._has_done and not self._busy():
                             raise NpusimError(
                                 "a worker process ended unexpectedly (out of memory?); in your own script the "
                                 'call must be under `if __name__ == "__main__":`, or use jobs=1'
