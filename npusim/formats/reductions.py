@@ -10,7 +10,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.elementwise import MAX_NANS, MaxNan, add, check_operands, maximum, pattern_limits
+from npusim.formats.elementwise import MAX_NANS, MaxNan, add, check_operands, fma, maximum, mul, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
 if TYPE_CHECKING:
@@ -29,9 +29,14 @@ VECTOR_BLOCK_BYTES = 32
 
 
 def reduce_sum(
-    x: ArrayLike, fmt: str | FloatFormat, order: Order = "sequential", *, start: ArrayLike | None = None
+    x: ArrayLike,
+    fmt: str | FloatFormat,
+    order: Order = "sequential",
+    *,
+    start: ArrayLike | None = None,
+    times: ArrayLike | None = None,
 ) -> Array:
-    """Return the sum of ``x`` along its last axis, every addition rounded to ``fmt``.
+    """Return the sum of ``x``, or of ``x * times``, along the last axis, every addition rounded to ``fmt``.
 
     Parameters
     ----------
@@ -55,6 +60,12 @@ def reduce_sum(
         ``trees_VxLxW``, ``trees_VxLxW_C``: the same with each lane's own as a tree of neighbours (PTX of Triton 3.8).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
+    times
+        Of the format and of a shape that broadcasts with ``x``: the sum is that of products, as compiled code contracts
+        it (PTX of Triton 3.6 to 3.9: ``mul x1, x1; fma x0, x0; fma x2, x2; ...``).  Where an order adds two elements,
+        the second product is rounded and the first is not: the addition is one ``fma``.  An accumulator takes in each
+        further product unrounded.  A lane of one element, without a start, rounds its product.  Only for
+        ``sequential``, ``mma_lanes``, ``lanes_*`` and ``trees_*``.
 
     Returns
     -------
@@ -80,6 +91,8 @@ def reduce_sum(
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
     (values,) = check_operands((x,), target)
     first = _start_of(values, target, start)
+    if times is not None:
+        return _of_products(values, times, target, order, first)
     if order == "sequential":
         return _sequential(values, target, first)
     if values.shape[-1] == 0:
@@ -201,25 +214,63 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
     return _stored(out, target).reshape(shape)
 
 
-def _filled(values: Array, multiple: int) -> Array:
-    """Return rows as long as a multiple of some columns, the last ones -0: the one value that changes no sum."""
+def _filled(values: Array, multiple: int, empty: float = -0.0) -> Array:
+    """Return rows as long as a multiple of some columns, the last ones ``empty``: -0 is the one that changes no sum."""
     missing = -values.shape[-1] % multiple
     if not missing:
         return values
-    return np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, values.dtype)], -1)
+    return np.concatenate([values, np.full((*values.shape[:-1], missing), empty, values.dtype)], -1)
+
+
+def _in_lanes(values: Array, neighbours: int, lanes: int, warps: int, columns: int, *, empty: float = -0.0) -> Array:
+    """Return ``(..., warps, lanes, n)``: the columns of each lane from left to right."""
+    shape, filled = values.shape[:-1], _filled(values, columns * warps, empty)
+    repeats = columns // (neighbours * lanes)
+    cut = filled.reshape(*shape, -1, warps, repeats, lanes, neighbours)
+    cut = np.moveaxis(cut, (-4, -2), (-5, -4))
+    return np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1)
 
 
 def _of_lanes(
     values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int, columns: int, *, in_trees: bool
 ) -> Array:
     """Sum each lane's columns left to right or as a tree of neighbours, and the sums across lanes and warps."""
-    shape, filled = values.shape[:-1], _filled(values, columns * warps)
-    repeats = columns // (neighbours * lanes)
-    cut = filled.reshape(*shape, -1, warps, repeats, lanes, neighbours)
-    cut = np.moveaxis(cut, (-4, -2), (-5, -4))
-    own = np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1)
+    own = _in_lanes(values, neighbours, lanes, warps, columns)
     sums = _tree(own, target, of_neighbours=True) if in_trees else _sequential(own, target, None)
     return _tree(_tree(sums, target), target)
+
+
+def _of_products(x: Array, times: ArrayLike, target: FloatFormat, order: str, first: Array | None) -> Array:
+    """Return the sum of products: as `_of_lanes` and `_sequential`, with one ``fma`` for each lane's own additions."""
+    (y,) = check_operands((times,), target)
+    x, y = np.broadcast_arrays(x, y)
+    if order == "sequential":
+        return _chained(x, y, target, first)
+    layout = (*MMA_LANES, math.prod(MMA_LANES[:2])) if order == "mma_lanes" else _layout(order)
+    if layout is None:
+        raise FormatError(f"a sum of products in order {order!r}: the orders are sequential, mma_lanes, lanes, trees")
+    # A missing element has the product -0, which changes no sum.
+    x, y = (_in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
+    if order.startswith(_TREES) and x.shape[-1] > 1:
+        x, y = _filled(x, 2), _filled(y, 2, 1.0)
+        pairs = fma(x[..., ::2], y[..., ::2], mul(x[..., 1::2], y[..., 1::2], target), target)
+        sums = _tree(pairs, target, of_neighbours=True)
+    else:
+        sums = _chained(x, y, target, None)
+    total = _tree(_tree(sums, target), target)
+    return total if first is None else add(first, total, target)
+
+
+def _chained(x: Array, y: Array, target: FloatFormat, first: Array | None) -> Array:
+    """Sum products left to right in one accumulator, ``first`` or the product of the second element."""
+    if first is None:
+        first = mul(x[..., 0], y[..., 0], target)
+        if x.shape[-1] > 1:
+            first = fma(x[..., 0], y[..., 0], mul(x[..., 1], y[..., 1], target), target)
+        x, y = x[..., 2:], y[..., 2:]
+    for at in range(x.shape[-1]):
+        first = fma(x[..., at], y[..., at], first, target)
+    return np.asarray(first)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

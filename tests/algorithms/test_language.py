@@ -67,6 +67,10 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("o + pv", "o + w @ vj * 1")], 7,
         "w @ vj is a product that is not stored yet: write (w @ vj).",
     ),
+    "a sum of products of two formats": (
+        [("o + pv", 'o.sum(times=pv.to("bfloat16"))')], 7,
+        ".sum(times=pv.to('bfloat16') (row x value, bfloat16)): bfloat16 differs from float32; convert one of them",
+    ),
     "a sum of two formats": (
         [("o + pv", 'o + pv.to("bfloat16")')], 7,
         "ADD of o (row x value, float32) and pv.to('bfloat16') (row x value, bfloat16): their formats differ",

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
 from npusim.errors import FormatError
-from npusim.formats import cast, get_format, reduce_max, reduce_sum
+from npusim.formats import add, cast, fma, get_format, mul, reduce_max, reduce_sum
 from npusim.formats.reductions import normal_order
 from tests.formats.reference import operation_reference
 
@@ -198,3 +200,60 @@ def test_lanes_may_add_their_own_as_trees(n: int, fmt: str) -> None:
         sums = sums[..., : sums.shape[2] // 2] + sums[..., sums.shape[2] // 2 :]
     wanted = sums[:, 0, 0] + sums[:, 1, 0]
     assert np.array_equal(reduce_sum(x, fmt, "trees_2x4x2"), wanted)
+
+
+def rounded(exact: Fraction) -> Fraction:
+    """Return a number rounded once to float32 (normal numbers)."""
+    if not exact:
+        return exact
+    exponent = math.frexp(float(exact))[1] - 24
+    return round(exact / Fraction(2) ** exponent) * Fraction(2) ** exponent  # to the even one at a tie
+
+
+def of_lane(x: list[Fraction], y: list[Fraction]) -> Fraction:
+    """Return a lane's sum of products: ``mul`` of the second, ``fma`` of the first, then one ``fma`` a product."""
+    if len(x) == 1:
+        return rounded(x[0] * y[0])
+    total = rounded(x[0] * y[0] + rounded(x[1] * y[1]))
+    for a, b in zip(x[2:], y[2:], strict=True):
+        total = rounded(a * b + total)
+    return total
+
+
+@pytest.mark.parametrize(("order", "lanes"), [("sequential", 1), ("lanes_4x8x1", 8), ("lanes_1x32x1", 32)])
+def test_a_sum_of_products_rounds_one_product_a_lane(order: str, lanes: int) -> None:
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((30, 32)).astype(np.float32) for _ in range(2))
+    wanted = []
+    for a, b in zip(x, y, strict=True):
+        each = 32 // lanes
+        sums = [
+            of_lane(*([Fraction(float(v)) for v in row[at : at + each]] for row in (a, b))) for at in range(0, 32, each)
+        ]
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = [rounded(one + other) for one, other in zip(sums[:half], sums[half:], strict=True)]
+        wanted.append(float(sums[0]))
+    made = reduce_sum(x, "float32", order, times=y)
+    assert made.tolist() == wanted
+    assert reduce_sum(mul(x, y, "float32"), "float32", order).tolist() != wanted or lanes == 32
+
+
+def test_trees_of_products_contract_pairs_alone() -> None:
+    x = np.random.default_rng(6).standard_normal((5, 64)).astype(np.float32)
+    pairs = fma(x[:, ::2], x[:, ::2], mul(x[:, 1::2], x[:, 1::2], "float32"), "float32")
+    wanted = reduce_sum(pairs, "float32", "trees_2x8x1")
+    assert reduce_sum(x, "float32", "trees_4x8x1", times=x).tolist() == wanted.tolist()
+
+
+def test_rows_that_end_within_a_lane_have_the_products_of_zeros_added() -> None:
+    x = np.random.default_rng(7).standard_normal((4, 37)).astype(np.float32)
+    filled = np.concatenate([x, np.zeros((4, 27), np.float32)], axis=1)
+    for order in ("lanes_2x4x1", "lanes_4x4x2", "trees_2x4x2", "trees_1x8x2", "mma_lanes"):
+        made, wanted = (reduce_sum(v, "float32", order, times=v) for v in (x, filled))
+        assert made.tolist() == wanted.tolist()
+    assert reduce_sum(x, "float32", "mma_lanes", times=x, start=np.float32(2)).tolist() == [
+        add(np.float32(2), s, "float32").item() for s in reduce_sum(x, "float32", "mma_lanes", times=x)
+    ]
+    with pytest.raises(FormatError, match="a sum of products in order 'vector_lanes'"):
+        reduce_sum(x, "float32", "vector_lanes", times=x)

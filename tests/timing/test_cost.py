@@ -203,6 +203,8 @@ def test_a_row_sum_by_a_tree_of_halves_is_a_vector_add_a_level(device: DeviceSpe
 def test_a_row_sum_in_an_order_the_unit_cannot_do_is_refused(device: DeviceSpec) -> None:
     with pytest.raises(UnknownOpcodeError, match=r"ROW_SUM in order 'sequential' has no cost"):
         vector(device, Opcode.ROW_SUM, ub(16, 1), ub(16, 256), how=Attributes(order="sequential"))
+    with pytest.raises(UnknownOpcodeError, match=r"ROW_SUM of products has no cost on .*: multiply first"):
+        vector(device, Opcode.ROW_SUM, ub(16, 1), ub(16, 256), ub(16, 256))
 
 
 def test_rows_with_gaps_start_a_repeat_each(device: DeviceSpec) -> None:

@@ -153,3 +153,13 @@ def one_copy(X, Y, rows, n, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     c = tl.arange(0, RBLOCK)[None, :]
     mask = (c < n) & (row < rows)
     tl.store(Y + (c + n * row), tl.load(X + (c + n * row), mask, other=0.0) * 2, mask)
+
+
+@triton.jit
+def sum_of_products(X, Y, Z, n, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of each row of products; SCALE: of the second factor, a number."""
+    p, c = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(X + p * n + c, c < n, other=0.0).to(tl.float32)
+    y = tl.load(Y + p * n + c, c < n, other=0.0).to(tl.float32)
+    z = tl.sum(x * y, 0) if SCALE == 0 else tl.sum(SCALE * x, 0)
+    tl.store(Z + p, z)

@@ -220,13 +220,14 @@ def test_measured_launches_take_as_long_as_our_own(shared_folder: Path) -> None:
     tile = {"block_kv": 64, "stages": 2, "warps": 4}
     decode = Problem(heads=32, kv_heads=8, seq_q=1, seq_kv=8192, head_dim=128)
     attention = Problem(heads=8, seq_q=2048, head_dim=128)
-    for launch, sizes, schedule, problem, tiling in (
-        (SPLIT, of_split, "split_kv", decode, {"splits": 8, **tile}),
-        (PASA, {**of_pasa, "S": 2048, "D": 128}, "pasa", attention, {"block_q": 64, **tile}),
+    # Compiled code contracts the factor of PASA's mean with its sum, which ours does not: 1 % of the cycles.
+    for launch, sizes, schedule, problem, tiling, within in (
+        (SPLIT, of_split, "split_kv", decode, {"splits": 8, **tile}, 0.03),
+        (PASA, {**of_pasa, "S": 2048, "D": 128}, "pasa", attention, {"block_q": 64, **tile}, 0.04),
     ):
         theirs = npusim.run(kernels + launch, problem=sizes, hw="h200", numerics=False)
         ours = npusim.run(schedule, problem=problem, hw="h200", tiling=tiling, numerics=False)
-        assert theirs.cycles == pytest.approx(ours.cycles, rel=0.03)
+        assert theirs.cycles == pytest.approx(ours.cycles, rel=within)
 
 
 def test_a_search_in_two_processes_takes_constexprs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

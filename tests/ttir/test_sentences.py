@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.errors import FlagError, ProgramError, SpecError
+from npusim.formats import mul, reduce_sum
 from npusim.kernels.triton.compiler import MOST_WRITTEN_OUT
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.simulation.request import Request
@@ -232,13 +233,26 @@ def test_a_mask_that_hides_a_block_of_one_row_hides_its_program() -> None:
         assert np.abs(computed(call, x[:, 0], hw) - x.astype(np.float64).sum(1)).max() < 1e-5
 
 
-def test_a_sum_whose_products_compiled_code_contracts_is_said() -> None:
-    x, what = drawn(8, 1024), "compiled code contracts the products of this sum (fma), and its bits differ"
-    square = recorded("one_row", (8,), x, drawn(1024), x.copy(), 8, 1024, XBLOCK=1, RBLOCK=1024, FULL=True)
-    plain = recorded("one_sum", (8,), x, np.zeros(8, np.float32), 8, 1024, XBLOCK=1, RBLOCK=1024)
-    for call, precision, count in ((square, None, 1), (square, "unfused", 0), (plain, None, 0)):
-        result = npusim.run(call, hw="h200", numerics=False, precision=precision)
-        assert sum(what in n for n in result.notes) == count
+@pytest.mark.parametrize("fmt", ["float32", "float16"])
+@pytest.mark.parametrize("n", [1000, 1024])
+@pytest.mark.parametrize("scale", [0.0, 1.7])
+def test_a_sum_of_products_is_contracted_as_compiled_code_does(n: int, fmt: str, scale: float) -> None:
+    x, y = drawn(24, n, fmt=fmt), drawn(24, n, fmt=fmt)[::-1].copy()
+    call = recorded("sum_of_products", (24,), x, y, np.zeros(24, np.float32), n, SCALE=scale, BLOCK=1024)
+    a, b = x.astype(np.float32), np.float32(scale) if scale else y.astype(np.float32)
+    made = list[Any]()
+    for precision in (None, "unfused"):
+        result = npusim.run(call, hw="h200", rows="all", heads="all", precision=precision)
+        (order,) = result.numerics.row_sum_orders
+        assert order.startswith("lanes_")
+        values, times = (a, b) if precision is None else (mul(a, b, "float32"), None)
+        made.append(np.ravel(result.output))
+        assert np.array_equal(made[-1], reduce_sum(values, "float32", order, times=times))
+        assert not any("contracts" in note for note in result.notes)
+    is_exact = fmt == "float16" and not scale  # products of two float16 numbers are float32 numbers
+    assert np.array_equal(*made) == is_exact
+    on_npu = npusim.run(call, hw="ascend_910b2", rows="all", heads="all").output
+    assert np.allclose(np.ravel(on_npu), made[0], atol=1e-4)
 
 
 def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

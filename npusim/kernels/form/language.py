@@ -278,9 +278,20 @@ class Value:
         """Return the maximum of each row; ``nan``: as of `maximum`."""
         return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
 
-    def sum(self, order: str = "") -> Value:
-        """Return the sum of each row, in a named order (the core's own by default)."""
-        return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
+    def sum(self, order: str = "", *, times: Source | None = None) -> Value:
+        """Return the sum of each row, in a named order (the core's own by default).
+
+        ``times``: a value of the same format, or a number: the sum is that of products, and each lane adds a product
+        without rounding it first (fma), but for one of its first two (`npusim.formats.reduce_sum`).
+        """
+        if times is None:
+            return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
+        if isinstance(times, Value) and times.fmt != self.fmt:
+            fail(
+                f"{self}.sum(times={times}): {times.fmt} differs from {self.fmt}; convert one of them with .to(format)"
+            )
+        axes = _joined(f"{self}.sum(times={times})", [x for x in (self, times) if isinstance(x, Value)])
+        return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
 
     def cumsum(self, order: str = "", *, every: int = 0) -> Value:
         """Return the cumulative sums of each row, in a named order (the core's own by default).

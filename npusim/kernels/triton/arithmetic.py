@@ -423,7 +423,8 @@ class Arithmetic(Draft, ABC):
             if reader.name in ("tt.expand_dims", "tt.broadcast"):
                 readers += self._uses.get(reader.results[0], [])
             else:
-                fuses.append(reader.name in ("arith.addf", "arith.subf"))
+                is_sum = reader.name == "tt.reduce" and self._sums_products(reader, op.place)
+                fuses.append(is_sum or reader.name in ("arith.addf", "arith.subf"))
         return fuses if any(fuses) else []
 
     def _combined(self, op: Op, how: str, a: Known, b: Known) -> str:
@@ -532,11 +533,20 @@ class Arithmetic(Draft, ABC):
             return
         self.reduced.append((axis, op.line))
         how = self._order(op) if kind == "sum" else nan
-        taken_in = self.choices.sums.get(x.place) if kind == "sum" and self.choices.fuses and x.place else None
-        if taken_in and op.body[0].place.split(" at ")[0] == taken_in.split(" at ")[0]:
+        text = f"{self.text(x)}.{kind}({how and repr(how)})"
+        if x.factors and self._sums_products(op, x.place):
+            one, other = x.factors if x.factors[0].isidentifier() else reversed(x.factors)
+            text = f"{one}.sum({how!r}, times={other})"
+        elif self._sums_products(op, x.place):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
-        self._bind(op, Floats(f"{self.text(x)}.{kind}({how and repr(how)})", x.axes[:-1], x.fmt))
+        self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _sums_products(self, reduction: Op, place: str) -> bool:
+        """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
+        added = self.choices.sums.get(place) if self.choices.fuses and place else None
+        body = reduction.body[0] if reduction.body else None
+        return bool(added and body and body.place.split(" at ")[0] == added.split(" at ")[0])
 
     def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
         """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""

@@ -247,6 +247,7 @@ def vector_cycles(
         row = VECTOR_COSTS.get(step.opcode)
         if row is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
+        registers.check_sum(step, key)
         if decided.expands:
             run.expand(step)
         for name, count in row(step, spec):

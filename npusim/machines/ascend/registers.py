@@ -175,6 +175,12 @@ def check_along(step: Step, key: str) -> None:
         )
 
 
+def check_sum(step: Step, key: str) -> None:
+    """Raise `UnknownOpcodeError` for a sum of products, which vector units do not have as one instruction."""
+    if step.opcode is Opcode.ROW_SUM and len(step.srcs) > 1:
+        raise UnknownOpcodeError(f"ROW_SUM of products has no cost on {key}: multiply first, (a * b).sum()")
+
+
 def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
     """Return the results of steps, with pairs that are one instruction joined."""
     latest: dict[Hashable, RegisterValue] = {}
@@ -200,6 +206,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
+        check_sum(step, key)
         # A mask that is in no memory is computed by comparisons of indices.
         tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)

@@ -49,6 +49,7 @@ class Opcode(Enum):
     ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as of MAX
     ROW_SUM a: (rows, 1), the sum of each row in the named order
+    ROW_SUM a, b: (rows, 1), the sum of each row of a b in the named order; a lane adds each product unrounded (fma)
     CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
     INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
         named order
@@ -88,7 +89,7 @@ class Opcode(Enum):
         return self.name
 
 
-#: How many sources an operation takes; a row sum, a start value too.
+#: How many sources an operation takes; a row sum, the factor of its elements too.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),

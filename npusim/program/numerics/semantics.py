@@ -99,7 +99,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    return formats.reduce_sum(sources[0], fmt, order)[..., None]
+    return formats.reduce_sum(sources[0], fmt, order, times=sources[1] if len(sources) > 1 else None)[..., None]
 
 
 def _cumsum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:

@@ -6,6 +6,7 @@ products are checked for overflow alone, since the arithmetic of their unit is s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ def _exact(moment: Moment, wide: list[Any]) -> Any:
         )
         return a @ b
     if step.opcode is Opcode.ROW_SUM:
-        return sum(x.sum(axis=-1, keepdims=True) for x in wide)
+        return math.prod(wide).sum(axis=-1, keepdims=True)
     if step.opcode in FUNCTIONS:
         function = how.variant.partition(".")[0] or step.opcode.value
         how = type(how)(variant=f"{function}.correct")
