@@ -64,8 +64,9 @@ def reduce_sum(
         Of the format and of a shape that broadcasts with ``x``: the sum is that of products, as compiled code contracts
         it (PTX of Triton 3.6 to 3.9: ``mul x1, x1; fma x0, x0; fma x2, x2; ...``).  Where an order adds two elements,
         the second product is rounded and the first is not: the addition is one ``fma``.  An accumulator takes in each
-        further product unrounded.  A lane of one element, without a start, rounds its product.  Only for
-        ``sequential``, ``mma_lanes``, ``lanes_*`` and ``trees_*``.
+        further product unrounded.  Of lanes with one element each, those of the lower half add their own products to
+        the upper half's, rounded (in one warp alone the upper half holds other sums).  72 sums of an H200: every bit.
+        Only for ``sequential``, ``mma_lanes``, ``lanes_*`` and ``trees_*``.
 
     Returns
     -------
@@ -251,7 +252,10 @@ def _of_products(x: Array, times: ArrayLike, target: FloatFormat, order: str, fi
         raise FormatError(f"a sum of products in order {order!r}: the orders are sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
     x, y = (_in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
-    if order.startswith(_TREES) and x.shape[-1] > 1:
+    if x.shape[-1] == 1 < x.shape[-2]:  # a lane adds its own product to a rounded one, which the first shuffle brings
+        half = x.shape[-2] // 2
+        sums = _chained(*(np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y)), target, None)
+    elif order.startswith(_TREES) and x.shape[-1] > 1:
         x, y = _filled(x, 2), _filled(y, 2, 1.0)
         pairs = fma(x[..., ::2], y[..., ::2], mul(x[..., 1::2], y[..., 1::2], target), target)
         sums = _tree(pairs, target, of_neighbours=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from npusim.formats import add, cast, fma, get_format, mul, reduce_max, reduce_s
 from npusim.formats.reductions import normal_order
 from tests.formats.reference import operation_reference
 
+HERE = Path(__file__).parent
 NAMES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "tf32", "float64")
 
 
@@ -212,15 +214,26 @@ def rounded(exact: Fraction) -> Fraction:
 
 def of_lane(x: list[Fraction], y: list[Fraction]) -> Fraction:
     """Return a lane's sum of products: ``mul`` of the second, ``fma`` of the first, then one ``fma`` a product."""
-    if len(x) == 1:
-        return rounded(x[0] * y[0])
     total = rounded(x[0] * y[0] + rounded(x[1] * y[1]))
     for a, b in zip(x[2:], y[2:], strict=True):
         total = rounded(a * b + total)
     return total
 
 
-@pytest.mark.parametrize(("order", "lanes"), [("sequential", 1), ("lanes_4x8x1", 8), ("lanes_1x32x1", 32)])
+def test_sums_of_products_have_the_bits_of_an_h200() -> None:
+    """Triton 3.6.0, ``tl.sum(x * y)`` and ``tl.sum(1.7 * x)``; names: columns, order, format, second factor."""
+    with np.load(HERE / "sums_h200.npz") as stored:
+        assert len(stored.files) == 44
+        for name in stored.files:
+            size, order, fmt, scale = name.split("/")
+            rng = np.random.default_rng(int(size))
+            x, y = (cast(rng.standard_normal((64, int(size))).astype(np.float32), fmt)[:16] for _ in range(2))
+            times = np.float32(scale) if float(scale) else y.astype(np.float32)
+            made = reduce_sum(x.astype(np.float32), "float32", order, times=times)
+            assert made.tobytes() == stored[name].tobytes(), name
+
+
+@pytest.mark.parametrize(("order", "lanes"), [("sequential", 1), ("lanes_4x8x1", 8), ("lanes_2x16x1", 16)])
 def test_a_sum_of_products_rounds_one_product_a_lane(order: str, lanes: int) -> None:
     rng = np.random.default_rng(5)
     x, y = (rng.standard_normal((30, 32)).astype(np.float32) for _ in range(2))
@@ -236,7 +249,7 @@ def test_a_sum_of_products_rounds_one_product_a_lane(order: str, lanes: int) -> 
         wanted.append(float(sums[0]))
     made = reduce_sum(x, "float32", order, times=y)
     assert made.tolist() == wanted
-    assert reduce_sum(mul(x, y, "float32"), "float32", order).tolist() != wanted or lanes == 32
+    assert reduce_sum(mul(x, y, "float32"), "float32", order).tolist() != wanted
 
 
 def test_trees_of_products_contract_pairs_alone() -> None:

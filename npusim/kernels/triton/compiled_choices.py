@@ -111,7 +111,8 @@ class Contraction(NamedTuple):
 
     ``addends``: by the place of each addition that takes a product in, for all elements alike, the place of the product
     that it adds to that one; empty where it adds no product.
-    ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place.
+    ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place;
+    the other one may come from another lane.
     """
 
     digest: str
@@ -136,7 +137,7 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Co
         parts += _further(assembled)
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
-    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms))
+    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms, code))
 
 
 def _addends(forms: Iterable[str]) -> dict[str, str]:
@@ -150,9 +151,14 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
     return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
 
 
-def _sums(forms: Iterable[str]) -> dict[str, str]:
-    """Return `Contraction.sums`: of each product that an addition with another product adds to that one, its place."""
-    sums = dict[str, str]()
+def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:
+    """Return `Contraction.sums`: of each product that an addition with another product adds to that one, its place.
+
+    Lanes with one element each shuffle their rounded products, and each lane's addition takes its own in again.
+    """
+    products = {tuple(each.operands): each.place for each in code if each.kind.startswith("mul")}
+    own = ((products.get(tuple(each.operands[:2])), each.place) for each in code if each.kind.startswith("fma"))
+    sums = {product: place for product, place in own if product}
     for form in forms:
         place, _, rest = form.partition(" fused ")
         if "@" in rest:
