@@ -1,4 +1,7 @@
-"""Answers to questions of programs, as JSON data, each in a process with limits that ends with it."""
+"""Answers to questions of programs, as JSON data, computed in processes with limits.
+
+A process that has run foreign code ends with its answer; one process stays for all questions about packaged kernels.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,20 @@ if TYPE_CHECKING:
 
 def answered(question: Question, limits: Limits) -> dict[str, Any]:
     """Return the answer to a question; raise `SpecError` where there is none."""
+    from npusim.studies.evaluate.child import WARMED
+    from npusim.studies.evaluate.lasting import lasting
     from npusim.studies.evaluate.process import CandidateProcess, nursery
 
     more = {name: absolute(x) if name == "other" else x for name, x in question.more.items()}
     request = question.request.placed()
-    nursery().warm([str(request.named_device())])
-    names = [request.schedule, str(more.get("other", ""))]
-    with CandidateProcess(limits, may_start=any(map(is_launch, names))) as process:
-        answer = process.ask(replace(question, request=request, more=more))
+    placed = replace(question, request=request, more=more)
+    work = placed.work.__name__
+    nursery().warm([str(request.named_device())], [work] if work in WARMED else WARMED)
+    if placed.is_foreign():
+        with CandidateProcess(limits, may_start=any(map(is_launch, placed.kernels()))) as process:
+            answer = process.ask(placed)
+    else:
+        answer = lasting(limits).ask(placed)
     if "error" in answer:
         raise SpecError(str(answer["error"]))
     return answer

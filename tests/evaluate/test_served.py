@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -148,29 +149,49 @@ def test_a_cancelled_call_ends_and_the_next_is_answered(server: tuple[str, int])
     assert seconds < 90  # all candidates take longer
 
 
+def processes_of(first: int) -> list[int]:
+    """Return the numbers of a process and of all that it and its children have started."""
+    found = [first]
+    for number in found:
+        with suppress(OSError):  # it has ended since
+            for task in Path(f"/proc/{number}/task").iterdir():
+                found += map(int, (task / "children").read_text(encoding="utf-8").split())
+    return found
+
+
+def spent(first: int) -> float:
+    """Return the seconds of the processor that these processes have used, and their children that have ended."""
+    ticks = 0
+    for number in processes_of(first):
+        with suppress(OSError):
+            fields = Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory(first: int) -> int:
+    """Return the KiB of memory that these processes use; a page of several counts once."""
+    total = 0
+    for number in processes_of(first):
+        with suppress(OSError):
+            lines = Path(f"/proc/{number}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
+
+
 @pytest.mark.parametrize("calls", [60, pytest.param(1000, marks=pytest.mark.exhaustive)])
 def test_calls_are_soon_answered_and_need_no_further_memory(server: tuple[str, int], calls: int) -> None:
-    def spent() -> float:  # seconds of the processor: other processes of the machine do not count
-        children = Path(f"/proc/{server[1]}/task/{server[1]}/children").read_text(encoding="utf-8").split()
-        listed = [Path(f"/proc/{n}/stat").read_text(encoding="utf-8") for n in (server[1], *children)]
-        fields = [text.rpartition(")")[2].split()[11:15] for text in listed]  # its own, and of children that have ended
-        return sum(int(x) for four in fields for x in four) / os.sysconf("SC_CLK_TCK")
-
-    def resident() -> int:
-        lines = Path(f"/proc/{server[1]}/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-
     async def work(session: ClientSession) -> list[float]:
         seconds = list[float]()
         for number in range(calls + 20):
             if number == 20:
-                sizes.append(resident())
-            start = spent()
+                sizes.append(memory(server[1]))
+            start = spent(server[1])
             call = {**CALL, "seq": 256 + 64 * (number % 8)}
             got = await session.call_tool("predict", {"kernel": "flash", "call": call})
             assert got.structured_content["mid"] > 0
-            seconds.append(spent() - start)
-        sizes.append(resident())
+            seconds.append(spent(server[1]) - start)
+        sizes.append(memory(server[1]))
         return seconds[20:]
 
     sizes: list[int] = []

@@ -52,13 +52,13 @@ def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list
 
 def families_of(phase: ProgramPhase) -> list[Family] | None:
     """Return the families of a phase's blocks; None where the blocks must be grouped by shape."""
-    return None if phase.family is None else _families(Itself(phase)).families
+    return None if phase.family is None else _families(phase).families
 
 
 def take_by_shape(phase: ProgramPhase) -> None:
     """Mark a phase as without families: some of its blocks differ in more than the family allows."""
     if phase.family is not None:
-        _families(Itself(phase)).families = None
+        _families(phase).families = None
 
 
 def values_of(value: Any, coordinates: Mapping[Symbol, Integers]) -> Any:
@@ -124,32 +124,40 @@ def _grouped(
 
 
 @dataclass(slots=True)
-class _Families:
+class Families:
+    """The families of a phase's blocks; None: the blocks must be grouped by shape."""
+
     families: list[Family] | None
 
 
-@kept_by_blocks(lambda _families, phase: len(phase.thing.blocks))
+def _families(phase: ProgramPhase) -> Families:
+    if not phase.grouped:
+        phase.grouped.append(Families(_found_families(phase)))
+    return phase.grouped[0]
+
+
 @uncollected()
-def _families(phase: Itself) -> _Families:
+def _found_families(phase: ProgramPhase) -> list[Family] | None:
     """Return families, with blocks of the least numbers apart until the body distinguishes no others."""
+    assert phase.family is not None
     families: list[Family] = []
-    waiting = list(reversed(_groups(Itself(phase.thing.blocks), phase.thing.family)))
+    waiting = list(reversed(_groups(Itself(phase.blocks), phase.family)))
     most = MOST_FAMILIES * len(waiting)
     while waiting:
         group = waiting.pop()
         if group.common is None:
-            return _Families(None)
+            return None
         block, coordinates = group.common
         try:
-            loops = [item.indices for item in phase.thing.body(block) if isinstance(item, Loop) and item.indices]
+            loops = [item.indices for item in phase.body(block) if isinstance(item, Loop) and item.indices]
         except OpaqueError as error:
             compared = [symbol for symbol in coordinates if symbol in error.symbols]
             if not compared or len(families) + len(waiting) > most:
-                return _Families(None)
+                return None
             waiting += group.apart(compared[0])
             continue
         sizes = np.empty((len(group.numbers), len(loops)), np.int64)
         for at, loop in enumerate(loops):
             sizes[:, at] = values_of(loop.count, coordinates) if isinstance(loop, OpaqueRange) else len(loop)
         families.append(Family(group.numbers, block, coordinates, sizes))
-    return _Families(families)
+    return families

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec, L2State
     from npusim.program.ir.buffers import AddressSpace, Ring
+    from npusim.program.ir.families import Families
     from npusim.program.ir.residency import Residency
     from npusim.program.ir.tile import GlobalTensor, GlobalTile
 
@@ -148,7 +149,8 @@ class ProgramPhase:
     in any order; the operations of a body follow one another in each queue, in the order of the body.  ``bits`` returns
     a key of everything that determines values; None if the machine provides none.
     ``succession``: overlap of successive blocks.  ``is_joined``: the phase belongs to the launch of the previous
-    phase, after a barrier of all cores.
+    phase, after a barrier of all cores.  ``grouped`` stores the families of the blocks after their first use, and ends
+    with the phase.
     """
 
     name: str
@@ -164,6 +166,7 @@ class ProgramPhase:
     family: Callable[[Block], Hashable] | None = None
     succession: Succession | None = None
     is_joined: bool = False
+    grouped: list[Families] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def alone(self) -> Sequence[Block]:

@@ -1,4 +1,4 @@
-"""Questions about a candidate, which its own process answers: its inputs, its output, its time."""
+"""Questions about a candidate, which another process answers: its inputs, its output, its time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config import outside
 from npusim.errors import NpusimError, RaceError, one_line
+from npusim.kernels.declare import plugins
 from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ class Question:
     work: Callable[[Question], dict[str, Any]]
     request: Request
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    def kernels(self) -> list[str]:
+        """Return the names of the kernels that the answer runs, the published kernel of a tile among them."""
+        request = self.request
+        named = (request.schedule, self.more.get("other"), dict(request.tiling or {}).get("kernel"))
+        return [str(name) for name in named if name]
+
+    def is_foreign(self) -> bool:
+        """Return whether the answer runs code from outside the package: of a file, or of an installed package."""
+        return any(is_launch(n) or outside.is_outside(n) or n in plugins.offered() for n in self.kernels())
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -172,6 +184,8 @@ FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
         },
     }
 )
+#: Questions that are answered once for a packaged kernel, so that processes forked later have loaded their code.
+WARMED = MappingProxyType({work.__name__: work for work in FORMS})
 
 
 def has_form(value: Any, form: Any) -> bool:

@@ -24,7 +24,7 @@ from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, LAUNCH, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
-from npusim.studies.evaluate.child import Question, computed, described, timed
+from npusim.studies.evaluate.child import WARMED, Question, computed, described, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
 from npusim.studies.evaluate.process import CandidateProcess, nursery
@@ -238,7 +238,7 @@ class Batch:
     def run(self, jobs: int, on_done: Callable[[Evaluation], object] | None = None) -> tuple[Evaluation, ...]:
         """Return the evaluations in order; candidates run in ``jobs`` processes, one after another is judged."""
         known = self._stored()
-        nursery().warm(map(str, self.places.values()))
+        nursery().warm(map(str, self.places.values()), WARMED)
         found: dict[int, Findings] = {}
         with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
             keys = [self._key(i) for i in range(len(self.requests))]

@@ -1,9 +1,9 @@
-"""A process that has imported npusim and runs no foreign code: a process for each candidate is forked from it.
+"""A process that has imported npusim and runs no foreign code: processes that answer questions are forked from it.
 
 Run as a program, ``python -m npusim.studies.evaluate.nursery CONTROL``: on the socket ``CONTROL`` its parent sends
-lines of JSON, each with what is to be done, and reads a line as the answer.  A candidate's process gets the ends of two
-pipes with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  What a candidate
-prints goes nowhere, and nobody unpickles what it writes.
+lines of JSON, each with a command, and reads a line as the answer.  A process that answers questions gets the ends of
+two pipes with such a line: questions are pickled in one, and each answer is a line of JSON in the other.  Text that a
+candidate prints is dropped, and no process unpickles the bytes that a candidate writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from npusim import cache
 from npusim.kernels.triton.releases import load_compiler
-from npusim.studies.evaluate.child import Question, answer, computed, described, timed
+from npusim.studies.evaluate.child import WARMED, Question, answer
 from npusim.studies.evaluate.limits import Limits, confine, guard
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a line, and its most file descriptors.
 LINE, DESCRIPTORS = 1 << 16, 2
-#: The call of a packaged kernel that loads what most candidates need.
+#: The call of a packaged kernel that loads the code of a question.
 WARM = MappingProxyType({"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64})
 
 
@@ -60,19 +60,18 @@ def _import_all() -> None:
 
 
 def _warmed(asked: Mapping[str, Any], _descriptors: Sequence[int], _parent: socket.socket) -> dict[str, Any]:
-    """Answer the questions of every candidate for a packaged kernel, so that forked processes have loaded its code."""
+    """Answer a question about a packaged kernel, so that forked processes have loaded its code."""
     from npusim.config.problem import Problem
     from npusim.simulation.request import Request
 
     with tempfile.TemporaryDirectory() as folder:
         request = Request("flash", problem=Problem(**WARM), hw=asked["hw"])
-        for work in (described, computed, timed):
-            answer(Question(work, request, {"file": f"{folder}/out.npz"}))
+        answer(Question(WARMED[asked["work"]], request, {"file": f"{folder}/out.npz"}))
     return {}
 
 
 def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket.socket) -> dict[str, Any]:
-    """Return the number of a new process that answers questions about a candidate within limits."""
+    """Return the number of a new process that answers questions within limits."""
     if asked["may_start"]:
         load_compiler()
     gc.freeze()  # a search for garbage in a forked process would copy every page of what is loaded
@@ -89,18 +88,22 @@ def _forked(asked: Mapping[str, Any], descriptors: Sequence[int], parent: socket
 
 
 def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
-    """Answer questions until there are no more, in a session, a folder and an environment of the candidate's own."""
+    """Answer questions until there are no more, in a session, a folder and an environment of the process alone.
+
+    A process that runs foreign code stores compiled code in its folder; another one for all later processes.
+    """
     os.setsid()
     folder = str(asked["folder"])
     os.chdir(folder)
-    caches = os.pathsep.join(map(str, (f"{folder}/cache", *cache.folders())))  # it writes to its own alone
-    os.environ |= {"TMPDIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton", cache.VARIABLE: caches}
+    os.environ |= {"TMPDIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+    if asked["is_foreign"]:
+        os.environ[cache.VARIABLE] = os.pathsep.join(map(str, (f"{folder}/cache", *cache.folders())))
     tempfile.tempdir = sys.path[0] = folder
     os.dup2(questions, 0)
     os.close(questions)
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answers, "wb", buffering=0) as sink:
         confine(Limits(asked["seconds"], asked["memory"]), may_start=asked["may_start"])
-        guard((Path(folder),))
+        guard(tuple(filter(None, (Path(folder), cache.folder()))))
         _answer_all(source, sink)
 
 

@@ -1,4 +1,4 @@
-"""A candidate's process, as its parent sees it: questions out, answers in, and its death as an answer."""
+"""A process that answers questions within limits, as its parent sees it: its end is an answer too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import suppress
 from functools import cache
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +25,7 @@ from npusim.errors import NpusimError
 from npusim.studies.evaluate.child import FORMS, has_form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from npusim.studies.evaluate.child import Question
@@ -37,25 +38,25 @@ PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE
 
 
 class Nursery:
-    """The process from which processes of candidates are forked; it starts again where it has ended."""
+    """The process from which others are forked; it starts again where it has ended."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._warm: set[str] = set()
+        self._warm: set[tuple[str, str]] = set()
 
-    def warm(self, devices: Iterable[str]) -> None:
-        """Load the code that candidates on packaged devices need, once."""
-        for device in devices:
-            if device not in self._warm:
-                self._warm.add(device)
-                self._ask({"do": "warm", "hw": device})
+    def warm(self, devices: Iterable[str], works: Collection[str]) -> None:
+        """Load the code that questions about packaged devices need, once: names of `child.WARMED`."""
+        for device, work in product(devices, works):
+            if (device, work) not in self._warm:
+                self._warm.add((device, work))
+                self._ask({"do": "warm", "hw": device, "work": work})
 
-    def fork(self, folder: Path, limits: Limits, questions: int, answers: int, *, may_start: bool) -> int:
+    def fork(self, folder: Path, limits: Limits, questions: int, answers: int, **how: bool) -> int:
         """Return the number of a new process that reads ``questions``, which are pickled, and writes ``answers``."""
-        how = {"folder": str(folder), "seconds": limits.seconds, "memory": limits.memory_bytes, "may_start": may_start}
-        return int(self._ask({"do": "fork", **how}, (questions, answers))["process"])
+        bounds = {"folder": str(folder), "seconds": limits.seconds, "memory": limits.memory_bytes}
+        return int(self._ask({"do": "fork", **bounds, **how}, (questions, answers))["process"])
 
     def end(self, process: int) -> int | None:
         """Kill a process and those that it has started; return its exit code, None where it is not known."""
@@ -105,12 +106,13 @@ def _nursery(_process: int, **environment: str) -> Nursery:
 
 
 class CandidateProcess:
-    """A process that runs one candidate's code within limits, in an empty folder that is removed afterwards.
+    """A process that answers questions within limits, in an empty folder that is removed afterwards.
 
-    ``may_start``: whether it may start processes, as Triton's compiler needs.
+    ``may_start``: whether it may start processes, as Triton's compiler needs; ``is_foreign``: whether it runs code from
+    outside the package.
     """
 
-    def __init__(self, limits: Limits, *, may_start: bool) -> None:
+    def __init__(self, limits: Limits, *, may_start: bool = False, is_foreign: bool = True) -> None:
         self.limits, self.folder = limits, Path(tempfile.mkdtemp(prefix="npusim-candidate-"))
         self._nursery = nursery()
         self._code: int | None = None
@@ -118,7 +120,8 @@ class CandidateProcess:
         self._source, answers = os.pipe()
         self._sink, self._rest = os.fdopen(sink, "wb"), b""
         try:
-            self._number = self._nursery.fork(self.folder, limits, questions, answers, may_start=may_start)
+            how = {"may_start": may_start, "is_foreign": is_foreign}
+            self._number = self._nursery.fork(self.folder, limits, questions, answers, **how)
         finally:
             os.close(questions)
             os.close(answers)

@@ -1,0 +1,69 @@
+"""A process that stays: it answers questions about packaged kernels, which run no foreign code, one after another."""
+
+from __future__ import annotations
+
+import atexit
+import resource
+import sys
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from npusim.studies.evaluate.child import Question
+from npusim.studies.evaluate.process import CandidateProcess
+
+if TYPE_CHECKING:
+    from npusim.studies.evaluate.limits import Limits
+
+#: Share of the process's memory, which holds loaded code and results too, at which a new process replaces it.
+FULL = 0.5
+
+
+class LastingProcess:
+    """The process for questions about packaged kernels.
+
+    Each answer has at least the time and half the memory of ``limits``: a new process replaces one that has used more,
+    that has ended, or that an answer has broken.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = Lock()
+        self._process: CandidateProcess | None = None
+        atexit.register(self.end)
+
+    def ask(self, question: Question) -> dict[str, Any]:
+        """Return the answer to a question, as `CandidateProcess.ask` does; raise no error for a process that ends."""
+        with self._lock:
+            if self._process is None or self._process.has_ended:
+                self._process = CandidateProcess(self.limits, is_foreign=False)
+            answer = self._process.ask(question)
+            if answer.get("kind") == "crash" or self._is_used(question):
+                self._process.end()
+            return answer
+
+    def end(self) -> None:
+        """End the process; a later question starts another one."""
+        if self._process is not None:
+            self._process.end()
+
+    def _is_used(self, question: Question) -> bool:
+        """Return whether the process has less than the limits left for another answer."""
+        assert self._process is not None
+        used = self._process.ask(Question(spent, question.request))
+        if "error" in used:
+            return True
+        return bool(used["seconds"] > self.limits.seconds or used["bytes"] > FULL * self.limits.memory_bytes)
+
+
+def spent(_question: Question) -> dict[str, Any]:
+    """Return the seconds of the processor and the most bytes of memory that this process has used."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return {"seconds": used.ru_utime + used.ru_stime, "bytes": used.ru_maxrss * unit}
+
+
+@cache
+def lasting(limits: Limits) -> LastingProcess:
+    """Return the process that stays for questions with some limits."""
+    return LastingProcess(limits)
