@@ -364,9 +364,13 @@ class Reader(Memory):
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
+        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
+        if stores and not loads and self.walks and walk.most_once and (np.all(walk.counts) or self._is_last(op)):
+            self._once(op, walk.counts[:, 0] == 0)
+            return
         if stores and self.walks and not self.choices.is_apart:
             raise UnlikeLoopsError
-        if stores and not self.walks:
+        if stores and not self.walks and all(isinstance(self.values[n], Affine) for n in starts):
             self._go_through(op, walk.counts[:, 0], first, each)
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
@@ -450,6 +454,11 @@ class Reader(Memory):
         return (
             np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
         )
+
+    def _once(self, op: Op, is_left: Any) -> None:
+        """Read a loop of one iteration that only stores, as an if: programs without it are done."""
+        self._return(op, is_left)
+        self._unroll(op, 1, cast("Affine", self.values[op.operands[1]]).base, np.ones((1, 1), np.int64))
 
     def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
         """Read a loop's iterations one after another."""
