@@ -376,6 +376,14 @@ class Arithmetic(Draft, ABC):
         made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
         self._bind(op, made)
 
+    def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        """Write a product and a sum that are rounded once."""
+        blocks = [x for x in (a, b, c) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b, c)):
+            raise op.fail("tl.fma of other than blocks of floats and numbers")
+        text = f"fma({', '.join(map(self.text, (a, b, c)))})"
+        self._bind(op, Floats(text, self._joined(*blocks), blocks[0].fmt))
+
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
         nan = " propagate" if "propagateNan = all" in op.text else ""
         if isinstance(x, Number) and isinstance(low, Number) and isinstance(high, Number):

@@ -301,6 +301,9 @@ class ExactProgram:
 
     # ---------------------------------------------------------------- floats
 
+    def _math_fma(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
+        return np.asarray(formats.fma(a, b, c, F64))
+
     def _tt_clampf(self, op: Op, x: Array, low: Array, high: Array) -> Array:
         nan = " propagate" if "propagateNan = all" in op.text else ""
         return np.asarray(NUMBERS[f"minimum{nan}"](NUMBERS[f"maximum{nan}"](x, low, F64), high, F64))

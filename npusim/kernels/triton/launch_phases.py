@@ -124,6 +124,11 @@ class LaunchGrid:
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
+        one = np.ones((1, 1), bool)
+        left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
+        #: Which programs store anything: of others nothing follows for the axes of tensors.
+        self.stores = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (len(ids), 1)) for x in left])
+        self.is_visited = self.is_visited & self.stores
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
@@ -167,7 +172,8 @@ class LaunchGrid:
             raise self._fault(self.stored.line, why)
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
-            if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
+            first = np.where(self.is_visited, self.walk[0], 0).min(1)
+            if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
             self._check_second(other)
@@ -180,7 +186,7 @@ class LaunchGrid:
         batch, head, splits, *corner = (np.broadcast_to(x, shape) for x in places)
         sizes = [np.broadcast_to(n, shape) for n in (rows, cols)]
         for x in (batch, head, *corner, *sizes):
-            if np.any((x != x[:, :1]) & self.is_visited) or not np.all(self.is_visited[:, 0]):
+            if np.any((x != x[:, :1]) & self.is_visited) or np.any(self.stores[:, 0] > self.is_visited[:, 0]):
                 why = "a loop stores tiles of other sizes, or at other places than one split after another"
                 raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}")
         return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
@@ -204,7 +210,7 @@ class LaunchGrid:
                     is_read = np.logical_and.reduce(
                         np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left))
                     )
-                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
+                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1] & self.stores
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
                     base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
@@ -333,7 +339,7 @@ class LaunchGrid:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
-        is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
+        is_visited = self.is_visited if load.is_walked else self.stores
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         is_read = is_visited & np.logical_and.reduce([np.broadcast_to(n, shape) > 0 for n in load.left])
         for called, index, whole in zip(SIDES, (batch, head, split), tensor.shape, strict=False):

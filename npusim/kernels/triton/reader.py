@@ -24,6 +24,7 @@ from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
+from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
@@ -67,6 +68,15 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         if block.parts > 1:
             why = f"a block of {block.size} flat indices is read as {block.parts} blocks: their time, not the block's"
             reader.notes.append(f"{function.name}: {why}")
+        return reader
+    for thinner, parts in without_third_axis(function):
+        try:
+            reader = _read(thinner, arguments, grid, choices)
+        except ProgramError as error:
+            fault = fault or error
+            continue
+        why = f"a block of three axes is read as {parts} programs of blocks of two: their time, not the block's"
+        reader.notes.append(f"{function.name}: {why}")
         return reader
     if fault is not None:
         raise fault
@@ -125,7 +135,7 @@ class Reader(Memory):
         super().__init__(function, arguments, grid, choices)
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
-        self._flat = block
+        self._flat, self._part = block, cast("Affine | None", None)
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
@@ -257,6 +267,14 @@ class Reader(Memory):
         self._keep(np.repeat(np.arange(count), parts))
         base = np.tile(np.arange(parts), count)[:, None] * (rows * max(columns, 1)) + op.number("start")
         self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
+
+    def _npusim_program_part(self, op: Op) -> None:
+        """Read the index along an axis of a block that is left out: each part of a program as a program's own."""
+        parts, count = op.number("parts"), len(self.ids)
+        if self._part is None:
+            self._keep(np.repeat(np.arange(count), parts))
+            self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
+        self._set(op, self._part)
 
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
