@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
@@ -80,6 +80,10 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 
 
+#: ln 2 as the approximate logarithm of CUDA multiplies by it, float32.
+LN2 = float(np.float32(math.log(2)))
+
+
 def _root(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
@@ -89,12 +93,14 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
         "math.exp2": ("exp2", lambda x: 2.0**x),
         "math.exp": ("exp", math.exp),
-        "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
-        "math.log": ("log({})", lambda _: math.nan),
+        "math.log2": ("log({}, 'log2.correct')", lambda x: math.log2(x) if x > 0 else math.nan),
+        "math.log": ("log({})", lambda x: math.log(x) if x > 0 else math.nan),
         "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.erf": ("erf", math.erf),
         "math.tanh": ("tanh({})", math.tanh),
+        #: No operation of TTIR's: the approximate logarithm of CUDA, of base 2 and a multiplication.
+        "npusim.fast_log": (f"(log({{}}, 'log2.correct') * {LN2!r})", lambda x: math.log(x) if x > 0 else math.nan),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
     }
@@ -110,6 +116,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_erff": "math.erf",
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
+        "__nv_fast_expf": "math.exp",
+        "__nv_fast_logf": "npusim.fast_log",
     }
 )
 #: Brackets of one expression: Python reads about 200 that are nested.
@@ -367,6 +375,14 @@ class Arithmetic(Draft, ABC):
         text = self._combined(op, how, a, b)
         made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
         self._bind(op, made)
+
+    def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        """Write a product and a sum that are rounded once."""
+        blocks = [x for x in (a, b, c) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b, c)):
+            raise op.fail("tl.fma of other than blocks of floats and numbers")
+        text = f"fma({', '.join(map(self.text, (a, b, c)))})"
+        self._bind(op, Floats(text, self._joined(*blocks), blocks[0].fmt))
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
         nan = " propagate" if "propagateNan = all" in op.text else ""
@@ -682,7 +698,37 @@ class Arithmetic(Draft, ABC):
             if bound is None or not self._is_loaded_so(op, a.axes[bound[0]], bound[1])
         ]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
+        if rest and not mask.either and self._hides_unread(a, rest):
+            a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
+
+    def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
+        """Return whether comparisons of rows and columns hide each column of a walked tile that no load reads.
+
+        In every row that a load reads: further ones are not stored.
+        """
+        walk, axes = self._walk, list(map(self.root, a.axes))
+        if walk is None or len(axes) != 2 or None in axes or any(len(d.steps) != 2 for _, d in rules):
+            return False
+        shape, read = rules[0][1].shape, list[Integers]()
+        for axis, n in zip(axes, shape, strict=True):
+            known = [
+                np.minimum(left, n)[:, -walk.most :]
+                for x in self.loads.values()
+                for own, left in zip(x.axes, x.left, strict=True)
+                if self.root(own) == axis and (x.is_walked or left.shape[1] == 1)
+            ]
+            read.append(reduce(np.minimum, known) if known else np.full((1, 1), n))
+        (rows, first), last = read, shape[1] - 1
+        is_visited = (np.arange(walk.most)[None] < walk.counts) & (first <= last) & (rows > 0)
+        hides = np.zeros((1, 1), bool)
+        for relation, d in rules:
+            if relation == "eq":  # which corners alone do not answer
+                continue
+            down, along = d.steps
+            corners = [d.base + i * down + j * along for i in (0 * rows, rows - 1) for j in (first, 0 * first + last)]
+            hides = hides | np.logical_and.reduce(np.broadcast_arrays(*(~RELATIONS[relation](c, 0) for c in corners)))
+        return bool(np.all(hides | ~is_visited))
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
         """Return whether the walked tiles along an axis have no more elements than a mask leaves.

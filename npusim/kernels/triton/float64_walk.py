@@ -71,6 +71,7 @@ _NAMED = (formats.exp, formats.exp2, formats.log, formats.log2, formats.rsqrt, f
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]]({f"math.{f.__name__}": partial(f, fmt=F64) for f in _NAMED})
     | {"tt.precise_sqrt": partial(formats.sqrt, fmt=F64), "math.absf": np.abs, "arith.negf": np.negative}
+    | {"npusim.fast_log": partial(formats.log, fmt=F64)}
 )
 _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     {
@@ -299,6 +300,9 @@ class ExactProgram:
         return np.where(mask, a, b)  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- floats
+
+    def _math_fma(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
+        return np.asarray(formats.fma(a, b, c, F64))
 
     def _tt_clampf(self, op: Op, x: Array, low: Array, high: Array) -> Array:
         nan = " propagate" if "propagateNan = all" in op.text else ""

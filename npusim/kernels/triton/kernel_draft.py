@@ -132,6 +132,15 @@ class Walk:
         """Iterations of the program that has most; 2 where no program has more than one: where a second would be."""
         return max(2, int(self.counts.max()))
 
+    @property
+    def most_once(self) -> bool:
+        """Whether every program has one iteration or none, and some have one."""
+        return int(self.counts.max()) == 1
+
+    def keep(self, programs: Integers) -> None:
+        """Go on with some of the programs, in that order."""
+        self.counts, self.mask = self.counts[programs], self.mask and self.mask.at(programs)
+
 
 @dataclass
 class Stored(Load):
@@ -343,6 +352,8 @@ class Draft:
                 self.values[name] = replace(x, of=x.of.at(programs))
             elif isinstance(x, ValueComparison) and x.within is not None:
                 self.values[name] = replace(x, within=x.within.at(programs))
+        for walk in self.walks:
+            walk.keep(programs)
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]

@@ -58,14 +58,19 @@ def readings(view: View, bases: Integers, *, is_row: bool, is_part: bool, rows: 
     view = view if is_row or view.groups[ROWS] else view.as_rows
     wholes = [view] if is_row else [*view.ways(), view.split(rows)]
     for one in [v.every(bases, is_part=is_part) for v in (*wholes, view.split(columns, COLUMNS)) if v is not None]:
-        rest = one.rest
+        moved = tuple(i for i in one.rest if np.any(np.diff(one.index((i,), bases), axis=1)))
+        rest = tuple(i for i in one.rest if i not in moved)
         groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
         for group in dict.fromkeys(groups) if is_row else (one.groups[ROWS],):
-            yield from _with_outer_axes(one.assigned(rows=group))
+            yield from _with_outer_axes(one.assigned(rows=group), moved)
 
 
-def _with_outer_axes(view: View) -> Iterator[View]:
-    rest = view.rest
+def _with_outer_axes(view: View, moved: Group) -> Iterator[View]:
+    """Yield a view with its further axes as batch, heads and splits; along ``moved`` a loop goes: splits."""
+    rest = tuple(i for i in view.rest if i not in moved)
+    if moved:
+        yield from (view.assigned(splits=moved, batch=a, heads=b) for a, b in _in_two(view, rest))
+        return
     yield from (view.assigned(batch=a, heads=b) for a, b in _in_two(view, rest))
     for i in rest[::-1] if len(rest) > 1 else ():
         split = view.assigned(splits=(i,))

@@ -124,6 +124,11 @@ class LaunchGrid:
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
+        one = np.ones((1, 1), bool)
+        left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
+        #: Which programs store anything: of others nothing follows for the axes of tensors.
+        self.stores = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (len(ids), 1)) for x in left])
+        self.is_visited = self.is_visited & self.stores
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
@@ -141,7 +146,12 @@ class LaunchGrid:
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
-        if self.stored.is_walked:
+        #: The splits that each program stores to, iteration by iteration; one where its loop stores no tile of its own.
+        self.splits = self.split
+        self.is_stacked = self.stored.is_walked and self._along(self.stored) == SPLIT
+        if self.is_stacked:
+            self.splits, rows, cols = self._stacked(places, rows, cols)
+        elif self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
         for each in reader.stored:
             self._check_stored(each)
@@ -162,12 +172,24 @@ class LaunchGrid:
             raise self._fault(self.stored.line, why)
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
-            if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
+            first = np.where(self.is_visited, self.walk[0], 0).min(1)
+            if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
             self._check_second(other)
         self._check_parts()
         self._check_bounds()
+
+    def _stacked(self, places: Sequence[Integers], rows: Any, cols: Any) -> tuple[Integers, Any, Any]:
+        """Return the splits of a loop that stores its tiles one split after another, and rows and columns of a tile."""
+        shape = self.is_visited.shape
+        batch, head, splits, *corner = (np.broadcast_to(x, shape) for x in places)
+        sizes = [np.broadcast_to(n, shape) for n in (rows, cols)]
+        for x in (batch, head, *corner, *sizes):
+            if np.any((x != x[:, :1]) & self.is_visited) or np.any(self.stores[:, 0] > self.is_visited[:, 0]):
+                why = "a loop stores tiles of other sizes, or at other places than one split after another"
+                raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}")
+        return np.where(self.is_visited, splits, -1), sizes[0][:, :1], sizes[1][:, :1]
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
@@ -188,7 +210,7 @@ class LaunchGrid:
                     is_read = np.logical_and.reduce(
                         np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left))
                     )
-                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
+                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1] & self.stores
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
                     base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
@@ -317,7 +339,7 @@ class LaunchGrid:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
-        is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
+        is_visited = self.is_visited if load.is_walked else self.stores
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         is_read = is_visited & np.logical_and.reduce([np.broadcast_to(n, shape) > 0 for n in load.left])
         for called, index, whole in zip(SIDES, (batch, head, split), tensor.shape, strict=False):
@@ -354,7 +376,13 @@ class LaunchGrid:
         count = np.cumsum(is_visited, 1) - 1 if is_by_tile else 0
         if np.any((place != first + count)[is_visited]):
             raise self._fault(load.line, f"{load.of} moves from tile to tile by other than one")
-        self.stacks[load.name], self.sizes[f"{load.name} place"] = (first, is_by_tile), 1
+        key = self._stack_of(load.of, load.name)
+        self.stacks[key], self.sizes[f"{key} place"] = (first, is_by_tile), 1
+
+    @staticmethod
+    def _stack_of(of: str, load: str) -> str:
+        """Return how the place of a load, or of a stored result, along splits is called."""
+        return load or f"{of} stored"
 
     def _place_axis(
         self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
@@ -385,11 +413,16 @@ class LaunchGrid:
         elif called:
             self.sizes[called] = min(size, whole)
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
-            if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
+            is_less = (count < min(size, whole)) & (not self._is_of_pieces(load, at))
+            if np.any(((at != first[0]) | (count != first[1]) | is_less) & is_visited):
                 why = f"{int(count.max())} of {whole} elements of an axis that is neither the result's nor a loop's"
                 raise self._fault(load.line, f"{load.of}: {why}: a block of every program has all of them")
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+
+    def _is_of_pieces(self, load: Load, at: Integers) -> bool:
+        """Return whether programs read pieces of an axis that no loop goes along, of which the last may be smaller."""
+        return not load.is_walked and at.shape[1] == 1 and len(np.unique(at)) > 1
 
     def _is_shared(self, load: Load) -> bool:
         """Return whether all rows share the data of a load: a row of columns, or one element."""
@@ -409,11 +442,15 @@ class LaunchGrid:
         """
         of, axes = other.pointer.of, self.called(other.value.axes)
         *at, row, column = self._tensor(of).places(other.pointer.base)
-        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not self.stored.is_walked
+        is_of_loop = self.stored.is_walked and not self.is_stacked
+        is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not is_of_loop
         if not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
         matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
+        if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
+            matrix = list(matrix)[:SPLIT]
+            self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
             why = f"a program stores a second result to another {apart[0]} than the first"
             raise self._fault(other.line, f"{of}: {why}")
@@ -508,7 +545,8 @@ class LaunchGrid:
 
         ``batch`` counts splits too.
         """
-        is_of = (self.batch * self.out.shape[SPLIT] + self.split == batch) & (self.head == head)
+        is_split = (self.splits >= 0) & (self.batch * self.out.shape[SPLIT] + self.splits == batch)
+        is_of = is_split.any(1, keepdims=True) & (self.head == head)
         is_of = is_of & (self.row < row + rows) & (self.row + self.rows > row)
         listed: list[list[int]] = np.unique(self.reader.ids[is_of[:, 0]], axis=0).tolist()
         if not listed:
@@ -643,8 +681,8 @@ class LaunchGrid:
         more["view"] = t if isinstance(t, View) else None
         more["stretch_rows"] = int(isinstance(t, GatheredView) and t.groups[ROWS] == (0,))
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
-        if load in self.stacks:
-            return Stacked(f"{load} place", splits, tensor, is_by_tile=self.stacks[load][1])
+        if (key := self._stack_of(of, load)) in self.stacks:
+            return Stacked(f"{key} place", splits, tensor, is_by_tile=self.stacks[key][1])
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
@@ -672,9 +710,10 @@ class LaunchGrid:
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
         edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
         times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
-        parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
-        parts += [("split", self.split)] if self.out.is_split else []
-        parts += [(f"{load} place", at) for load, (at, _) in self.stacks.items()]
+        one = np.ones_like(self.split)
+        parts = [(n, at, count) for n, (at, count) in self.parts.items() if np.any(at)]
+        parts += [("split", self.split, one)] if self.out.is_split and not self.is_stacked else []
+        parts += [(f"{load} place", at, one) for load, (at, _) in self.stacks.items()]
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
@@ -684,10 +723,11 @@ class LaunchGrid:
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
-            named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
+            named += [(n, int(at[i, 0]), int(count[i, 0])) for n, at, count in parts]
             cells.append(WorkTile(*place, tuple(named), runs, offsets[int(i)]))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
-            times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
+            for split in self.splits[i][self.splits[i] >= 0]:
+                times[(*place, int(split))][a:b, c:d] += 1
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):

@@ -24,6 +24,7 @@ from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
+from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
@@ -67,6 +68,15 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         if block.parts > 1:
             why = f"a block of {block.size} flat indices is read as {block.parts} blocks: their time, not the block's"
             reader.notes.append(f"{function.name}: {why}")
+        return reader
+    for thinner, parts in without_third_axis(function):
+        try:
+            reader = _read(thinner, arguments, grid, choices)
+        except ProgramError as error:
+            fault = fault or error
+            continue
+        why = f"a block of three axes is read as {parts} programs of blocks of two: their time, not the block's"
+        reader.notes.append(f"{function.name}: {why}")
         return reader
     if fault is not None:
         raise fault
@@ -125,7 +135,7 @@ class Reader(Memory):
         super().__init__(function, arguments, grid, choices)
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
-        self._flat = block
+        self._flat, self._part = block, cast("Affine | None", None)
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
@@ -258,6 +268,14 @@ class Reader(Memory):
         base = np.tile(np.arange(parts), count)[:, None] * (rows * max(columns, 1)) + op.number("start")
         self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
 
+    def _npusim_program_part(self, op: Op) -> None:
+        """Read the index along an axis of a block that is left out: each part of a program as a program's own."""
+        parts, count = op.number("parts"), len(self.ids)
+        if self._part is None:
+            self._keep(np.repeat(np.arange(count), parts))
+            self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
+        self._set(op, self._part)
+
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
@@ -364,9 +382,13 @@ class Reader(Memory):
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
+        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
+        if stores and not loads and self.walks and walk.most_once and (np.all(walk.counts) or self._is_last(op)):
+            self._once(op, walk.counts[:, 0] == 0)
+            return
         if stores and self.walks and not self.choices.is_apart:
             raise UnlikeLoopsError
-        if stores and not self.walks:
+        if stores and not self.walks and all(isinstance(self.values[n], Affine) for n in starts):
             self._go_through(op, walk.counts[:, 0], first, each)
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
@@ -450,6 +472,11 @@ class Reader(Memory):
         return (
             np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
         )
+
+    def _once(self, op: Op, is_left: Any) -> None:
+        """Read a loop of one iteration that only stores, as an if: programs without it are done."""
+        self._return(op, is_left)
+        self._unroll(op, 1, cast("Affine", self.values[op.operands[1]]).base, np.ones((1, 1), np.int64))
 
     def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
         """Read a loop's iterations one after another."""

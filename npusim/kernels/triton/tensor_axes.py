@@ -124,6 +124,8 @@ class View(Tensor):
             if set(blocks) - set(steps.values()):
                 return None
         view = replace(self, groups=NO_GROUPS, fixed=()).assigned()
+        for step in steps.values():
+            view = view._with_step(step)
         for name, step in sorted(steps.items()):  # columns before rows
             group: Group | None = next(((i,) for i in view.rest if view.by[i] == step), None)
             while group is not None and view._is_crossed(group, step, accesses):
@@ -134,6 +136,13 @@ class View(Tensor):
                 return None
             view = view.assigned(**{name: group})
         return view
+
+    def _with_step(self, step: int) -> View:
+        """Return the view with an axis of some stride: of every so many-th index of an axis that is nothing yet."""
+        inner = [i for i in self.rest if self.by[i] < step < self.by[i] * self.sizes[i] and step % self.by[i] == 0]
+        if step in {self.by[i] for i in self.rest} or not inner:
+            return self
+        return self.halved(inner[0], step // self.by[inner[0]]) or self
 
     def _is_crossed(self, group: Group, step: int, accesses: Sequence[Access]) -> bool:
         """Return whether a block goes beyond the end of a group of axes."""

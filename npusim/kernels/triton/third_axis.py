@@ -1,0 +1,156 @@
+"""Blocks of three axes as blocks of two: the same TTIR for each index along one of the axes, as programs of their own.
+
+No operation may join elements along that axis, so that no value depends on it; times are those of so many programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from npusim.kernels.triton.results_apart import inside
+from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+
+#: An operation that is not TTIR's: the index along the axis that is left out, of each part of a program.
+PART = "npusim.program_part"
+#: Operations whose operands and results of one rank are not alike, or that join elements of a block.
+_OTHERS = ("tt.dot", "tt.reshape", "tt.trans", "tt.join", "tt.split", "tt.cat", "tt.scan", "tt.gather", "tt.atomic")
+#: Operations that each reader may do for itself.
+_COPIED = ("arith.constant", "tt.expand_dims", "tt.splat", "tt.broadcast")
+_TYPE = re.compile(r"tensor<((?:\d+x)+)((?:!tt\.ptr<\w+>|\w+))>")
+#: The axes of a block of three.
+THREE = 3
+
+
+def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
+    """Yield a kernel without one of the axes of its blocks of three, and how many indices it has; none without such.
+
+    The likeliest axis first: the one of fewest indices that is not the last.
+    """
+    every = [*function.operations, *inside(function.operations)]
+    if not any(len(shape) >= THREE for o in every for shape, _ in _types(o.text)):
+        return
+    every = _with_own_axes(function.operations)
+    function = function._replace(operations=every)
+    shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
+    if any(len(shape) > THREE for shape in shapes) or any(o.body and o.name != "tt.reduce" for o in every):
+        return
+    sizes = [max(shape[i] for shape in shapes) for i in range(THREE)]
+    for axis in sorted(range(THREE), key=lambda i: (i == THREE - 1, sizes[i])):
+        known = _axes(every, axis)
+        if sizes[axis] > 1 and known is not None:
+            yield _without(function, known, sizes[axis]), sizes[axis]
+
+
+def _with_own_axes(operations: list[Op]) -> list[Op]:
+    """Return operations where each reader of a block with an axis of one index has such a block of its own.
+
+    One block may be read as ``[1, n]`` of two axes and, with a third axis, as that of another one.
+    """
+    made, ordered, count = {r: o for o in operations for r in o.results}, list[Op](), 0
+
+    def own(name: str) -> str:
+        nonlocal count
+        source = made.get(name)
+        if source is None or source.name not in _COPIED:
+            return name
+        count += 1
+        copy = replace(source, results=[f"{name}@own{count}"], operands=[own(n) for n in source.operands])
+        ordered.append(copy)
+        return copy.results[0]
+
+    for op in operations:
+        if op.name not in _COPIED:
+            op = replace(op, operands=[own(n) for n in op.operands])
+            ordered.append(op)
+    return ordered
+
+
+def _types(text: str) -> list[tuple[tuple[int, ...], str]]:
+    """Return shape and element type of each block that a text names."""
+    return [(shape_of(m[0])[0], m[2]) for m in _TYPE.finditer(text)]
+
+
+def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
+    """Return where each block has the axis, None where it does not; None where operations join elements along it."""
+    ranks, known = dict[str, int](), dict[str, int | None]()
+    for op in operations:
+        ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.body}
+    if any(o.name.startswith(_OTHERS) for o in operations):
+        return None
+
+    def note(name: str, at: int | None) -> bool:
+        """Return whether a block has an axis where it was said to have it before."""
+        return known.setdefault(name, at) == at
+
+    known |= {n: axis for n, rank in ranks.items() if rank == THREE}
+    before = -1
+    while before < len(known):
+        before = len(known)
+        for op in operations:
+            if not all(note(*each) for each in _like(op, ranks, known)):
+                return None
+    starts = [o for o in operations if o.name == "tt.make_range" and known.get(o.results[0]) is not None]
+    reduces = [o for o in operations if o.name == "tt.reduce" and known.get(o.operands[0]) == o.number("axis")]
+    return None if reduces or any(o.number("start") for o in starts) or not starts else known
+
+
+def _like(op: Op, ranks: Mapping[str, int], known: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
+    """Yield where blocks of an operation have the axis, by its other blocks."""
+    blocks = [n for n in (*op.operands, *op.results) if ranks.get(n)]
+    if op.name in ("tt.expand_dims", "tt.reduce") and len(blocks) > 1:
+        (small, large), new = (blocks if op.name == "tt.expand_dims" else blocks[::-1]), op.number("axis")
+        if large in known:
+            at = known[large]
+            yield small, None if at is None or at == new else at - (at > new)
+        elif known.get(small) is not None:
+            at = known[small]
+            assert at is not None
+            yield large, at + (at >= new)
+        return
+    of = next((n for n in blocks if n in known), None)
+    if of is not None:
+        yield from ((n, known[of]) for n in blocks if ranks[n] == ranks[of])
+
+
+def _without(function: Function, known: Mapping[str, int | None], size: int) -> Function:
+    return function._replace(operations=[_changed(o, known, size) for o in function.operations])
+
+
+def _changed(op: Op, known: Mapping[str, int | None], size: int) -> Op:
+    places = {n: known.get(n) for n in (*op.operands, *op.results)}
+    result = places[op.results[0]] if op.results else None
+    if op.name == "tt.make_range" and result is not None:
+        text = f"{PART} {{parts = {size} : i32}} : i32"
+        return replace(op, name=PART, text=text, type="i32")
+    name, text = op.name, op.text
+    if op.name == "tt.expand_dims" and result is not None:
+        new = op.number("axis")
+        name = "ttg.convert_layout" if new == result else name
+        text = re.sub(r"axis = \d+", f"axis = {new - (result < new)}", text)
+    at = places[op.operands[0]] if op.name == "tt.reduce" else None
+    if at is not None:
+        text = re.sub(r"axis = \d+", f"axis = {op.number('axis') - (at < op.number('axis'))}", text)
+    axes = {n: at for n, at in places.items() if at is not None}
+    if not axes:
+        return op
+
+    def thinner(match: re.Match[str]) -> str:
+        sizes = match[1].split("x")[:-1]
+        at = _of_rank(op, len(sizes), known)
+        left = sizes if at is None else [*sizes[:at], *sizes[at + 1 :]]
+        return f"tensor<{'x'.join(left)}x{match[2]}>" if left else match[2]
+
+    return replace(op, name=name, text=_TYPE.sub(thinner, text), type=_TYPE.sub(thinner, op.type))
+
+
+def _of_rank(op: Op, rank: int, known: Mapping[str, int | None]) -> int | None:
+    """Return where the blocks of some rank of an operation have the axis."""
+    if op.name in ("tt.expand_dims", "tt.reduce"):
+        operand, result = known.get(op.operands[0]), known.get(op.results[0])
+        types = _types(op.text)
+        return operand if types and len(types[0][0]) == rank else result
+    if op.name in ("tt.splat", "arith.constant"):
+        return known.get(op.results[0])
+    return next((at for n in (*op.operands, *op.results) if (at := known.get(n)) is not None), None)
