@@ -35,3 +35,21 @@ def gathered(Out, In, At, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     at = tl.load(At + cols)
     tl.store(Out + cols, tl.load(In + at))
+
+
+@triton.autotune(
+    configs=[
+        triton.Config({"BM": 64, "BN": 64}, num_warps=4, num_stages=2),
+        triton.Config({"BM": 128, "BN": 256}, num_warps=8, num_stages=3),
+    ],
+    key=["K"],
+)
+@triton.jit
+def whole_product(A, B, C, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        at = k + tl.arange(0, BK)
+        acc = tl.dot(tl.load(A + m[:, None] * K + at[None, :]), tl.load(B + at[:, None] * N + n[None, :]), acc)
+    tl.store(C + m[:, None] * N + n[None, :], acc.to(C.dtype.element_ty))

@@ -329,10 +329,15 @@ def fitted_defaults(build: Build, tiling: Tiling) -> Tiling | None:
 
 
 def largest_that_fit(build: Build, tiling: Tiling) -> str:
-    """Return, for each block size and for slices, its largest value that fits with the others as they are."""
-    fitting_fields = []
-    for one in tiling_fields(type(tiling)):
-        if one.name not in SHRINKING and not one.name.startswith("block"):
+    """Return, for each block size and for slices, its largest value that fits with the others as they are.
+
+    Of a kernel whose source states its blocks, the stages of its loops.
+    """
+    fitting_fields, fields = [], tiling_fields(type(tiling))
+    has_blocks = any(f.name.startswith("block") for f in fields)
+    for one in fields:
+        is_size = one.name in SHRINKING or one.name.startswith("block")
+        if not is_size and (has_blocks or one.name != "stages"):
             continue
         now, step = effective(tiling, one.name) or 0, one.multiple_of or 1
         values: Sequence[int] = range(now - now % step, 0, -step) if now else ()
@@ -346,7 +351,6 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         if fitting and fitting < now:
             fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
-        has_blocks = any(f.name.startswith("block") for f in tiling_fields(type(tiling)))
         return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... shows what fits"
     return f"largest that fits, the other fields unchanged: {' or '.join(fitting_fields)}"
 
