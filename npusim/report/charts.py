@@ -34,6 +34,8 @@ _BESIDE = (
     *((dx, dy, align) for dy in (-15, 15) for dx, align in ((-6, "left"), (6, "right"))),
 )
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
+#: Width of charts that stand one below the other.
+PANEL_WIDTH = 560
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,33 @@ def errors(rows: Sequence[Row], limit: float) -> Spec:
     marks = base.mark_point(shape="diamond", size=110, filled=True, style="mark")
     layers = alt.layer(line, marks, text)
     return finished(layers, row_height(names) * len(names), rows=rows, limits=[{"value": limit}])
+
+
+def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
+    """Return histograms of sizes, one a ``name`` below the other: rows ``low``, ``high``, ``share``.
+
+    A dashed line stands at ``limit``, the largest number of a format.
+    """
+    alt = altair()
+    low, high = min(1.0, *(row["low"] for row in rows)), max(4 * limit, *(row["high"] for row in rows))
+    scale = {"type": "log", "base": 2, "domain": [low, high], "nice": False}
+    shares = {"domain": [0, 1.3 * max(row["share"] for row in rows) or 1], "nice": False}
+    base = chart_of("rows").encode(
+        x=alt.X("low:Q", title="size of a score", scale=scale, axis=alt.Axis(format="~g", tickCount=8)),
+        y=alt.Y("share:Q", title="share of scores", scale=shares, axis=alt.Axis(format="%", tickCount=4)),
+        tooltip=tooltip(name="scores", low="from|number", high="to|number", share="share|share"),
+    )
+    at = alt.X("low:Q", scale=scale)
+    line = chart_of("limits").mark_rule(strokeDash=[4, 3]).encode(x=at)
+    side = {"align": "left", "dx": 5, "baseline": "top", "y": 2}
+    named = chart_of("limits").mark_text(style="label", **side).encode(x=at, text="name:N")
+    panels = []
+    for name in names_of(rows, "name"):
+        bar = base.transform_filter(alt.datum.name == name).mark_bar(style="tile", binSpacing=1)
+        panel = alt.layer(bar.encode(x2="high", y2=alt.datum(0)), line, named)
+        panels.append(panel.properties(width=PANEL_WIDTH, height=CHART_HEIGHT // 3, title={"text": name}))
+    data = {"rows": list(rows), "limits": [{"low": limit, "name": limit_name}]}
+    return {**alt.vconcat(*panels, spacing=12).to_dict(validate=False), "datasets": data}
 
 
 def changes(rows: Sequence[Row]) -> Spec:
