@@ -262,6 +262,38 @@ def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
     return {**alt.vconcat(*panels, spacing=12).to_dict(validate=False), "datasets": data}
 
 
+def curves(rows: Sequence[Row], x_title: str) -> Spec:
+    """Return latencies over a size, a line a ``name``, on logarithms: rows ``name``, ``size``, ``latency_us``."""
+    alt = altair()
+    names, sizes_ = names_of(rows, "name"), sorted({row["size"] for row in rows})
+    ends = _log_domain([row["latency_us"] for row in rows])
+    base = chart_of("rows").encode(
+        x=alt.X(
+            "size:Q",
+            title=x_title,
+            scale={"type": "log", "base": 2, "domain": _log_domain(sizes_), "nice": False},
+            axis=alt.Axis(format=",", values=sizes_, labelOverlap=True),
+        ),
+        y=alt.Y(
+            "latency_us:Q",
+            title="latency, us",
+            scale={"type": "log", "domain": ends, "nice": False},
+            axis=alt.Axis(format=",~g", tickCount=6),
+        ),
+        color=alt.Color(
+            "name:N",
+            title=None,
+            sort=names,
+            scale={"range": "category"},
+            legend=alt.Legend(orient="top") if len(names) > 1 else None,
+        ),
+        tooltip=tooltip(name="what", size=f"{x_title}|number", latency_us="us|number"),
+    )
+    text = base.mark_text(style="label", dy=-11).encode(text=alt.Text("latency_us:Q", format=",.4~g"))
+    layers = [base.mark_line(), base.mark_point(filled=True, size=60), *([text] if len(names) == 1 else [])]
+    return finished(alt.layer(*layers), CHART_HEIGHT, rows=rows)
+
+
 def changes(rows: Sequence[Row]) -> Spec:
     """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, with runs side by side."""
     alt, form = altair(), "+,.2f"
