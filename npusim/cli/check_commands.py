@@ -54,9 +54,9 @@ And one of a decision: which schedule and tile wins a space:
 @app.verb(
     "check",
     ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
+    ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
     ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
     ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
-    ("npusim check flash.py::flash -a seq=512", "flags and barriers of a TileLang-Ascend program"),
     after=_FILES,
     first="--update --reason --tolerance --json",
 )

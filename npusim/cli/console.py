@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import typer
 
-from npusim.report.text import Block, lines, markdown, to_json
+from npusim.report.text import Block, folded, lines, markdown, to_json
 from npusim.sanitize import visible
 from npusim.units import format_duration
 
@@ -79,8 +79,9 @@ def show_json(document: Mapping[str, object]) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message for people, to stderr."""
-    typer.echo(visible(message), err=True)
+    """Print a message to stderr: in lines of its width on a terminal, as one line elsewhere, for programs."""
+    text, width = visible(message), _message_width()
+    typer.echo(text if width is None else folded(text, width), err=True)
 
 
 def write(file: Path, content: str | bytes, note: str = "") -> None:
@@ -220,6 +221,11 @@ def terminal_width() -> int | None:
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None
+
+
+def _message_width() -> int | None:
+    """Return the columns of the terminal to which messages go; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def _is_coloured() -> bool:

@@ -3,6 +3,7 @@ forms.
 """
 
 import os
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -153,6 +154,7 @@ def root() -> None:
     "rows",
     ("npusim export rows a.csv --schedule gemm --hw h200 -g m=16 -g n=4k -g k=4k", "AIConfigurator's columns"),
     ("npusim export rows a.csv -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
+    ("npusim export rows a.csv -g heads=32 -g seq_q=1k,4k -g head_dim=128 --plot a.svg", "and latency by length"),
     ("npusim export rows a.csv --form msmodeling -g heads=8 -g seq_q=1k -g head_dim=64", "msModeling's"),
     first="--schedule --hw --grid --form",
 )
@@ -170,6 +172,7 @@ def export_rows(
         Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
     ] = None,
     force: Annotated[bool, o.option("--force", "Replace a file that is no such table.")] = False,
+    plot: o.Plot = None,
     json: o.Json = False,
 ) -> None:
     """Write predicted latencies of a grid of shapes as a table that serving simulators read.
@@ -177,17 +180,25 @@ def export_rows(
     The last column, band, is how far nine in ten such times are expected to be from measured ones, of each shape; empty
     where none was measured.
     """
-    from npusim.report.latency_rows import latency_rows, refuse_other_table
+    from npusim.report.latency_rows import drawn_size, latencies_figure, latency_rows, refuse_other_table
     from npusim.report.output import check_file_writable
+    from npusim.report.plot import picture
 
     check_file_writable(file)
     if not force:
         refuse_other_table(file)
     given = o.key_values(grid, "--grid")
     axes = {n: [o.count(f"--grid {n}")(value) for value in o.names(text, f"--grid {n}")] for n, text in given.items()}
+    if plot is not None:
+        drawn_size(axes)  # refuses before the work, not after it
+    times: list[tuple[Mapping[str, int], float]] = []
     with progress("predicting") as advance:
-        text, faults = latency_rows(schedule, axes, form, advance, hw=hw, precision=precision, dtype=dtype)
+        text, faults = latency_rows(
+            schedule, axes, form, advance, lambda *time: times.append(time), hw=hw, precision=precision, dtype=dtype
+        )
     write(file, text)
+    if plot is not None:
+        write(plot, picture([latencies_figure(schedule, hw, axes, times)], plot.suffix))
     for fault in (*faults[:_SHOWN], *([f"{len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else [])):
         say(f"no row: {fault}")
     if json:

@@ -247,11 +247,11 @@ def _print(
     if result.schedule.endswith(".py"):
         say(f"npusim: {result.schedule} has one schedule, {result.program.name}")
     if sensitive:
-        from npusim.report.findings import SENSITIVITY, sensitivity_document
+        from npusim.report.findings import sensitivity_document, sensitivity_table
         from npusim.simulation.sensitivity import sensitivity
 
         moved = sensitivity(result)
-        added, tables = {"sensitivity": sensitivity_document(moved)}, [SENSITIVITY.grid(moved)]
+        added, tables = {"sensitivity": sensitivity_document(moved)}, [*sensitivity_table(moved)]
     if like is not None:
         from npusim.report.findings import NEIGHBOURS
         from npusim.studies.validate.nearest import nearest

@@ -65,7 +65,7 @@ def stress(
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
     from npusim.report.plot import picture
-    from npusim.report.worst_inputs import errors_figure, stress_document, stress_table
+    from npusim.report.worst_inputs import errors_figure, scores_figure, stress_document, stress_table
     from npusim.studies.stress import examine
 
     allowed = _allowed(require)
@@ -86,6 +86,8 @@ def stress(
     show_either(json, lambda: stress_document(result, again, required), lambda: stress_table(result, again))
     if plot is not None:
         write(plot, picture([errors_figure(result)], plot.suffix))
+        if (scores := scores_figure(result)) is not None:
+            write(plot.with_stem(f"{plot.stem}-scores"), picture([scores], plot.suffix))
     if not is_met:
         raise CheckFailedError(f"{require}: {result.worst}")
 

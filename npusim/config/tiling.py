@@ -119,6 +119,12 @@ def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
     return cast("type[Tiling]", create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, **made)) if made else cls
 
 
+def names_of(info: FieldInfo) -> Mapping[str, object]:
+    """Return the names that a field of `one_of` takes, with the description of each; of other fields none."""
+    names, schedule = _names_of(info)
+    return names(schedule)
+
+
 def _names_of(info: FieldInfo) -> tuple[Names, str]:
     """Return the function for the names of a field of `one_of`, and the schedule; of other fields none."""
     kinds = (info.annotation, *get_args(info.annotation))

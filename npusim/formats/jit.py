@@ -184,7 +184,7 @@ class CompiledKernel:
             if numba_internals is None:
                 self._plain = _plain(self.function)
                 return None
-            cache.say_once("compiling numeric kernels that this call is the first to use (stored for later calls)")
+            cache.say_once("compiling numeric kernels for their first use; later calls load them")
             file, stamp = self._file(kinds, machine), self._stamp(machine)
             with cache.alone(file):
                 content = cache.load(file, stamp)

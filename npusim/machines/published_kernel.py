@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from npusim.config.core_units import WarpIssue
 from npusim.config.load import list_devices, load_device
@@ -104,6 +104,8 @@ class PublishedKernel:
     of: Computes = "attention"
     is_fused: bool = False
     output_of_8_bits: str = ""
+    #: Name of the core family on which kernels of this class run.
+    family: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return self.whose
@@ -137,6 +139,7 @@ class GpuKernel(PublishedKernel):
         constants.
     """
 
+    family: ClassVar[str] = "nvidia"
     decides: GpuDecisions = field(default_factory=GpuDecisions)
     tiles: Mapping[int, Layouts] = field(default_factory=dict)
     variants: Callable[[Problem, DeviceSpec], Layouts] = lambda _problem, _device: {}
@@ -286,6 +289,7 @@ class AscendKernel(PublishedKernel):
         mask.
     """
 
+    family: ClassVar[str] = "ascend"
     decides: AscendDecisions
     by_phase: Mapping[str, AscendDecisions] = field(default_factory=dict)
     deal: BlockOrder = "round_robin"

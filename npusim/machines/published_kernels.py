@@ -45,6 +45,13 @@ def listed() -> str:
     return "; ".join(f"{', '.join(kernels(PublishedKernel, s))} of {s}" for s in schedules)
 
 
+def home(name: object) -> str:
+    """Return where a packaged kernel runs, in words: ``ascend cores for flash, split_kv``; empty for another name."""
+    if (kernel := _packaged().get(str(name))) is None:
+        return ""
+    return " for ".join(filter(None, (kernel.family and f"{kernel.family} cores", ", ".join(kernel.computes))))
+
+
 def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
     """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and others.
 

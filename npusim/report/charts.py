@@ -34,6 +34,8 @@ _BESIDE = (
     *((dx, dy, align) for dy in (-15, 15) for dx, align in ((-6, "left"), (6, "right"))),
 )
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
+#: Width of charts that stand one below the other.
+PANEL_WIDTH = 560
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,65 @@ def errors(rows: Sequence[Row], limit: float) -> Spec:
     marks = base.mark_point(shape="diamond", size=110, filled=True, style="mark")
     layers = alt.layer(line, marks, text)
     return finished(layers, row_height(names) * len(names), rows=rows, limits=[{"value": limit}])
+
+
+def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
+    """Return histograms of sizes, one a ``name`` below the other: rows ``low``, ``high``, ``share``.
+
+    A dashed line stands at ``limit``, the largest number of a format.
+    """
+    alt = altair()
+    low, high = min(1.0, *(row["low"] for row in rows)), max(4 * limit, *(row["high"] for row in rows))
+    scale = {"type": "log", "base": 2, "domain": [low, high], "nice": False}
+    shares = {"domain": [0, 1.3 * max(row["share"] for row in rows) or 1], "nice": False}
+    base = chart_of("rows").encode(
+        x=alt.X("low:Q", title="size of a score", scale=scale, axis=alt.Axis(format="~g", tickCount=8)),
+        y=alt.Y("share:Q", title="share of scores", scale=shares, axis=alt.Axis(format="%", tickCount=4)),
+        tooltip=tooltip(name="scores", low="from|number", high="to|number", share="share|share"),
+    )
+    at = alt.X("low:Q", scale=scale)
+    line = chart_of("limits").mark_rule(strokeDash=[4, 3]).encode(x=at)
+    side = {"align": "left", "dx": 5, "baseline": "top", "y": 2}
+    named = chart_of("limits").mark_text(style="label", **side).encode(x=at, text="name:N")
+    panels = []
+    for name in names_of(rows, "name"):
+        bar = base.transform_filter(alt.datum.name == name).mark_bar(style="tile", binSpacing=1)
+        panel = alt.layer(bar.encode(x2="high", y2=alt.datum(0)), line, named)
+        panels.append(panel.properties(width=PANEL_WIDTH, height=CHART_HEIGHT // 3, title={"text": name}))
+    data = {"rows": list(rows), "limits": [{"low": limit, "name": limit_name}]}
+    return {**alt.vconcat(*panels, spacing=12).to_dict(validate=False), "datasets": data}
+
+
+def curves(rows: Sequence[Row], x_title: str) -> Spec:
+    """Return latencies over a size, a line a ``name``, on logarithms: rows ``name``, ``size``, ``latency_us``."""
+    alt = altair()
+    names, sizes_ = names_of(rows, "name"), sorted({row["size"] for row in rows})
+    ends = _log_domain([row["latency_us"] for row in rows])
+    base = chart_of("rows").encode(
+        x=alt.X(
+            "size:Q",
+            title=x_title,
+            scale={"type": "log", "base": 2, "domain": _log_domain(sizes_), "nice": False},
+            axis=alt.Axis(format=",", values=sizes_, labelOverlap=True),
+        ),
+        y=alt.Y(
+            "latency_us:Q",
+            title="latency, us",
+            scale={"type": "log", "domain": ends, "nice": False},
+            axis=alt.Axis(format=",~g", tickCount=6),
+        ),
+        color=alt.Color(
+            "name:N",
+            title=None,
+            sort=names,
+            scale={"range": "category"},
+            legend=alt.Legend(orient="top") if len(names) > 1 else None,
+        ),
+        tooltip=tooltip(name="what", size=f"{x_title}|number", latency_us="us|number"),
+    )
+    text = base.mark_text(style="label", dy=-11).encode(text=alt.Text("latency_us:Q", format=",.4~g"))
+    layers = [base.mark_line(), base.mark_point(filled=True, size=60), *([text] if len(names) == 1 else [])]
+    return finished(alt.layer(*layers), CHART_HEIGHT, rows=rows)
 
 
 def changes(rows: Sequence[Row]) -> Spec:

@@ -61,7 +61,19 @@ SENSITIVITY = Columns(
     Column("basis", "basis", key="basis"),
     Column("-20 %", "lower", _change, ">", key="minus_20_percent"),
     Column("+20 %", "higher", _change, ">", key="plus_20_percent"),
+    spare=("value", "basis"),
 )
+#: Relative changes of the latency that the terminal shows; JSON has the smaller ones too.
+SHOWN_CHANGE = 0.0005
+
+
+def sensitivity_table(constants: Sequence[Sensitivity]) -> tuple[Block, ...]:
+    """Return one line a constant that changes the latency by `SHOWN_CHANGE` or more, and the number of the others."""
+    shown = [s for s in constants if max(abs(s.lower), abs(s.higher)) >= SHOWN_CHANGE]
+    left_out = len(constants) - len(shown)
+    text = f"{left_out} more in --json: {plural(left_out, 'constant')} that change it by less than {SHOWN_CHANGE:.2%}"
+    rest = Facts((("latency", cells(text.replace("%", " %"), style="dim")),))
+    return (*([SENSITIVITY.grid(shown)] if shown else ()), *([rest] if left_out else ()))
 
 
 def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:

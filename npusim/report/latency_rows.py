@@ -18,6 +18,9 @@ from npusim import __version__
 from npusim.config.document import read_text
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
+from npusim.report import charts
+from npusim.report.charts import Figure
+from npusim.report.text import Column, Columns, whole
 from npusim.sanitize import csv_text
 from npusim.simulation.request import CallOptions, Request
 from npusim.simulation.simulate import run_request
@@ -35,12 +38,13 @@ def latency_rows(
     axes: Mapping[str, Sequence[int]],
     form: str,
     progress: Callable[[int, int], None] | None = None,
+    on_time: Callable[[Mapping[str, int], float], None] = lambda _point, _latency_us: None,
     **options: Unpack[CallOptions],
 ) -> tuple[str, tuple[str, ...]]:
     """Return a CSV table of predicted latencies of a grid of sizes, and the reasons of shapes without one.
 
     ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
-    otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.
+    otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.  ``on_time`` receives each shape and its latency, us.
 
     Raises `SpecError` for sizes of neither kind, a schedule without a time, or where no shape has a prediction.
     """
@@ -59,7 +63,9 @@ def latency_rows(
             given |= {"causal": request.causal} if request.causal is not None else {}
         try:
             problem = (Problem if "heads" in point else GemmProblem).model_validate(given)
-            rows.append(_row(run_request(replace(bare, problem=problem)), form))
+            run = run_request(replace(bare, problem=problem))
+            rows.append(_row(run, form))
+            on_time(point, run.latency_us)
         except (SpecError, TilingError) as error:
             faults.append(f"{', '.join(f'{k}={v}' for k, v in point.items())}: {error}")
         if progress:
@@ -67,6 +73,35 @@ def latency_rows(
     if not rows:
         raise SpecError(f"no shape has a prediction: {faults[0]}")
     return csv_text(rows[0], (row.values() for row in rows)), tuple(faults)
+
+
+def drawn_size(axes: Mapping[str, Sequence[int]]) -> str:
+    """Return the size over which latencies are drawn, that with most values; raise `SpecError` where none has two."""
+    over = max(axes, key=lambda name: len(set(axes[name])), default="")
+    if len(set(axes.get(over, ()))) < 2:
+        raise SpecError("--plot: latencies are drawn over a size with two values or more, such as -g seq_q=1k,2k,4k")
+    return over
+
+
+def latencies_figure(
+    schedule: str, hw: str, axes: Mapping[str, Sequence[int]], times: Sequence[tuple[Mapping[str, int], float]]
+) -> Figure:
+    """Return the latencies of a grid over the size with most values, a line for each combination of the others.
+
+    ``times``: sizes, and the latency in us.  Raises `SpecError` as `drawn_size`.
+    """
+    over = drawn_size(axes)
+    others = [name for name in axes if name != over and len(set(axes[name])) > 1]
+    rows = [
+        {"name": " ".join(f"{n}={point[n]}" for n in others), "size": point[over], "latency_us": latency}
+        for point, latency in sorted(times, key=lambda time: time[0][over])
+    ]
+    fixed = ", ".join(f"{name}={values[0]}" for name, values in axes.items() if name != over and name not in others)
+    columns = Columns(
+        Column("other sizes", "name"), Column(over, "size", whole, ">"), Column("latency us", "latency_us", ",.2f", ">")
+    )
+    title = f"{schedule} on {hw}: latency by {over}"
+    return Figure("latencies", title, fixed, charts.curves(rows, over), columns.grid(rows))
 
 
 def refuse_other_table(file: Path) -> None:

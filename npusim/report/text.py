@@ -24,6 +24,10 @@ _INDENT = "  "
 _GAP = "  "
 #: Text is wrapped to no narrower column: lines are then too long.
 _NARROWEST = 12
+#: The beginning of a number: ``+1.5 %``, ``x1.20``, ``~0 %``.
+_NUMBER = re.compile(r"[-+~x<>±]? ?\d")
+#: A command at the end of a message.
+_COMMAND = re.compile(r"(?<=:) npusim [a-z-]+( \S+)*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,30 @@ def _with_null(value: object) -> Any:
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
     """Return cells of one style."""
     return tuple(Cell(text, style) for text in texts)
+
+
+def folded(message: str, width: int) -> str:
+    """Return a message in lines of ``width`` columns, the second and later ones indented.
+
+    A command that ends a line of the message, behind a colon, starts a line and is never broken; neither is a word.
+    """
+    return "\n".join(part for line in message.splitlines() for part in _folded_line(line, width))
+
+
+def _folded_line(line: str, width: int) -> Iterator[str]:
+    if len(line) <= width:
+        yield line
+        return
+    words, command = line, ""
+    if ending := _COMMAND.search(line):
+        words, command = line[: ending.start()], line[ending.start() :].lstrip()
+    first, *rest = _wrapped(words, width)
+    yield first
+    margin = first[: len(first) - len(first.lstrip())] + _INDENT
+    for text in _wrapped(" ".join(text.strip() for text in rest), width - len(margin)) if rest else ():
+        yield margin + text
+    if command:
+        yield margin + command
 
 
 def help_on(*words: str) -> str:
@@ -296,21 +324,39 @@ def _excess(widths: Sequence[int], width: int) -> int:
 def _fit(grid: Grid, widths: list[int], width: int) -> bool:
     """Narrow columns until the grid fits; return whether it does.
 
-    Text is wrapped first, the column with most room to spare first, then the names of columns of numbers.
+    Text is wrapped first, the column with most room to spare first, then the names of columns of numbers.  A number and
+    its unit are never parted; words in a column of numbers are wrapped as text is.
     """
-    words = [[len(w) for text in _column(grid, i) for w in text.split()] for i in range(len(widths))]
-    least = [min(now, max(_NARROWEST, *lengths, 0)) for now, lengths in zip(widths, words, strict=True)]
-    texts = [i for i, side in enumerate(grid.align) if side == "<"]
-    while _excess(widths, width) > 0 and texts:
-        widest = max(texts, key=lambda i: widths[i] - least[i])
+    least = [min(now, _least(grid, i)) for i, now in enumerate(widths)]
+    while _excess(widths, width) > 0:
+        widest = max(range(len(widths)), key=lambda i: widths[i] - least[i])
         if widths[widest] <= least[widest]:
             break
         widths[widest] -= 1
     if _excess(widths, width) > 0:
         for i, name in enumerate(grid.header):
-            cells = max((len(row[i].text) for row in grid.rows), default=0)
-            widths[i] = min(widths[i], max(cells, *map(len, _pieces(name)), 1)) if i not in texts else widths[i]
+            if grid.align[i] == ">":
+                widths[i] = min(widths[i], max(_least_cells(grid, i), *map(len, _pieces(name)), 1))
     return _excess(widths, width) <= 0
+
+
+def _least(grid: Grid, index: int) -> int:
+    """Return the width below which neither the cells of a column nor its name are wrapped."""
+    name = grid.header[index]
+    if grid.align[index] == ">":
+        return max(len(name), _least_cells(grid, index))
+    return max(_NARROWEST, _least_cells(grid, index), *map(len, name.split()))
+
+
+def _least_cells(grid: Grid, index: int) -> int:
+    """Return the width below which the cells of a column are not wrapped: a word, or a number with its unit."""
+    return max((_least_text(row[index].text, grid.align[index]) for row in grid.rows), default=0)
+
+
+def _least_text(text: str, side: str) -> int:
+    if side == ">" and _NUMBER.match(text):
+        return len(text)
+    return max(min(len(text), _NARROWEST), *map(len, text.split()), 0)
 
 
 def _stacked(widths: Sequence[int], width: int) -> list[range]:
@@ -352,7 +398,7 @@ def _row(
 ) -> Iterator[Line]:
     is_name = wrapped is _wrapped_name
     parts = [
-        wrapped(cell.text, width if side == "<" or is_name else None)
+        wrapped(cell.text, width if side == "<" or is_name or not _NUMBER.match(cell.text) else None)
         for cell, side, width in zip(row, align, widths, strict=False)
     ]
     height = max((len(part) for part in parts), default=1)

@@ -9,6 +9,7 @@ from npusim.report import charts
 from npusim.report.charts import Figure
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, help_on, percent, whole
 from npusim.studies.stress.aspects import words
+from npusim.studies.stress.scores import LOWEST
 from npusim.studies.stress.worst_search import FACTOR, GROWN, SHRUNK, STEPS
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ LEDGER = Columns(
 )
 #: Choices that hold, and steps, that a table shows; JSON has them all.
 SHOWN = 8
-#: Inputs that a chart shows.
-DRAWN = 12
+#: Inputs that a chart shows, and the least share of scores in a bar at the ends of their histogram.
+DRAWN, LEAST_SHARE = 12, 5e-4
 
 
 def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> dict[str, object]:
@@ -36,6 +37,7 @@ def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> 
     parts = {f.name: getattr(stress, f.name) for f in fields(stress) if f.name != "inputs"}
     for name in ("worst", "calm"):
         parts[name] = asdict(parts[name])
+    parts["scores"] = None if stress.scores is None else asdict(stress.scores)
     for name in ("ledger", "outcomes", "beyond"):
         parts[name] = [asdict(one) for one in parts[name]]
     return document("stress", **parts, command=command, required=required)
@@ -106,3 +108,29 @@ def errors_figure(stress: Stress) -> Figure:
     title = f"{stress.schedule} on {stress.device}, {stress.precision}: the largest errors"
     table = Columns(Column("input", "name"), Column("relative RMSE", "value", ".2e", ">"))
     return Figure("errors", title, text, charts.errors(rows, stress.limit) if rows else None, table.grid(rows))
+
+
+def scores_figure(stress: Stress) -> Figure | None:
+    """Return the sizes of QK^T and of the stored scores on the worst input; None for a schedule without scores."""
+    if (scores := stress.scores) is None:
+        return None
+    lost = f", {percent(scores.lost)} not finite" if scores.lost > 1e-9 else ""
+    stored = f"as {stress.schedule} stores them in {scores.fmt}{lost}"
+    shares = {"QK^T in float64": scores.exact, stored: scores.stored}
+    filled = [at for each in shares.values() for at, share in enumerate(each) if share >= LEAST_SHARE] or [0]
+    rows = [
+        {"name": name, "low": 2.0 ** (LOWEST + at), "high": 2.0 ** (LOWEST + at + 1), "share": share}
+        for name, each in shares.items()
+        for at, share in enumerate(each)
+        if min(filled) <= at <= max(filled)
+    ]
+    text = f"Each bar: scores from one power of two to the next. Dashed: the largest number of {scores.fmt}."
+    title = f"Scores of {stress.schedule} on the worst input ({words(stress.worst.point)})"
+    spec = charts.sizes(rows, scores.largest, scores.fmt)
+    table = Columns(
+        Column("scores", "name"),
+        Column("from", "low", "g", ">"),
+        Column("to", "high", "g", ">"),
+        Column("share", "share", percent, ">"),
+    )
+    return Figure("scores", title, text, spec, table.grid(rows))

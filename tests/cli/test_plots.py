@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import npusim
 from npusim.cli.app import app
 from npusim.report import charts
 from npusim.report.charts import Figure
 from npusim.report.text import Grid
+from npusim.studies.stress.scores import HIGHEST, LOWEST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +36,10 @@ NONE = Grid((), "", ())
             ("flash on ascend_910b2: block_kv and block_q", "us"),
         ),
         ("stress pasa --seq 64 --budget 1 --over logit_std=1:2", ("the largest errors", "relative RMSE (logarithmic)")),
+        (
+            "export rows a.csv --hw h200 -g heads=2 -g seq_q=128,256 -g head_dim=64",
+            ("flash on h200: latency by seq_q", "heads=2, head_dim=64", "latency, us (logarithmic)"),
+        ),
     ],
     ids=lambda value: value.partition(" ")[0] if isinstance(value, str) else "",
 )
@@ -46,6 +53,47 @@ def test_a_verb_writes_a_picture(
     text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
     assert text.startswith("<svg")
     assert all(word in text for word in words)
+
+
+def test_scores_are_drawn_before_and_after_the_shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("pasa", ""), ("flash", " --precision fa16")):
+        command = f"stress {name} -w pasa_resonance --seq 128 --over resonance=1 --budget 1 --plot {name}.svg{more}"
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 0, done.output
+        assert f"wrote {name}-scores.svg" in done.stderr
+    pasa, flash = ((tmp_path / f"{name}-scores.svg").read_text(encoding="utf-8") for name in ("pasa", "flash"))
+    assert all(
+        words in text for text in (pasa, flash) for words in ("QK^T in float64", "size of a score (logarithmic)")
+    )
+    assert ">as pasa stores them in float16<" in pasa
+    assert ">as flash stores them in float16, 100.0 % not finite<" in flash
+
+
+def test_shares_of_scores_are_those_of_their_sizes() -> None:
+    result = npusim.stress("pasa", ["logit_std=1"], workload="pasa_resonance", seq=64, heads=[0], budget_s=1)
+    assert result.scores is not None
+    q, k = (result.inputs[name][0, 0].astype(np.float64) for name in ("q", "k"))
+    sizes = np.abs(q @ k.T)  # of 64 rows, all of the sample
+    shares = [((sizes >= 2.0**e) & (sizes < 2.0 ** (e + 1))).mean() for e in range(LOWEST + 1, HIGHEST - 1)]
+    assert result.scores.exact[1:-1] == pytest.approx(shares)
+    assert sum(result.scores.exact) == pytest.approx(1)
+    assert result.scores.lost == 0
+    assert result.scores.fmt == "float16"
+    # The shift takes nearly all of the mean away: stored scores are smaller by powers of two.
+    largest = [
+        max(at for at, share in enumerate(each) if share) for each in (result.scores.exact, result.scores.stored)
+    ]
+    assert largest[0] - largest[1] >= 3
+
+
+def test_latencies_over_no_size_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "export rows a.csv -g heads=2 -g seq_q=128 -g head_dim=64 --plot a.svg"
+    refused = CliRunner().invoke(app, command.split())
+    assert refused.exit_code == 2
+    assert "a size with two values or more" in refused.stderr
+    assert not (tmp_path / "a.csv").exists()
 
 
 def test_a_picture_is_refused_before_the_work_where_it_cannot_be_written(

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from npusim.cli import console
 from npusim.cli.app import VERBS, app
 from npusim.cli.guide import guides
+from npusim.report.text import folded
 from tests.cli.odd_files import write_odd_files
-from tests.cli.transcripts import COMMANDS
+from tests.cli.transcripts import COMMANDS, write_guides_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +33,45 @@ SCREENS = (
     "hw show rtx_5090",
     *(f"help {topic}" for topic in guides()),
 )
-#: Verbs that print a file, a page or the name of a written file; tests/cli/test_help.py has their help at 80 columns.
-WITHOUT_TABLES = frozenset(
-    "warm report diff evaluate serve new record probe import calibrate export".split()  # noqa: SIM905
-)
+#: One problem of some milliseconds, for commands that follow one another.
+SMALL = "--hw h200 --seq-q 16 --seq-kv 64 --no-causal --rows all --heads 0"
+#: Commands that read what the ones before them wrote.
+SEQUENCES = {
+    "diff": (
+        f"run flash {SMALL} --precision running=float16 --save-output -o kernel",
+        f"diff kernel/output.safetensors flash {SMALL}",
+        f"diff kernel/output.safetensors flash {SMALL} --judge",
+    ),
+    "report": ("run flash --seq 128 --no-numerics -o a", "report a"),
+    "others": ("evaluate flash --hw h200 --seq 256", "new schedule mine", "import --template", "check scale.py::scale"),
+    "export": ("export rows a.csv --hw h200 -g heads=32 -g seq_q=1k -g head_dim=128",),
+    "probe": ("probe bits --cases f16.f32 -o probe",),
+    "calibrate": ("calibrate measured.yaml",),
+    "triton": (
+        "record attention.py",
+        "run calls.npz::0 --hw h200 -o a",
+        "run calls.npz::0 --hw h200 -t warps=8 -o b",
+        "compare a b",
+        "tune calls.npz::0 --hw h200 -f warps=4,8 -j1",
+    ),
+}
+#: Verbs that print the name of a written file or answer programs; tests/cli/test_help.py has their help at 80 columns.
+WITHOUT_TABLES = frozenset({"warm", "serve"})
 #: Lines that stay whole: commands that are to be copied.
 WHOLE = re.compile(r".*npusim \S")
+
+
+@pytest.fixture(autouse=True)
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are wrapped as on a terminal of 80 columns."""
+    monkeypatch.setattr(console, "_message_width", lambda: 80)
 
 
 def _too_wide(command: str) -> list[str]:
     outcome = CliRunner(env={"COLUMNS": "80"}).invoke(app, command.split())
     assert outcome.exception is None or isinstance(outcome.exception, SystemExit), outcome.exception
     assert outcome.output
-    return [line for line in outcome.stdout.splitlines() if len(line) > 80 and not WHOLE.match(line)]
+    return [line for line in outcome.output.splitlines() if len(line) > 80 and not WHOLE.match(line)]
 
 
 @pytest.mark.parametrize("command", SCREENS)
@@ -66,6 +94,46 @@ def test_the_commands_of_a_transcript_fit_eighty_columns(
     assert [line for command in commands for line in _too_wide(command)] == []
 
 
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_commands_on_written_files_fit_eighty_columns(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "triton":
+        pytest.importorskip("triton")
+    if name == "report":
+        pytest.importorskip("altair")
+    monkeypatch.chdir(tmp_path)
+    write_odd_files(tmp_path)
+    write_guides_files(tmp_path)
+    commands = [command for command in SEQUENCES[name] if "--template" not in command]  # a file, printed
+    assert [line for command in commands for line in _too_wide(command)] == []
+
+
+def test_a_message_is_folded_on_a_terminal_and_one_line_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "run flash --seq 128 -t block_q=512 -t block_kv=512 -t vector_rows=16"
+
+    def lines() -> list[str]:
+        said = CliRunner().invoke(app, command.split()).stderr
+        return said[said.index("npusim: error") :].splitlines()  # behind news of progress
+
+    folded_lines = lines()
+    assert len(folded_lines) > 1
+    assert all(line.startswith("  ") for line in folded_lines[1:])
+    monkeypatch.setattr(console, "_message_width", lambda: None)
+    assert lines() == [" ".join(line.strip() for line in folded_lines)]
+
+
+def test_a_folded_message_has_its_command_whole_on_a_line_of_its_own() -> None:
+    command = "npusim check base.yaml --update --reason a_reason"
+    text = f"npusim: 1 of 1 baselines not met; accept with: {command}"
+    assert folded(text, 60) == f"npusim: 1 of 1 baselines not met; accept with:\n  {command}"
+    assert folded("short", 60) == "short"
+    assert folded(f"wrote a/{'b' * 70}", 60) == f"wrote\n  a/{'b' * 70}"
+
+
 def test_the_list_of_schedules_fits_eighty_columns() -> None:
     outcome = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["run"])
     assert outcome.exit_code == 2
@@ -74,6 +142,7 @@ def test_the_list_of_schedules_fits_eighty_columns() -> None:
 
 
 def test_every_verb_with_a_table_has_a_screen() -> None:
-    shown = {command.split()[0] for command in (*SCREENS, *(c for each in COMMANDS.values() for c in each))}
+    commands = (*SCREENS, *(c for each in (*COMMANDS.values(), *SEQUENCES.values()) for c in each))
+    shown = {command.split()[0] for command in commands}
     verbs = {verb for verbs in VERBS.values() for verb in verbs}
     assert verbs - shown == WITHOUT_TABLES

@@ -45,7 +45,7 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-COMPILES = "npusim: compiling numeric kernels that this call is the first to use (stored for later calls)\n"
+COMPILES = "npusim: compiling numeric kernels for their first use; later calls load them\n"
 
 
 def test_code_of_a_package_spares_compilation(carried: Path, tmp_path: Path) -> None:

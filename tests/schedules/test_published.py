@@ -203,7 +203,7 @@ def test_a_schedule_takes_the_kernels_that_compute_it_and_no_others(name: str, f
             taken.add(kernel.name)
             assert name in kernel.computes
         except TilingError as error:
-            assert re.search(rf"{kernel.name}.*[Tt]here are ", str(error))
+            assert re.search(rf"{kernel.name}.*([Tt]here are |cores has )", str(error))
     fields = {f.name: f.choices for f in tiling_fields(schedule.tiling)}
     assert set(fields.get("kernel", ())) == taken
     expected = {
@@ -231,6 +231,15 @@ def test_a_kernel_that_no_library_has_is_refused_by_every_verb(name: str, hw: st
         npusim.run(name, **asked, numerics=False)
     with pytest.raises(TilingError, match=message):
         npusim.explore(name, {"kernel": [kernel, "fa4"]}, hw=hw, **sizes)
+
+
+@pytest.mark.parametrize(("kernel", "hw", "cores"), [("cann", "h200", "ascend"), ("fa3", "ascend_910b2", "nvidia")])
+def test_a_kernel_of_another_family_is_refused_with_the_cores_that_have_it(kernel: str, hw: str, cores: str) -> None:
+    message = rf"kernel={kernel}: a kernel of {cores} cores for flash, split_kv.*; flash on \w+ cores has \w+, "
+    with pytest.raises(TilingError, match=message):
+        npusim.run("flash", hw=hw, seq=128, tiling={"kernel": kernel}, numerics=False)
+    with pytest.raises(TilingError, match=message):
+        npusim.explore("flash", {"kernel": [kernel]}, hw=hw, seq=128)
 
 
 def test_a_search_takes_one_beside_packaged_ones(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:

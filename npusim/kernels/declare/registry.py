@@ -20,7 +20,7 @@ from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem, Sizes
-from npusim.config.tiling import Tiling, build_tiling, tiling_fields
+from npusim.config.tiling import Tiling, build_tiling, names_of, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
@@ -168,10 +168,23 @@ class Schedule:
         return build_tiling(self.tiling, values)
 
     def check_kernel(self, named: object) -> None:
-        """Raise `TilingError` for a published kernel that is named (None: none is), where the schedule has none."""
-        if named is not None and "kernel" not in self.tiling.model_fields:
-            what = f"{self.name} on {self.family} cores has no published kernel"
-            raise TilingError(f"kernel={named}: {what}; there are {published_kernels.listed()}")
+        """Raise `TilingError` for a published kernel that is named (None: none is), where the schedule has it not."""
+        if why := self.kernel_refusal(named):
+            raise TilingError(why)
+
+    def kernel_refusal(self, named: object) -> str:
+        """Return why the schedule has no published kernel of a name, and which cores and schedules have it.
+
+        Empty where the schedule has the kernel, for None, and for names of no packaged kernel, which the field refuses.
+        """
+        field, here = self.tiling.model_fields.get("kernel"), f"{self.name} on {self.family} cores has"
+        if named is None:
+            return ""
+        if field is None:
+            return f"kernel={named}: {here} no published kernel; there are {published_kernels.listed()}"
+        if named not in (has := names_of(field)) and (home := published_kernels.home(named)):
+            return f"kernel={named}: a kernel of {home}; {here} {', '.join(sorted(has)) or 'none'}"
+        return ""
 
     def presets(self, device: DeviceSpec) -> tuple[str, ...]:
         """Return the names of presets whose operands the device's matrix units multiply."""

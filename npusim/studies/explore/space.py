@@ -257,11 +257,13 @@ class SearchRequest:
         return replace(setting, notes=(*notes, *differing))
 
     def _check_kernels(self, axis: Iterable[Value]) -> None:
-        """Raise `TilingError` for a published kernel that is named, or an axis of these, where no schedule has one."""
-        has_some = any("kernel" in schedule.tiling.model_fields for schedule in self.found.values())
+        """Raise `TilingError` for a published kernel that is named and a schedule has not, or that no schedule has."""
         for schedule in self.found.values():
-            for kernel in (named_fields(self.request.tiling).get("kernel"), *(() if has_some else axis)):
-                schedule.check_kernel(kernel)
+            schedule.check_kernel(named_fields(self.request.tiling).get("kernel"))
+        for kernel in axis:
+            refusals = [schedule.kernel_refusal(kernel) for schedule in self.found.values()]
+            if refusals and all(refusals):
+                raise TilingError(refusals[0])
 
     def _ranked(self, *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the schedules to search, and notes on the ones that no real kernel runs on the device."""

@@ -28,6 +28,7 @@ from npusim.simulation.robustness import other_schedules
 from npusim.simulation.run_result import ComputedBits, result_of
 from npusim.studies.stress.aspects import AMPLITUDE, Aspect, Point, aspects_of, stressed, words
 from npusim.studies.stress.ledger import Entry, Ledger, coarsest_step
+from npusim.studies.stress.scores import ScoreCounter, ScoreSizes, exact_scores, score_sizes
 from npusim.studies.validate.diff import alternatives
 from npusim.studies.workers.executors import executor
 from npusim.units import ceil_div
@@ -172,6 +173,13 @@ class StressedRun:
         )
         return PointError(point, rmse, is_beyond)
 
+    def exact_scores(self, plan: Plan, subject: Subject, source: HeadSource) -> Iterator[NDArray[np.float64]]:
+        """Yield QK^T of the last `SAMPLE_ROWS` rows of the computed heads; nothing where there is no Q and K."""
+        if (p := plan.problem.attention) is None or p.lengths:
+            return
+        heads = chosen_heads(subject.output, self.heads(subject))
+        yield from exact_scores(source, heads, p.heads // p.kv_heads, slice(max(0, p.seq_q - SAMPLE_ROWS), None))
+
     def sizes(self, plan: Plan, program: TileProgram) -> dict[str, tuple[int, int]]:
         """Return batches and heads of the inputs that the computed heads read, by name."""
         subject = subject_of(plan, program)
@@ -240,6 +248,8 @@ class Stress:
         The worst inputs, for the computed heads.
     reading : str
         How given tensors were read, if another layout is likelier.
+    scores : ScoreSizes or None
+        Sizes of the scores on the worst input, of QK^T and as the schedule stores them; None without such products.
     name, schedule, device, precision, tile, seed
         The run.
 
@@ -274,6 +284,7 @@ class Stress:
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
     reading: str = ""
+    scores: ScoreSizes | None = None
 
     def __repr__(self) -> str:
         """Return the subject, the verdict and the worst point, on one line."""
@@ -362,7 +373,7 @@ class _Search:
         each = [[v for v in (*a.values[-1:], *a.values[:-1]) if v != a.neutral] for a in self.aspects]
         names = [a.name for a in self.aspects]
         rows = [[{n: v} for n, v in zip(names, row, strict=True) if v is not None] for row in zip_longest(*each)]
-        self.outcomes += self._try(workers, [{}, *rows[0]])
+        self.outcomes += self._try(workers, [{}, *(point for row in rows[:1] for point in row)])
         if self.is_finite:
             self._grow(workers)
         if self.is_through:
@@ -426,7 +437,8 @@ class _Search:
         plan, program = trial.at(worst.point)
         subject, breaks = subject_of(plan, program), worst.badness > self.limit
         diagnose = subject.attention is not None and not (worst.point.get("padding") or trial.request.padding)
-        found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
+        counter = ScoreCounter()
+        found = trial.bits(plan, program, worst.point, observers=(ledger, counter), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
         plain = subject.plain
 
@@ -450,6 +462,7 @@ class _Search:
             calm=trial.calm,
             limit=self.limit,
             first=ledger.first if breaks else "",
+            scores=score_sizes(counter, trial.exact_scores(plan, subject, source)),
             ledger=ledger.worth(),
             lost_mass=_share(found, "zeroed_mass_percent"),
             clipped_mass=_share(found, "clipped_mass_percent"),
