@@ -1,5 +1,6 @@
 """``npusim serve``: a process that stays and answers programs over the Model Context Protocol."""
 
+import gc
 import os
 from typing import Annotated
 
@@ -8,6 +9,8 @@ from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 
 app = Verbs()
+#: New objects between two searches for garbage: a command that ends soon searches for none, a server must.
+GARBAGE = 1000
 
 
 @app.verb(
@@ -37,6 +40,8 @@ def serve(
     except ModuleNotFoundError as error:
         raise SpecError(f"serve: {error.name} is not installed: pip install 'npusim[serve]'") from None
     server = server_of(Limits(seconds, int(gib * 2**30)), jobs or os.cpu_count() or 1)
+    gc.freeze()  # a search for garbage need not look through what is loaded
+    gc.set_threshold(GARBAGE)
     if http is None:
         server.run("stdio")
     else:

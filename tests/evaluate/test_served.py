@@ -22,6 +22,8 @@ import httpx2
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
+from npusim.studies.evaluate.limits import landlock_version
+
 HERE = Path(__file__).parent
 TOKEN = "a-token-of-the-test"
 CALL = {"hw": "h200", "seq": 256}
@@ -34,6 +36,14 @@ HOSTILE = {
     "file": ("open({elsewhere!r}, 'w').write('x')", "may not change"),
     "moved file": ("open('x', 'w').write('x')\nimport os\nos.rename('x', {elsewhere!r})", "may not change"),
     "linked file": ("import os\nos.link('/etc/passwd', 'mine')", "may not change"),
+    "native file": (
+        "import ctypes\nctypes.CDLL(None).creat({elsewhere!r}.encode(), 0o600)\nraise SystemExit(4)",
+        "SystemExit",
+    ),
+    "native file of its own": (
+        "import ctypes\nraise SystemExit(ctypes.CDLL(None).creat(b'mine', 0o600) > 0 and 7)",
+        "SystemExit: 7",
+    ),
     "exit": ("import os\nos._exit(0)", "ended with exit code 0"),
     "signal": ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", "not permitted"),
     "escape": (
@@ -108,7 +118,8 @@ def test_other_machines_need_a_token() -> None:
 
 def test_hostile_candidates_are_verdicts_and_the_next_call_is_answered(server: tuple[str, int], tmp_path: Path) -> None:
     elsewhere, names = tmp_path / "elsewhere", []
-    for name, (code, _) in HOSTILE.items():
+    hostile = {n: of for n, of in HOSTILE.items() if n != "native file" or landlock_version()}
+    for name, (code, _) in hostile.items():
         file = tmp_path / f"{name.replace(' ', '_')}.py"
         file.write_text(code.format(elsewhere=str(elsewhere)) + "\n", encoding="utf-8")
         names.append(f"{file}:k")
@@ -124,7 +135,7 @@ def test_hostile_candidates_are_verdicts_and_the_next_call_is_answered(server: t
         return before, judged, after
 
     before, judged, after = talk(server[0], work)
-    for (name, (_, words)), found in zip(HOSTILE.items(), judged.structured_content["kernels"], strict=True):
+    for (name, (_, words)), found in zip(hostile.items(), judged.structured_content["kernels"], strict=True):
         assert found["verdict"] != "right", (name, found)
         assert words in found["reason"], (name, found["reason"])
         assert found["us"]["h200"]["mid"] is None, name

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from npusim.studies.evaluate import Evaluation, evaluate
+from npusim.config.problem import GemmProblem
+from npusim.studies.evaluate import Evaluation, evaluate, referee
 from npusim.studies.evaluate.limits import Limits
 from tests.evaluate import tensor_kernels
 from tests.evaluate.attention_kernels import RIGHT, WRONG
@@ -111,3 +113,19 @@ def test_a_stored_candidate_is_not_computed_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("npusim.studies.evaluate.evaluation.CandidateProcess", None)  # none is started
     (again,) = evaluate(kernel, hw="h200", problem=CALL, store=store)  # type: ignore[arg-type]
     assert again == first
+
+
+def test_a_product_is_computed_for_the_judged_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list[int]()
+
+    def counted(problem: GemmProblem, a: Any, b: Any) -> Any:
+        rows.append(a.shape[2])
+        return referee.product(problem, a, b)
+
+    monkeypatch.setattr(referee, "FUNCTIONS", {GemmProblem: counted})
+    (found,) = evaluate("gemm", hw="h200", problem={"m": 1031, "n": 64, "k": 64})  # type: ignore[arg-type]
+    assert found.verdict == "right"
+    assert rows[0] < 1031 / 4  # the given call's sample
+    assert set(rows) > {rows[0]}
+    assert found.worst is not None
+    assert found.worst.matched == found.worst.total

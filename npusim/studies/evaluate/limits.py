@@ -37,6 +37,14 @@ _EPERM, _ENOSYS = 1, 38
 _THREAD = 0x10000
 
 
+#: System calls of Landlock, the same for all processors: to create a set of rules, to add one, to obey them.
+_CREATE_RULES, _ADD_RULE, _OBEY_RULES = 444, 445, 446
+_VERSION, _BENEATH, _PATH_ONLY = 1, 1, 0o10000000
+#: Rights of Landlock that change files, by the first version that has them; those of a file, and not of a folder.
+_CHANGING: Mapping[int, int] = MappingProxyType({1: 0x1FF2, 2: 1 << 13, 3: 1 << 14})
+_OF_FILE = 1 << 1 | 1 << 14
+
+
 @dataclass(frozen=True)
 class Numbers:
     """System calls of a kind of processor: those that are refused, and the two that start threads and processes."""
@@ -85,7 +93,11 @@ def confine(limits: Limits, *, may_start: bool) -> None:
 
 
 def guard(folders: tuple[Path, ...]) -> None:
-    """Refuse to open files for writing, to remove or to rename them outside of some folders, from Python code."""
+    """Refuse to open files for writing, to remove or to rename them outside of some folders.
+
+    Python code gets an error with the file's name.  Where the kernel has Landlock, it refuses all other code too.
+    """
+    _restrict(folders)
     inside = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
 
     def check(event: str, arguments: tuple[object, ...]) -> None:
@@ -102,6 +114,42 @@ def guard(folders: tuple[Path, ...]) -> None:
                 raise PermissionError(f"a candidate may not change {named}")
 
     sys.addaudithook(check)
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock that the kernel has; 0 where it has none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, int(ctypes.CDLL(None).syscall(_CREATE_RULES, None, ctypes.c_size_t(0), _VERSION)))
+
+
+def _restrict(folders: tuple[Path, ...]) -> None:
+    """Let the kernel refuse changes of files outside of some folders, to this process and those that it starts."""
+    version = landlock_version()
+    if not version:
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def checked(*words: object) -> int:
+        done = int(library.syscall(*words))
+        if done < 0:
+            raise OSError(ctypes.get_errno(), "Landlock")
+        return done
+
+    rights = sum(of for first, of in _CHANGING.items() if first <= version)
+    handled = ctypes.create_string_buffer(struct.pack("Q", rights))
+    rules = checked(_CREATE_RULES, handled, ctypes.c_size_t(8), 0)
+    for path in (*folders, Path(os.devnull)):
+        if path != Path(os.devnull):
+            path.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, _PATH_ONLY | os.O_CLOEXEC)
+        allowed = rights if path.is_dir() else rights & _OF_FILE
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, file))
+        checked(_ADD_RULE, rules, _BENEATH, rule, 0)
+        os.close(file)
+    library.prctl(_NO_NEW_PRIVILEGES, *(ctypes.c_ulong(word) for word in (1, 0, 0, 0)))
+    checked(_OBEY_RULES, rules, 0)
+    os.close(rules)
 
 
 def _filter(numbers: Numbers, *, may_start: bool) -> None:
