@@ -31,7 +31,7 @@ from npusim.errors import NpusimError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CONFIG", "gather", "list_versions", "main"]
+__all__ = ["CONFIG", "MODULES", "gather", "list_versions", "main"]
 
 CONFIG = HERE / "mkdocs.yml"
 STUDIES = ROOT / "reports"
@@ -51,7 +51,7 @@ MODULES = {
         "npusim.studies.invariance.invariant",
         "npusim.studies.stress.stress",
         "npusim.studies.evaluate.evaluation.evaluate",
-        "npusim.kernels.triton.recording.record",
+        "npusim.kernels.tilelang.recording.record",
         "npusim.studies.tune.hooks.triton",
         "npusim.errors",
     ),
@@ -245,13 +245,12 @@ def _edit_plugin(repository: str) -> Any:
 
     sources = {where: source.relative_to(ROOT).as_posix() for where, source in _placed()}
 
-    class Edit(BasePlugin[Any]):
-        def on_page_context(self, context: Any, page: Any, **_: Any) -> Any:
-            source = sources.get(page.file.src_uri)
-            page.edit_url = source and f"{repository}/edit/main/{source}"
-            return context
+    def on_page_context(_plugin: Any, context: Any, page: Any, **_: Any) -> Any:
+        source = sources.get(page.file.src_uri)
+        page.edit_url = source and f"{repository}/edit/main/{source}"
+        return context
 
-    return Edit()
+    return type("Edit", (BasePlugin,), {"on_page_context": on_page_context})()
 
 
 def list_versions(out: Path) -> None:
