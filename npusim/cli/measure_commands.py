@@ -50,7 +50,7 @@ def import_profile(
     """Write a profiler's kernel times as measurements for npusim validate and calibrate.
 
     Equal launches become one case of their median. Kernels that no rule of the mapping file matches are counted and
-    named. Without --map, the kernels are named.
+    named. Without --map, the kernels of the profile are listed.
     """
     if template:
         refuse(

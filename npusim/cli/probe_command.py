@@ -75,7 +75,7 @@ def bits(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Write inputs that tell a chip's arithmetic, and scripts that run them: torch, torch_npu, Triton, or by hand.
+    """Write inputs that reveal a chip's arithmetic, and scripts that run them: torch, torch_npu, Triton, or by hand.
 
     Nothing but the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
     """

@@ -415,7 +415,7 @@ class DeviceSpec(HardwareModel):
         return self._unchanged
 
     def changed_from(self, device: DeviceSpec) -> Self:
-        """Return this device, noted as ``device`` with numbers changed."""
+        """Return this device, described as ``device`` with changed numbers."""
         self._unchanged = device.unchanged or device
         return self
 

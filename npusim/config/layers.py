@@ -191,7 +191,7 @@ class ModelProblem(LayerProblem):
         return 0 if self.latent else self.layers * copies * (self.head_dim + self.value_head_dim) * self.hidden
 
     def weights(self) -> Parameters:
-        """Return the parameters that the shapes say, of all devices."""
+        """Return the number of parameters on all devices, computed from the shapes."""
         shared = sum(n * k * (1 if name == "latent" else self.ranks) for name, n, k in self.projections())
         attention = shared + self.ranks * self.width * self.hidden
         matrix, experts = (3 if self.gated else 2) * self.hidden, self.experts

@@ -709,7 +709,7 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: number of such products at once, as of experts.
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: products of a call, such as one an expert.
 
     ``operands``: order of A and B in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or
     (NZ) in columns as wide as a fractal, each row by row.

@@ -192,7 +192,7 @@ class Workload(CallFields):
         return {name: value for name, value in (stated | dict(asked)).items() if value is not None}
 
     def model(self, attention: Problem, ranks: int, local: Problem | None = None) -> ModelProblem:
-        """Return the whole model on ``ranks`` devices, ``attention`` that of one; ``local``: that of local layers.
+        """Return the model on ``ranks`` devices; ``attention``: that of one device; ``local``: that of local layers.
 
         Raises `SpecError` where the workload does not state a property of a model's layers that is needed.
         """

@@ -53,7 +53,7 @@ class AscendDecisions(NamedTuple):
     extra
         Whether a tile that is handed over costs ``flags.tile_extra_cycles`` too, if the kernel sets the barriers.
     is_vendors
-        Whether the kernel is the vendor's own, whose task has a cost of its own (``launch.attention_s``).
+        Whether it is the vendor's kernel, whose task has an additional cost (``launch.attention_s``).
     expands
         Whether a row or a column becomes a whole tile first, by an instruction a row.
     one_slot
@@ -62,7 +62,7 @@ class AscendDecisions(NamedTuple):
         Slots of a hand-over at least; releases of such a slot that one flag acknowledges; whether rows' slot is
         released once its product has left L0C.
     order
-        ``rolling``: each stage some tiles before the next.  ``groups``: groups of tiles, stage after stage.
+        ``rolling``: each stage some tiles before the next.  ``groups``: some tiles at a time, stage by stage.
         ``serial``: tile after tile; the next tile begins when all cores have finished.
     pipeline
         ``core``: stages continue with the next block's tiles while the last tiles of a block are still in flight.
@@ -116,7 +116,7 @@ class Charge(NamedTuple):
 
     ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
     bytes.  A constant of another engine than the warps' occupies that engine.  A charge for each element or
-    multiply-add is the whole cost of the operation; a charge for each score counts instructions of the kind ``key``.
+    multiply-add replaces the cost of the operation; a charge for each score counts instructions of the kind ``key``.
     """
 
     key: str

@@ -264,7 +264,7 @@ class Frame:
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
     def tables(self, row_sum: str, rounding: str = "", along: Along | None = None) -> dict[Stage, Table]:
-        """Return the table of each rows stage; row sums without an order of their own get ``row_sum``.
+        """Return the table of each rows stage; row sums that name no order get ``row_sum``.
 
         Cumulative sums and inverses without an order get the ones of ``along``, casts without a rounding
         ``rounding``.
@@ -345,7 +345,7 @@ class Frame:
         return list(zip(firsts, block.runs, strict=False))
 
     def loop(self, loop: TileLoop, function: Emit, block: WorkTile) -> Iterator[Item]:
-        """Yield ``function`` of a loop's tiles: a loop over each of the block's runs; without an axis, once."""
+        """Yield a loop for each of the block's runs of tiles, its body ``function``; without an axis, the body once."""
         if not loop.axis:
             yield from function(block, WHOLE)
             return

@@ -264,7 +264,7 @@ def needs_tma(device: DeviceSpec) -> str:
 
 
 def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
-    """Return an iteration's cost, and a block's cost at its end for each element of O that a thread holds."""
+    """Return the cost of an iteration, and the cost at a block's end for each element of O in a thread's registers."""
     at = "WARPS.sharing.specialised"
     return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
 
@@ -282,8 +282,8 @@ class AscendKernel(PublishedKernel):
     fields
         Tiling fields that the kernel decides if a tiling names no kernel.
     memory_tile, prefill, decode
-        From UB to UB: rows and keys of a tile, and the fields of a prefill with at most so many keys a tile, and of a
-        decode on so many cores.
+        From UB to UB: rows and keys of a tile, and functions that return the fields of a prefill (from the most
+        keys of a tile) and of a decode (from the number of cores).
     register_tile, register_code, masked_layout
         On registers: tile and order, the form of rows in vector functions, and the layout of rows of a call with a
         mask.

@@ -227,9 +227,9 @@ def layer_problem(
     projection: NDArray[Any] | None = None,
     local: Problem | None = None,
 ) -> SharedProblem:
-    """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a given ``projection``.
+    """Return a workload's layer on ``ranks`` devices; ``attention``: that of one device.
 
-    ``local``: the attention of a model's local layers.
+    ``projection``: weights that state the layer's width; ``local``: the attention of a model's local layers.
 
     Raises `SpecError` where the workload does not state its width, or another size of a model's layers.
     """

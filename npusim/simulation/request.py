@@ -205,7 +205,7 @@ class Request:
     )
     cache_scale: Literal["token", "head", "channel"] | int | None = _what(
         "--cache-scale token|head|channel|KEYS",
-        "Keys of a KV head that share one of its float32 scales: one, all, or so many; channel: one a channel.",
+        "Keys of a KV head that share a float32 scale: one, all, or a number; channel: one scale for each channel.",
         shown="token",
         needs="workload attention",
     )

@@ -1,4 +1,4 @@
-"""Everything that there is to read as one site: ``python reports/site/build.py [--out DIR]``.
+"""All documentation as one site: ``python reports/site/build.py [--out DIR] [--versioned] [--repository URL]``.
 
 README, guides, architecture, the studies, what every command and Python function takes, and the changelog, made with
 MkDocs (``python -m pip install '.[site]'``).  Pages are those of the repository, not copies that are kept: they are
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import logging
 import re
 import shutil
@@ -23,13 +24,14 @@ ROOT = HERE.parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from npusim import __version__
 from npusim.cli.app import app
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CONFIG", "gather", "main"]
+__all__ = ["CONFIG", "MODULES", "gather", "list_versions", "main"]
 
 CONFIG = HERE / "mkdocs.yml"
 STUDIES = ROOT / "reports"
@@ -49,7 +51,7 @@ MODULES = {
         "npusim.studies.invariance.invariant",
         "npusim.studies.stress.stress",
         "npusim.studies.evaluate.evaluation.evaluate",
-        "npusim.kernels.triton.recording.record",
+        "npusim.kernels.tilelang.recording.record",
         "npusim.studies.tune.hooks.triton",
         "npusim.errors",
     ),
@@ -198,28 +200,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--out", type=Path, default=ROOT / "build" / "site", metavar="DIR", help="folder of the site"
     )
+    parser.add_argument(
+        "--repository", default="", metavar="URL", help="address of the repository: each page gets a link to its source"
+    )
+    parser.add_argument(
+        "--versioned", action="store_true", help="write to DIR/VERSION, and list the versions that DIR has"
+    )
     given = parser.parse_args(arguments)
     try:
-        return _build(given.out)
+        return _build(given.out, given.repository.rstrip("/"), is_versioned=given.versioned)
     except NpusimError as error:
         print(f"site/build.py: error: {error}", file=sys.stderr)
         return 2
 
 
-def _build(out: Path) -> int:
+def _build(out: Path, repository: str, *, is_versioned: bool) -> int:
     try:
         from mkdocs.commands.build import build
         from mkdocs.config import load_config
     except ImportError:
         raise NpusimError("the site needs MkDocs: python -m pip install '.[site]'") from None
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    site = out.resolve() / __version__ if is_versioned else out.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         docs = Path(scratch) / "docs"
         gather(docs)
-        config = load_config(str(CONFIG), docs_dir=str(docs), site_dir=str(out.resolve()), strict=True)
+        config = load_config(str(CONFIG), docs_dir=str(docs), site_dir=str(site), strict=True)
+        if repository:
+            config.repo_url, config.repo_name = repository, repository.rpartition("/")[2]
+            config.theme["features"] = [*config.theme["features"], "content.action.edit"]
+            config.plugins["edit"] = _edit_plugin(repository)
+        if is_versioned:
+            config.extra["version"] = {"provider": "mike", "default": "latest"}
         build(config)
-    print(out / "index.html")
+    if is_versioned:
+        list_versions(out)
+    print(site / "index.html")
     return 0
+
+
+def _edit_plugin(repository: str) -> Any:
+    """Return a plugin of MkDocs that links each page to its source in the repository; written pages have none."""
+    from mkdocs.plugins import BasePlugin
+
+    sources = {where: source.relative_to(ROOT).as_posix() for where, source in _placed()}
+
+    def on_page_context(_plugin: Any, context: Any, page: Any, **_: Any) -> Any:
+        source = sources.get(page.file.src_uri)
+        page.edit_url = source and f"{repository}/edit/main/{source}"
+        return context
+
+    return type("Edit", (BasePlugin,), {"on_page_context": on_page_context})()
+
+
+def list_versions(out: Path) -> None:
+    """Write the versions that a folder has, the newest first, as the selector of the theme reads them.
+
+    ``index.html`` and the alias ``latest`` lead to the newest.
+    """
+    folders = [each.name for each in out.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", each.name)]
+    versions = sorted(folders, key=lambda name: [int(part) for part in name.split(".")], reverse=True)
+    listed = [{"version": v, "title": v, "aliases": ["latest"] if v == versions[0] else []} for v in versions]
+    (out / "versions.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    lead = f'<!doctype html><meta http-equiv="refresh" content="0; url=./{versions[0]}/index.html">\n'
+    (out / "index.html").write_text(lead, encoding="utf-8")
 
 
 if __name__ == "__main__":

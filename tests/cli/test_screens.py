@@ -10,13 +10,17 @@ from typer.testing import CliRunner
 
 from npusim.cli import console
 from npusim.cli.app import VERBS, app
-from npusim.cli.guide import guides
-from npusim.report.text import folded
+from npusim.cli.guide import entries, guides
+from npusim.library import SCHEDULES
+from npusim.report.text import Facts, folded
 from tests.cli.odd_files import write_odd_files
 from tests.cli.transcripts import COMMANDS, write_guides_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from npusim.report.text import Block
 
 #: Commands of a few seconds, besides those of the transcripts.
 SCREENS = (
@@ -61,10 +65,35 @@ WITHOUT_TABLES = frozenset({"warm", "serve"})
 WHOLE = re.compile(r".*npusim \S")
 
 
+#: Labels of lines that need no entry in the glossary: plain words, keys of inputs, and names of files and schedules.
+PLAIN = re.compile(
+    r"|schedule|precision|program|faults|note|error|source|(tiling|formats|problem)\.\w+|tiling, \w+ alone|\S+/\S+"
+)
+#: Verbs whose labels are the keys of files.
+OF_FILES = frozenset({"hw", "workload", "format", "layout"})
+
+
 @pytest.fixture(autouse=True)
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are wrapped as on a terminal of 80 columns."""
+def labels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Messages are wrapped as on a terminal of 80 columns; labels of lines are collected."""
     monkeypatch.setattr(console, "_message_width", lambda: 80)
+    collected, show = set[str](), console.show
+
+    def collect(blocks: Iterable[Block]) -> None:
+        shown = tuple(blocks)
+        collected.update(label for block in shown if isinstance(block, Facts) for label, _ in block.rows)
+        show(shown)
+
+    monkeypatch.setattr(console, "show", collect)
+    return collected
+
+
+def _unexplained(command: str, labels: set[str]) -> set[str]:
+    """Return the labels without an entry in the glossary; ``help`` shows the entry of each other one."""
+    if command.split(maxsplit=1)[0] in OF_FILES or "--fields" in command:
+        return set()
+    names = {name for name, _ in SCHEDULES}
+    return {label for label in labels - {*entries(), *names} if not PLAIN.fullmatch(label)}
 
 
 def _too_wide(command: str) -> list[str]:
@@ -75,28 +104,32 @@ def _too_wide(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", SCREENS)
-def test_a_screen_fits_eighty_columns(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_screen_fits_eighty_columns(
+    command: str, labels: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code = set[str]()
     if command.startswith("help "):  # code may be wider
         code = set("\n".join(re.findall(r"(?ms)^```.*?^```|^    .*?$", guides()[command[5:]])).splitlines())
     assert [line for line in _too_wide(command) if line not in code] == []
+    assert _unexplained(command, labels) == set()
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if not name.endswith("json")])
 def test_the_commands_of_a_transcript_fit_eighty_columns(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, labels: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_odd_files(tmp_path)
     files = ("--template", "schema", "import ")  # are printed as files
     commands = [command for command in COMMANDS[name] if not any(word in command for word in files)]
     assert [line for command in commands for line in _too_wide(command)] == []
+    assert _unexplained(COMMANDS[name][0], labels) == set()
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_commands_on_written_files_fit_eighty_columns(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, labels: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "triton":
         pytest.importorskip("triton")
@@ -107,6 +140,7 @@ def test_commands_on_written_files_fit_eighty_columns(
     write_guides_files(tmp_path)
     commands = [command for command in SEQUENCES[name] if "--template" not in command]  # a file, printed
     assert [line for command in commands for line in _too_wide(command)] == []
+    assert _unexplained(SEQUENCES[name][0], labels) == set()
 
 
 def test_a_message_is_folded_on_a_terminal_and_one_line_elsewhere(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.site.build import CONFIG, gather, main
+import npusim
+from reports.site.build import CONFIG, MODULES, gather, list_versions, main
 from tests.cli.transcripts import blocks
 
 if TYPE_CHECKING:
@@ -56,12 +59,26 @@ def test_the_site_is_built_and_asks_nothing_of_the_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("mkdocs", reason="npusim[site] is not installed")
-    assert main(["--out", str(tmp_path / "site")]) == 0, caplog.text
+    words = ["--out", str(tmp_path / "site"), "--versioned", "--repository", "https://example.org/npusim"]
+    assert main(words) == 0, caplog.text
     assert capsys.readouterr().out.strip().endswith("index.html")
-    built = [*(tmp_path / "site").rglob("*.html")]
+    site = tmp_path / "site" / npusim.__version__
+    built = [*site.rglob("*.html")]
     assert len(built) > 25
-    loaded = re.compile(r"""<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//""")
+    loaded = re.compile(r"""<(?:script|link rel="(?!canonical|edit)|img)[^>]+(?:src|href)="(https?:)?//""")
     assert not [path.name for path in built if loaded.search(path.read_text(encoding="utf-8"))]
+    edit = 'href="https://example.org/npusim/edit/main/npusim/docs/tile.md"'
+    assert edit in (site / "guides" / "tile.html").read_text(encoding="utf-8")
+    assert "/edit/main/" not in (site / "reference" / "commands.html").read_text(encoding="utf-8")  # written, not read
+
+
+def test_versions_are_listed_and_the_first_page_leads_to_the_newest(tmp_path: Path) -> None:
+    for name in ("0.2.0", "0.10.1", "assets"):
+        (tmp_path / name).mkdir()
+    list_versions(tmp_path)
+    listed = json.loads((tmp_path / "versions.json").read_text(encoding="utf-8"))
+    assert [(v["version"], v["aliases"]) for v in listed] == [("0.10.1", ["latest"]), ("0.2.0", [])]
+    assert "url=./0.10.1/index.html" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.exhaustive
@@ -90,3 +107,13 @@ def test_without_its_generator_the_site_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "mkdocs.commands.build", None)
     assert main(["--out", str(tmp_path)]) == 2
     assert "python -m pip install '.[site]'" in capsys.readouterr().err
+
+
+def test_every_documented_name_is_there() -> None:
+    """MkDocs reads the sources: a name that has moved ends the build."""
+    for name in (name for names in MODULES.values() for name in names):
+        owner, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(owner), attribute), name

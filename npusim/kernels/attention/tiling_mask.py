@@ -234,12 +234,12 @@ class Repeated:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is cut from a matrix in memory."""
+        """Whether the mask is cut from a matrix in memory."""
         return bool(getattr(self.mask, "is_loaded", True))
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """Comparisons of indices that say whether a key is seen, and numbers that are read for that."""
+        """Number of comparisons of indices that decide whether a query sees a key, and of numbers that they read."""
         work: tuple[int, int] = getattr(self.mask, "index_work", (0, 0))
         return work
 

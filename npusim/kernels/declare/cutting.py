@@ -227,7 +227,7 @@ class Cutting(NamedTuple):
 def cut_phases(
     problem: Problem, cutting: Cutting, p: SplitPrecision, machine: Machine, kind: MaskKind | None, merge_rows: int = 0
 ) -> Phases:
-    """Return FlashAttention-2 with keys cut as ``cutting`` says, by a kernel's rule if its ``splits`` are one.
+    """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if its ``splits`` name one.
 
     ``merge_rows``: of a block of the merge; 0: as many as pay.
     """

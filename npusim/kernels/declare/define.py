@@ -472,7 +472,7 @@ def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
 
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:
-    """Raise `TilingError` for a query that a function of one's own shows no key: it has nothing to divide by."""
+    """Raise `TilingError` for a query for which ``sees`` selects no key: the sum of its row is 0."""
     if not isinstance(seen, KeyFunction) or problem.unseen:
         return
     for row, rows in chunks(problem.seq_q, LOOKED_AT):

@@ -369,7 +369,7 @@ def _offload(
 def left_on_nodes(device: NodeDevice) -> frozenset[str]:
     """Return the fields that a search leaves: requested fields, fields that follow from memory, and a missing host's.
 
-    Exactly the layers that do not fit are on the host: more are slower, fewer are refused.
+    As many layers are on the host as do not fit on the device: with more the call is slower, fewer are refused.
     """
     asked = frozenset({"output", "gpu_layers", "cpu_layers"})
     return asked if device.node.pcie is not None else asked | {"offload"}

@@ -305,7 +305,7 @@ class StateFields(ChunkFields):
 
 
 class GatedFields(ChunkFields):
-    """The same where a kernel sums log decays: a row of several chunks a vector core, on a GPU those of a chunk."""
+    """Fields of a kernel that sums log decays: rows of several chunks on a vector core, those of one chunk on a GPU."""
 
     block_sums: int = Field(
         default=2048, ge=16, multiple_of=16, description="tokens that one block sums", json_schema_extra=on("gpu", 64)
@@ -373,7 +373,7 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 def by_head(
     function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
 ) -> NDArray[np.float64]:
-    """Return the results of ``function(problem, batch, head, read)``, ``read(name)`` an input; heads may share some."""
+    """Return the results of ``function(problem, batch, head, read)``; ``read(name)`` returns an input of the head."""
     of = {t.name: t for t in output.inputs}
 
     def read(b: int, h: int, n: str) -> Any:

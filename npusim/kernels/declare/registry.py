@@ -152,7 +152,7 @@ class Schedule:
             raise SpecError(f"schedule {error}") from None
 
     def changed(self, **changes: object) -> Schedule:
-        """Return the schedule with other attributes; its tiling fields stay what is to be imported on first use."""
+        """Return the schedule with other attributes; tiling fields that are imported on first use stay unimported."""
         return replace(self, **cast("dict[str, Any]", {"tiling": vars(self)["_tiling"], **changes}))
 
     def precision(self, text: str | None = None) -> Precision:
@@ -168,7 +168,7 @@ class Schedule:
         return build_tiling(self.tiling, values)
 
     def check_kernel(self, named: object) -> None:
-        """Raise `TilingError` for a published kernel that is named (None: none is), where the schedule has it not."""
+        """Raise `TilingError` for a named published kernel (None: no name) that the schedule does not have."""
         if why := self.kernel_refusal(named):
             raise TilingError(why)
 

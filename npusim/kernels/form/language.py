@@ -275,7 +275,7 @@ class Value:
         return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
 
     def max(self, nan: MaxNan = "number") -> Value:
-        """Return the maximum of each row; ``nan``: as of `maximum`."""
+        """Return the maximum of each row; ``nan`` as in `maximum`."""
         return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
 
     def sum(self, order: str = "", *, times: Source | None = None) -> Value:
@@ -396,7 +396,7 @@ class Product:
         TRACE.get().unstored.append(self)
 
     def to(self, fmt: str) -> Value:
-        """Return it stored in ``fmt``, rounded once; a sum in float32, in which its accumulator adds up."""
+        """Return the product stored in ``fmt``, rounded once; a sum in float32, in which its accumulator adds up."""
         if len(self.terms) > 1 and fmt != "float32":
             fail(f"({self}).to({fmt!r}): a sum of products is stored as its accumulator has it: .to('float32')")
         total = self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
@@ -406,7 +406,7 @@ class Product:
         return total
 
     def onto(self, total: Value) -> Value:
-        """Return ``total`` with it added by the matrix unit."""
+        """Return ``total`` plus the product, which the matrix unit adds."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
         for t in self.terms:
@@ -613,7 +613,7 @@ def maximum(
 
 
 def minimum(a: Value, b: Value | float, nan: MaxNan = "number") -> Value:
-    """Return the smaller, -0 below +0; ``nan``: as of `maximum` (minimumNumber, minimum)."""
+    """Return the smaller value, -0 below +0; ``nan`` as in `maximum` (here IEEE's minimumNumber, or minimum)."""
     return _binary(Opcode.MIN, a, b, _by_nan(nan))
 
 

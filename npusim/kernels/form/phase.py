@@ -290,7 +290,7 @@ class Stacked:
     """A tensor of ``count`` matrices per head, one for each place along ``axis``: partial results of splits.
 
     The batch axis holds the matrices: matrix (b, place) is the tensor's batch ``b * count + place``.  ``is_by_tile``: a
-    loop reads the next matrix for each tile, beginning at the block's place; so it does if blocks lack this axis.
+    loop reads the next matrix for each tile, beginning at the block's place, as it does if blocks have no such axis.
     """
 
     axis: str
@@ -431,7 +431,7 @@ class Phase:
 
     @property
     def loop_axis(self) -> str:
-        """Axis along which it goes tile after tile; empty if it does not."""
+        """Axis along which the phase loops over tiles; empty if it has no such loop."""
         return next((loop.axis for loop in self.loops if loop.axis), "")
 
     def product_axes(self, row: Instruction) -> tuple[str, str, str]:
@@ -445,14 +445,14 @@ class Phase:
         return self.names[name].label or name
 
     def all_tensors(self) -> Iterator[GlobalTensor]:
-        """Yield every tensor it reads or writes, constants included."""
+        """Yield every tensor that the phase reads or writes, constants included."""
         for bound in self.tensors.values():
             yield from bound.tensors.values() if isinstance(bound, BySize) else (tensor_of(bound),)
         for mask in self.masks.values():
             yield mask.tensor()
 
     def all_values(self) -> dict[str, Callable[[], NDArray[Any]]]:
-        """Return the functions that compute its constant tensors, by name."""
+        """Return the functions that compute the phase's constant tensors, by name."""
         return {**{m.tensor().name: m.values for m in self.masks.values()}, **self.values}
 
 

@@ -203,7 +203,7 @@ class Lanes:
 
     @staticmethod
     def of(values: Sequence[Any]) -> Any:
-        """Return the number that all have, else one for each lane."""
+        """Return the number where all lanes have the same one, else one for each lane."""
         return values[0] if all(v == values[0] for v in values) else Lanes(values)
 
     def __bool__(self) -> bool:

@@ -163,7 +163,7 @@ class RingTile:
     """A region of the slot that a ring's producer or consumer holds at this point of the program.
 
     ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
-    ``last`` makes it hand the slot on when it is done.  The walker knows which generation that is.
+    With ``last`` the operation releases the slot when it ends.  The walker knows which generation this slot holds.
     ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
     """
 

@@ -115,7 +115,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no operation at present."""
+        """Whether the queue executes no operation at present."""
         return self.op is None
 
     @property

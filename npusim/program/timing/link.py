@@ -40,7 +40,7 @@ def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
 
 
 def catch_up(device: DeviceSpec, link: str) -> tuple[int, int]:
-    """Return the cycles without transfers that a link makes up for at most, and how many times its rate it has then."""
+    """Return the most idle cycles that a link recovers, and the factor of its rate while it recovers them."""
     spec = device.link(link).catch_up
     return NO_CATCH_UP if spec is None else (spec.idle_cycles.value, spec.rate_factor.value)
 

@@ -34,7 +34,7 @@ class VariedCall:
     """A varied call, and the position of its sequence in the batch.
 
     ``is_last_query``: the call has other queries too, so that the last one's row is compared.  ``is_longer``: tokens
-    follow, whose steps belong to other rows.
+    follow, which add steps to other rows only.
     """
 
     what: str

@@ -168,7 +168,10 @@ class _Builder:
         return x * 2.0 ** (e - eb), y * 2.0**eb
 
     def weights(self) -> list[tuple[int, int, int]]:
-        """Return each leaf's weight and its factors, c's last: unequal in a step, sums unequal between steps."""
+        """Return the weight of each leaf and its two factors, the last for c.
+
+        Weights within a step differ, and so do the sums of steps.
+        """
         reach = [min((2 << f.mantissa_bits) - 1, 31) for f in (self.fa, self.fb)]
         factors: dict[int, tuple[int, int]] = {}
         for x in range(1, reach[0] + 1):

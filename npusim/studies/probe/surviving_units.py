@@ -38,7 +38,7 @@ LISTED = MappingProxyType(
 
 @dataclass(frozen=True)
 class Survivors:
-    """The units that random vectors leave: the named one explains ``matched`` of ``total`` outputs.
+    """The units that random vectors do not exclude: the named one explains ``matched`` of ``total`` outputs.
 
     ``registered`` explain every output, ``excluded`` do not; ``units`` of ``tried`` ones explain the ``looked_at``
     outputs, and ``left`` has, by parameter, the values among them.
