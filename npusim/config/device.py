@@ -171,7 +171,7 @@ class PowerSpec(SpecModel):
     limit_factor: Positive | None = Field(
         default=None, description="share of the tensor cores' peak that the full clock sustains"
     )
-    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w, or in place of board_w")
+    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w, or for board_w")
     load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
     board_w: Positive | None = Field(default=None, description="limit of the board at which limit_factor holds")
     load_clock_hz: Positive | None = Field(
