@@ -163,14 +163,15 @@ class CoreSpec(SpecModel):
 class PowerSpec(SpecModel):
     """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent.
 
-    The limit is ``limit_factor``, or ``limit_w / load_w`` for a board whose limit in watts may be set.  The law gives
-    the clock over ``load_clock_hz``: a board that is held below it draws less, and falls later.
+    The limit is ``limit_w / load_w``, or ``limit_factor`` at ``board_w`` watts; a board that is set to other watts has
+    a limit in proportion.  The law gives the clock over ``load_clock_hz``: a board that is held below it draws less,
+    and falls later.
     """
 
     limit_factor: Positive | None = Field(
         default=None, description="share of the tensor cores' peak that the full clock sustains"
     )
-    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w")
+    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w, or for board_w")
     load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
     board_w: Positive | None = Field(default=None, description="limit of the board at which limit_factor holds")
     load_clock_hz: Positive | None = Field(
@@ -190,23 +191,32 @@ class PowerSpec(SpecModel):
 
     @model_validator(mode="after")
     def _limit_is_stated_once(self) -> Self:
-        has_watts = self.limit_w is not None, self.load_w is not None
-        if has_watts[0] != has_watts[1] or has_watts[0] == (self.limit_factor is not None):
+        if (self.limit_factor is None) == (self.load_w is None):
             raise fault_at("limit_factor", "a limit is limit_factor, or limit_w with load_w, and not both")
+        if self.load_w is not None and self.limit_w is None:
+            raise fault_at("limit_w", "missing: a limit is limit_w with load_w")
+        if self.limit_factor is not None and self.limit_w is not None and self.board_w is None:
+            raise fault_at("limit_w", "the file states no board_w, the watts at which limit_factor holds")
         return self
 
     @property
     def stated_w(self) -> Positive | None:
-        """The board's limit in watts, of which the limit is a share; None where the file states none."""
+        """The limit that the board is set to, in watts; None where the file states none."""
         return self.board_w if self.limit_w is None else self.limit_w
+
+    def watts(self, held: Positive | None) -> float:
+        """Return the limit in watts, ``held`` where the board is set to it, over the one at which ``limit`` holds."""
+        known, stated = self.limit_w if self.limit_factor is None else self.board_w, held or self.stated_w
+        return stated.value / known.value if stated and known else 1.0
 
     @property
     def limit(self) -> float:
         """Share of the tensor cores' peak that the full clock sustains."""
-        if self.limit_w is not None and self.load_w is not None:
-            return float(self.limit_w.value / self.load_w.value)
-        assert self.limit_factor is not None
-        return float(self.limit_factor.value)
+        if self.limit_factor is not None:
+            return float(self.limit_factor.value)
+        assert self.limit_w is not None
+        assert self.load_w is not None
+        return float(self.limit_w.value / self.load_w.value)
 
 
 class LaunchSpec(SpecModel):
@@ -557,7 +567,7 @@ class DeviceSpec(HardwareModel):
         share = busy / self.clock_hz.value / seconds
         # Products of narrower formats do more operations in the same cycles, at the power of the cycles.
         load = min(flops / seconds / peak, share) if busy else flops / seconds / peak
-        watts = self.held_power_w.value / stated.value if self.held_power_w and (stated := self.power.stated_w) else 1.0
+        watts = self.power.watts(self.held_power_w)
         clock = self.power.clock(load, seconds, watts)
         clock = min(clock, limit.clock(share, seconds, watts)) if limit and busy else clock
         own = float(self.clock_hz.value)

@@ -35,16 +35,16 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 #: Calls of more pairs than a choice is made on: the devices on which each stands beside its grid.
 LONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "llama2_7b 2k x 4": ({"seq": 2048, "batch": 4}, ("a10", "a100", "ascend_910b4", "ascend_950", "t4")),
-    "llama2_7b 4k x 2": ({"seq": 4096, "batch": 2}, ("l40s", "h100", "ascend_910b2", "a100")),
-    "llama3_8b 8k": ({"seq": 8192}, ("a100", "h200", "ascend_910b3", "l40s", "ascend_950_28")),
+    "llama2_7b 2k x 4": ({"seq": 2048, "batch": 4}, ("a10", "a100", "ascend_910b4", "ascend_950", "t4", "l4")),
+    "llama2_7b 4k x 2": ({"seq": 4096, "batch": 2}, ("l40s", "h100", "ascend_910b2", "a100", "rtx_5090")),
+    "llama3_8b 8k": ({"seq": 8192}, ("a100", "h200", "ascend_910b3", "l40s", "ascend_950_28", "gh200")),
     "llama3_8b 16k": ({"seq": 16384}, ("h100", "ascend_910b1")),
-    "smollm2 4k x 8": ({"seq": 4096, "batch": 8}, ("t4", "v100", "a10", "l40s", "ascend_910b2")),
-    "qwen2_7b 2k x 8": ({"seq": 2048, "batch": 8}, ("h200", "v100", "ascend_910b1", "ascend_950")),
-    "mistral_7b 8k": ({"seq": 8192}, ("h100", "a10", "ascend_910b4", "ascend_950_28")),
-    "opt_30b 4k": ({"seq": 4096}, ("t4", "l40s", "ascend_910b3")),
-    "svd_img2vid x 4": ({"batch": 4}, ("v100", "a10", "a100", "ascend_950", "h200", "ascend_910b2")),
-    "deit_b x 512": ({"batch": 512}, ("h200", "ascend_910b1")),
+    "smollm2 4k x 8": ({"seq": 4096, "batch": 8}, ("t4", "v100", "a10", "l40s", "ascend_910b2", "rtx_4090")),
+    "qwen2_7b 2k x 8": ({"seq": 2048, "batch": 8}, ("h200", "v100", "ascend_910b1", "ascend_950", "h800")),
+    "mistral_7b 8k": ({"seq": 8192}, ("h100", "a10", "ascend_910b4", "ascend_950_28", "gb10")),
+    "opt_30b 4k": ({"seq": 4096}, ("t4", "l40s", "ascend_910b3", "a6000")),
+    "svd_img2vid x 4": ({"batch": 4}, ("v100", "a10", "a100", "ascend_950", "h200", "ascend_910b2", "rtx_pro_6000")),
+    "deit_b x 512": ({"batch": 512}, ("h200", "ascend_910b1", "h20")),
 }
 FEW = ("smollm2", "llama2_70b decode", "pangu_38b", "opt_30b")
 ASCEND = {

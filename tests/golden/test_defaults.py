@@ -10,8 +10,6 @@ from npusim.config.node_file import load_machine
 from npusim.config.packaged import list_packaged
 
 ROWS = defaults.rows()
-#: Devices that came as files: no tile is proved for them yet.
-NOT_YET = frozenset(("a6000", "gb10", "gh200", "h20", "h800", "l4", "rtx_4090", "rtx_5090", "rtx_pro_6000"))
 LONG = [case for case in ROWS if case.call in defaults.LONG]
 #: One of each schedule on each device, and every tenth long call; all of them with ``-m exhaustive``.
 QUICK = [*{(case.schedule, case.hw): case for case in ROWS if case not in LONG}.values(), *LONG[::10]]
@@ -43,10 +41,10 @@ def test_the_best_is_proved(case: defaults.Case) -> None:
     assert float(str(defaults.proved(case)["best_us"])) == float(ROWS[case]["best_us"])
 
 
-def test_40_long_calls_on_every_device_stand_beside_12_tiles_in_both_orders() -> None:
+def test_49_long_calls_on_every_device_stand_beside_12_tiles_in_both_orders() -> None:
     machines = {name: load_machine(name) for name in list_packaged("hwconfigs")}
     timed = {name for name, machine in machines.items() if type(machine) is DeviceSpec and machine.is_timed}
-    assert len(LONG) == 40 and {case.hw for case in LONG} == timed - NOT_YET
+    assert len(LONG) == 49 and {case.hw for case in LONG} == timed
     for case in LONG:
         assert len({tuple(tile.items()) for tile in case.grid}) == 12
         assert len({tile.get("launch", tile.get("deal")) for tile in case.grid}) > 1

@@ -98,7 +98,10 @@ def test_a_refusal_names_the_option(device: str, option: tuple[str, str], said: 
 
 
 def test_a_file_s_limit_holds_at_its_clock() -> None:
-    """A file that extends another one's has a clock of its own, at which the other's limit does not hold."""
+    """A file that extends another one's has a clock of its own, at which the other's limit does not hold.
+
+    The limit holds at the clock of products, or at the vendor's.
+    """
     stated = set()
     for name in list_packaged("hwconfigs"):
         machine = load_machine(name)
@@ -106,5 +109,6 @@ def test_a_file_s_limit_holds_at_its_clock() -> None:
             continue
         stated.add(name)
         assert machine.products_clock_hz is not None, name
-        assert machine.power.load_clock_hz.value == machine.products_clock_hz.value, name
+        known = machine.products_clock_hz, machine.clock_hz
+        assert machine.power.load_clock_hz.value in {clock.value for clock in known}, name
     assert {"h100", "h200"} <= stated

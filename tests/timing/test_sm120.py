@@ -110,9 +110,40 @@ def test_a_board_with_a_lower_limit_is_a_parameter() -> None:
     stock, limited = (
         latency("gemm", "rtx_5090", problem=problem, overrides={"power.limit_w": watts}) for watts in ("575", "400")
     )
-    assert limited / stock == pytest.approx((575 / 400) ** 0.3, rel=0.02)  # both at their limit
+    assert limited / stock == pytest.approx((575 / 400) ** 0.4, rel=0.02)  # both at their limit
     with pytest.raises(SpecError, match="a limit is limit_factor, or limit_w with load_w, and not both"):
-        latency("gemm", "l40s", problem=problem, overrides={"power.limit_w": "400"})
+        latency("gemm", "l40s", problem=problem, overrides={"power.load_w": "400"})
+
+
+@pytest.mark.parametrize(("hw", "watts"), [("l40s", 250), ("h200", 500), ("rtx_5090", 400)])
+def test_a_limit_in_the_file_is_one_that_the_board_is_set_to(hw: str, watts: int) -> None:
+    problem = GemmProblem(m=4096, n=4096, k=4096, dtype="float16")
+    stated = latency("gemm", hw, problem=problem, overrides={"power.limit_w": str(watts)})
+    assert stated == pytest.approx(latency("gemm", hw, problem=problem, power_watts=watts))
+    assert stated > 1.05 * latency("gemm", hw, problem=problem)
+
+
+def test_a_board_at_the_vendor_s_clock_falls_with_the_length_of_its_calls() -> None:
+    """Issue 160: 2,048 at the full clock, 8,192 at 0.72 of it; the server's board (162) has one clock for all."""
+    board = {"products_clock_hz": "2.617e9", "power.limit_w": "405"}
+    clocks = {
+        size: [
+            npusim.run(
+                "gemm",
+                hw="rtx_pro_6000",
+                problem=GemmProblem(m=size, n=size, k=size, dtype="bfloat16"),
+                overrides=changes,
+                numerics=False,
+                trace_groups=(),
+            ).timing.clock_hz  # type: ignore[union-attr]
+            for changes in (board, {})
+        ]
+        for size in (2048, 4096, 8192)
+    }
+    short, middle, long = (free for free, _ in clocks.values())
+    assert short == 2.617e9 > middle > long
+    assert long / short == pytest.approx(0.72, rel=0.03)
+    assert {server for _, server in clocks.values()} == {2.24e9}
 
 
 @pytest.mark.parametrize(("head_dim", "tile"), [(64, (128, 128)), (128, (128, 64)), (256, (64, 64))])
