@@ -375,6 +375,11 @@ class SharingSpec(IssueSpec):
     block_start_cycles: WholeQuantity = Field(
         description="time from the end of a block to the first load of the next block in its place"
     )
+    turnover_cycles: WholeQuantity | None = Field(
+        default=None,
+        description="time from the end of a block of compiled rows to the first instruction of the next block in its "
+        "place, in addition to the turnover's block_cycles; missing: none",
+    )
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")

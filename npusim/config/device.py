@@ -228,6 +228,10 @@ class LaunchSpec(SpecModel):
     products_overhead_s: Quantity | None = Field(
         default=None, description="the same for a call with products; missing: kernel_overhead_s"
     )
+    products_s: Quantity | None = Field(
+        default=None,
+        description="additional time of the first task of a program with products; in a stream alone; absent: none",
+    )
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
         default=None,
@@ -281,6 +285,8 @@ class LaunchSpec(SpecModel):
         tasks = [one + (every - one) * share for share in shares]
         if is_attention and self.attention_s is not None:
             tasks[0] = float(self.attention_s.value)
+        if tasks and self.products_s is not None:
+            tasks[0] += float(self.products_s.value)
         stream = sum(tasks) + gap * kernels
         # The call's own launch is that of its first kernel.
         behind = stream - tasks[0] - gap if tasks else 0.0
@@ -505,7 +511,8 @@ class DeviceSpec(HardwareModel):
         launch, held = self.launch, self.held_clock_hz
         clock = self.products_clock_hz if flops else None
         slower = launch.products_overhead_s if launch is not None and flops else None
-        if clock is None and slower is None and held is None:
+        lacks_products = launch is not None and not flops and launch.products_s is not None
+        if clock is None and slower is None and held is None and not lacks_products:
             return self
         clocks = [one for one in (clock or self.clock_hz, held) if one is not None]
         update: dict[str, Any] = {"clock_hz": min(clocks, key=lambda one: one.value), "products_clock_hz": None}
@@ -513,6 +520,8 @@ class DeviceSpec(HardwareModel):
         if launch is not None and slower is not None:
             overhead = {"kernel_overhead_s": slower, "products_overhead_s": None}
             update["launch"] = launch.model_copy(update=overhead)
+        elif launch is not None and lacks_products:
+            update["launch"] = launch.model_copy(update={"products_s": None})
         made = self.model_copy(update=update)
         made._free_hz = float((clock or self.clock_hz).value)
         made._clock_share = made._free_hz / self.clock_hz.value  # a held clock is the one of all units

@@ -125,9 +125,9 @@ class Charge(NamedTuple):
 
 
 class CodeWork(NamedTuple):
-    """Work of each warp of a compiled kernel for a block, by its machine code.
+    """Work of the warps of a compiled kernel for a block, by its machine code.
 
-    ``alone_cycles``: the time of a warp if no other works, without its first loads and barriers.  Counts of
+    ``alone_cycles``: the time of the block if no other works, without its first loads.  Counts of a warp's
     instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
     functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
     loop loads a row while it works on the one before.  All 0: another operation contains the work of this one.

@@ -49,9 +49,11 @@ class Transfers:
         if not self.is_placed:
             return Residency.without_misses(self._program.tensors)
         l2, known = self.device.memory.l2, self._program.residencies
-        writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 not in FOLLOWED
+        is_followed = self._program.l2 in FOLLOWED
+        writes_back = l2.writes is not None and l2.writes.value == "back"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
-        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
+        stays = writes_back and not is_followed, dirty_bytes, writes_back and is_followed
+        by = self.device.group_count.value, l2.capacity_bytes.value, *stays
         if by not in known:
             known[by] = residency(self._program, *by)
         return known[by]

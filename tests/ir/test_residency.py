@@ -177,3 +177,14 @@ def test_nothing_is_pushed_out_of_an_l2_with_room() -> None:
     fits, spills = (residency(touching(writes), 1, heads * HEAD, True) for heads in (8, 7))
     assert fits.write_pushes["o"] == 0.0
     assert spills.write_pushes["o"] == pytest.approx(1 - exp(-1 / 7))
+
+
+def test_in_a_stream_reads_evict_their_share_of_what_is_written() -> None:
+    output = tensor("o", "output")
+    written = [Touch(output.tile(0, h, 0, 64), 0) for h in range(2)]
+    program = touching([[read(K, 0), written[0]], [read(K, 1), written[1]], [read(K, 2)]])
+    found, alone = (residency(program, 1, 16 * HEAD, in_a_stream=stream) for stream in (True, False))
+    # Five heads are new, of which two are written: each evicts two fifths of a head.
+    assert (found.read_pushes["k"], found.write_misses["o"]) == (pytest.approx(2 / 5), pytest.approx(2 / 5))
+    assert 3 * found.read_pushes["k"] + 2 * found.write_misses["o"] == pytest.approx(2 * alone.write_misses["o"])
+    assert (alone.read_pushes, found.read_misses) == ({"k": 0.0}, alone.read_misses)

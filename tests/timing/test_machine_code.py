@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from npusim.formats.reductions import normal_order
-from npusim.machines.sm.compiled_rows import body_of, code_work
+from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work
 
 NONE = 7
+#: A core of one warp: no result but those of shared memory and L2 takes time.
+ALONE = RowCore(waits=(), others=29.0, near=262.0, load_bytes=128.0, store_bytes=64.0)
 
 
 def word(name: str, stall: int, result: int = NONE, operands: int = NONE, waits: int = 0) -> str:
@@ -19,7 +23,7 @@ def line(at: int, text: str, control: int) -> str:
 def test_code_without_scoreboards_takes_its_stalls() -> None:
     # The load's wait is the engine's, not the walk's.
     body = " ".join(["once", word("LDG", 1, result=0), word("FADD", 4, waits=1), word("FMUL", 5), word("IADD3", 2)])
-    work = code_work(body, (), 29.0, 262.0)
+    work = code_work(body, ALONE)
     assert work.alone_cycles == 4 + 5 + 2
     assert (work.issued, work.narrow, work.special, work.is_ahead) == (4, 1, 0, False)
 
@@ -35,17 +39,41 @@ def test_results_are_waited_for_by_their_scoreboards() -> None:
             word("FADD", 4, waits=8),
         ]
     )
-    work = code_work(body, (("MUFU", 17.0), ("SHFL", 24.0)), 29.0, 262.0)
+    work = code_work(body, ALONE._replace(waits=(("MUFU", 17.0), ("SHFL", 24.0))))
     assert work.alone_cycles == 17 + 24 + 262 + 4  # a second load, behind the first, comes from L2
     assert (work.special, work.shared) == (1, 1)
 
 
 def test_a_loop_that_loads_the_next_row_is_known() -> None:
     ahead = " ".join(["loop", word("FADD", 4, waits=1), word("LDG", 1, result=0), word("FMUL", 6)])
-    assert code_work(ahead, (), 29.0, 262.0).is_ahead is True
+    assert code_work(ahead, ALONE).is_ahead is True
     at_once = " ".join(["loop", word("LDG", 1, result=0), word("FADD", 4, waits=1), word("FMUL", 6)])
-    work = code_work(at_once, (), 29.0, 262.0)
+    work = code_work(at_once, ALONE)
     assert (work.is_ahead, work.alone_cycles) == (False, 10.0)
+
+
+def test_warps_queue_for_the_pipe_of_shared_memory_and_meet_at_barriers() -> None:
+    body = " ".join(["once", word("LDG", 1, result=0), word("SHFL", 1, result=1, waits=1), word("FADD", 4, waits=2)])
+    core = ALONE._replace(waits=(("SHFL", 24.0),), subcores=4)
+    assert code_work(body, core).alone_cycles == 24 + 4
+    # The last of 32 warps has its turn 31 cycles after the first; one sub-core issues the loads of 8 one by one.
+    assert code_work(body, core._replace(warps=32)).alone_cycles >= 31 + 24 + 4
+    met = " ".join([body, word("BAR", 5)])
+    costs = {w: code_work(met, core._replace(warps=w, barrier=12.4, barrier_warp=2.0)) for w in (1, 32)}
+    assert costs[1].alone_cycles == pytest.approx(24 + 4 + 2.0 + 12.4 + 5)
+    assert costs[32].alone_cycles >= 32 * 2.0 + 12.4 + 24 + 4 + 5
+    assert costs[32].barriers == 1
+
+
+def test_a_block_ends_when_its_stores_have_left() -> None:
+    body = " ".join(["once", word("LDG*16", 1, result=0), word("STG*16", 1, waits=1), word("EXIT", 5)])
+    alone, many = (code_work(body, ALONE._replace(warps=w, subcores=4)).alone_cycles for w in (1, 32))
+    assert alone == 32 * 16 / 64  # bytes of a warp over bytes a cycle
+    assert many == 32 * alone
+    near = " ".join(
+        ["once", word("LDG*4", 1, result=0), word("LDG*16", 1, result=1, waits=1), word("FADD", 4, waits=2)]
+    )
+    assert code_work(near, ALONE).alone_cycles == 262 + 4 + (32 * 16 / 128 - 1)  # weights, from L2
 
 
 def test_the_body_is_the_loop_that_loads_and_products_have_none() -> None:
@@ -58,10 +86,13 @@ def test_the_body_is_the_loop_that_loads_and_products_have_none() -> None:
         + nop
         + line(0x50, "EXIT", 0xFE5)
     )
-    assert [w.partition(":")[0] for w in body_of(code, "sm_90").split()] == ["loop", "LDG", "FADD", "BRA"]
+    assert [w.partition(":")[0] for w in body_of(code, "sm_90").split()] == ["loop", "LDG*4", "FADD", "BRA"]
     straight = code.replace("@P0 BRA 0x10", "FADD R3, R3, R3")
     assert body_of(straight, "sm_90").split()[0] == "once"
     assert len(body_of(straight, "sm_90").split()) == 1 + 5
+    wide = {"LDG.E.128": "*16", "LDG.E.64.CONSTANT": "*8", "LDG.E.U16": "*2", "LDG.E.S8": "*1", "LDG.E.CONSTANT": "*4"}
+    for name, size in wide.items():
+        assert f"LDG{size}:" in body_of(code.replace("LDG.E", name), "sm_90")
     assert body_of(code, "sm_100") == ""
     assert body_of(code.replace("FADD R2, R2, R2", "HGMMA.64x8x16.F32 R2"), "sm_90") == ""
 

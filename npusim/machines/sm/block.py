@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.kernels.form.phase import WHOLE, bind
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, TENSOR, WARPS
-from npusim.machines.sm.group_turns import WarpTurns
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
+from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
@@ -73,6 +73,14 @@ class ResidentBlock:
         storers = (self.places.storer,) if self.places.left else ()
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, self.places) if tiling.has_groups else None
+        has_turnover = self.decided.code is not None and bool(self.decided.due("end"))
+        #: The block's place on its core, for each queue of loads: a compiled block loads nothing before it begins.
+        self.begun = {
+            loader: core.allocator.ring(
+                RF, f"{frame.prefix}{loader} begun", 1, 1, producers=(loader,), consumers=self.warps
+            )
+            for loader in dict.fromkeys(self.places.loaders.values() if has_turnover else ())
+        }
         keys = tiling.widths.get(frame.loop_axis or "", 0)
         #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps meet in each tile.
         self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
@@ -88,7 +96,9 @@ class ResidentBlock:
 
     def items(self, block: WorkTile) -> Iterator[Item]:
         """Yield one block in program order."""
-        frame, turns = self.frame, self.turns
+        frame, turns, works = self.frame, self.turns, self.works
+        for loader, ring in self.begun.items():
+            yield TileOp("begin", loader, WARPS, (), (ring.fill(*SIGNAL),), works.usual if works else None)
         for n in self.places.held:
             yield self._load(n, block, WHOLE)
         start, finish = self._start(block), self._finish(block)
@@ -96,9 +106,10 @@ class ResidentBlock:
         for loop in frame.phase.loops:
             yield from self._pipelined(block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
         yield from turns.finished(finish) if turns else finish
-        if self.works and self.decided.code and self.decided.due("end"):
+        if works and self.begun:
+            slots = tuple(ring.front(*SIGNAL) for ring in self.begun.values())
             for warps in self.warps:
-                yield TileOp("end", warps, WARPS, (), (), self.works.usual.paying("end"))
+                yield TileOp("end", warps, WARPS, (), slots, works.usual.paying("end"))
 
     def _pipelined(self, block: WorkTile) -> Iterator[Item]:
         """Yield the loop in parts; the block's operands are free after their last product, before its last part."""

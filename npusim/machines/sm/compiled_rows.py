@@ -11,15 +11,30 @@ the result exists, 3 with the one set when operands are read, 6 with a mask of s
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.core_units import LanePipe, SharedMemoryPipe
+from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
+from npusim.formats.layout.fragment import WARP_LANES
 from npusim.machines.decisions import Charge, CodeWork
-from npusim.machines.sm.core import LSU, MUFU, RETIRE, counts_turnover, engine_of, warp_issue
+from npusim.machines.sm.core import (
+    ALU,
+    FMA,
+    LDG,
+    LSU,
+    MUFU,
+    REGISTER_BYTES,
+    RETIRE,
+    SM,
+    WARPS,
+    counts_turnover,
+    engine_of,
+    warp_issue,
+)
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -53,7 +68,8 @@ _LINE = re.compile(
 class MachineInstruction(NamedTuple):
     """A machine instruction without its operands.
 
-    ``stall``: cycles until the next; ``result``, ``operands``: scoreboards that it sets, 7: none; ``waits``: a mask.
+    ``stall``: cycles until the next; ``result``, ``operands``: scoreboards that it sets, 7: none; ``waits``: a mask;
+    ``size_bytes``: bytes of a lane that it moves from or to global memory.
     """
 
     name: str
@@ -61,6 +77,29 @@ class MachineInstruction(NamedTuple):
     result: int
     operands: int
     waits: int
+    size_bytes: int = 0
+
+
+class RowCore(NamedTuple):
+    """A multiprocessor as the warps of one block of rows meet it.
+
+    ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: for the
+    rest; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle on the way from and to L2.
+    ``narrow``, ``special``: cycles that an instruction uses the pipe of half the width and that of special functions of
+    a sub-core.  ``barrier``, ``barrier_warp``: cycles of a barrier, and for each warp.
+    """
+
+    waits: tuple[tuple[str, float], ...]
+    others: float
+    near: float
+    load_bytes: float
+    store_bytes: float
+    warps: int = 1
+    subcores: int = 1
+    narrow: float = 1.0
+    special: float = 1.0
+    barrier: float = 0.0
+    barrier_warp: float = 0.0
 
 
 def body_of(sass: str, architecture: str) -> str:
@@ -78,28 +117,41 @@ def body_of(sass: str, architecture: str) -> str:
     loads = [at for at, name, *_ in code if name == "LDG"]
     loop = next(((first, last) for first, last in spans if any(first <= at <= last for at in loads)), None)
     first, last = loop or (0, max((at for at, name, *_ in code if name == "EXIT"), default=code[-1][0]))
-    body = [(name, high >> _CONTROL_BIT) for at, name, _, high in code if first <= at <= last and name != "NOP"]
+    body = [
+        (name + _size_of(name, rest), high >> _CONTROL_BIT)
+        for at, name, rest, high in code
+        if first <= at <= last and name != "NOP"
+    ]
     return " ".join(["loop" if loop else "once", *(f"{name}:{control & _ALL[1]:x}" for name, control in body)])
+
+
+def _size_of(name: str, rest: str) -> str:
+    """Return the bytes of a lane that an access to global memory moves, as a word states them: ``*16``."""
+    if name not in ("LDG", "STG"):
+        return ""
+    width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
+    return f"*{int(width[1]) // 8 if width else REGISTER_BYTES}"
 
 
 def _decoded(word: str) -> MachineInstruction:
     name, _, text = word.partition(":")
+    name, _, size = name.partition("*")
     control = int(text, 16)
-    return MachineInstruction(name, *(control >> at & mask for at, mask in (_STALL, _RESULT, _OPERANDS, _WAITS)))
+    fields = [control >> at & mask for at, mask in (_STALL, _RESULT, _OPERANDS, _WAITS)]
+    return MachineInstruction(name, *fields, int(size or 0))
 
 
 @lru_cache(maxsize=256)  # of kernels
-def code_work(body: str, waits: tuple[tuple[str, float], ...], others: float, near: float) -> CodeWork:
-    """Return a warp's work for a block, by the instructions of a body.
-
-    ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: for the
-    rest; ``near``: for a read of L2.
-    """
+def code_work(body: str, core: RowCore) -> CodeWork:
+    """Return the work of a block's warps by the instructions of a body."""
     is_loop, code = _read(body)
-    alone = _walk(code, ROUNDS if is_loop else 1, {**dict(waits), "LDG": near}, others, FAR) - FAR
-    whole = _walk(code, ROUNDS if is_loop else 1, {**dict(waits), "LDG": 0.0}, others, 0.0)
-    if is_ahead := is_loop and 2 * alone < whole:  # a round's loads are the next one's, and hide most of it
-        alone = whole
+    rounds = ROUNDS if is_loop else 1
+    alone = BlockWalk(code, core, FAR).last_round(rounds) - FAR
+    is_ahead = False
+    if is_loop:
+        whole = BlockWalk(code, core, 0.0).last_round(rounds)
+        if is_ahead := 2 * alone < whole:  # a round's loads are the next one's, and hide most of it
+            alone = whole
     names = Counter(x.name for x in code)
 
     def count(listed: frozenset[str]) -> int:
@@ -114,29 +166,104 @@ def _read(body: str) -> tuple[bool, list[MachineInstruction]]:
     return kind == "loop", [_decoded(word) for word in words]
 
 
-def _walk(code: list[MachineInstruction], rounds: int, waits: dict[str, float], others: float, far: float) -> float:
-    """Return the cycles of the last round of one warp alone; ``far``: until its first load has arrived.
+class WarpState:
+    """The progress of a warp: its next instruction, scoreboards, loads of the row that have not arrived."""
 
-    An instruction begins when the previous one's stall is over and its scoreboards are ready. Loads after the first has
-    arrived are served by L2: compilers put loads of weights, which all blocks share, after those of the row.
+    __slots__ = ("at", "first", "has_come", "now", "ready")
+
+    def __init__(self) -> None:
+        self.now, self.at, self.ready = 0.0, 0, [0.0] * SCOREBOARDS
+        self.first, self.has_come = set[int](), False
+
+
+class BlockWalk:
+    """The warps of one block on a multiprocessor, instruction by instruction; ``far``: until a row's load arrives.
+
+    A warp's instruction begins when the previous one's stall is over, its scoreboards are ready and its sub-core issues
+    no other.  Accesses to shared memory queue for the one pipe of the multiprocessor, and at a barrier a warp waits
+    for the last.  Loads after the first has arrived are served by L2: compilers put loads of weights, which all blocks
+    share, after those of the row.  A block ends when its last store has left.
     """
-    now, begin, ready = 0.0, 0.0, [0.0] * SCOREBOARDS
-    for _ in range(rounds):
-        begin, first, has_come = now, set[int](), False
-        for name, stall, result, operands, mask in code:
-            awaited = {i for i in range(SCOREBOARDS) if mask >> i & 1}
-            now = max([now, *(ready[i] for i in awaited)])
-            has_come |= bool(awaited & first)
-            first -= awaited
-            taken = far if name == "LDG" and not has_come else waits.get(name, others)
-            if result < SCOREBOARDS:
-                ready[result] = max(ready[result], now + taken)
-                if name == "LDG":  # others may set the same scoreboard beside it
-                    first.add(result)
-            if operands < SCOREBOARDS:
-                ready[operands] = max(ready[operands], now + others)
-            now += max(1, stall)
-    return now - begin
+
+    def __init__(self, code: list[MachineInstruction], core: RowCore, far: float) -> None:
+        self.code, self.core, self.far = code, core, far
+        self.waits = dict(core.waits)
+        self.warps = [WarpState() for _ in range(core.warps)]
+        self.issue, self.narrow, self.special = ([0.0] * core.subcores for _ in range(3))
+        self.memory, self.meeting, self.come = 0.0, 0.0, 0
+
+    def last_round(self, rounds: int) -> float:
+        """Return the cycles of the last round of so many, in which each scoreboard has settled."""
+        begin = 0.0
+        for _ in range(rounds - 1):
+            begin = self._round()
+        return self._round() - begin
+
+    def _round(self) -> float:
+        """Let all warps pass the code once; return when the last one and its stores are through."""
+        queue = [(w.now, i) for i, w in enumerate(self.warps)]
+        for w in self.warps:
+            w.at, w.has_come = 0, False
+            w.first.clear()
+        heapq.heapify(queue)
+        held: list[int] = []
+        while queue:
+            _, i = heapq.heappop(queue)
+            warp = self.warps[i]
+            if self.code[warp.at].name == "BAR":
+                self.meeting = max(self.meeting, warp.now) + self.core.barrier_warp
+                held.append(i)
+                if len(held) == len(self.warps):
+                    for j in held:
+                        self.warps[j].now = self.meeting + self.core.barrier
+                        self._step(j, queue)
+                    held = []
+                continue
+            self._step(i, queue)
+        return max(self.memory, *(w.now for w in self.warps))
+
+    def _step(self, i: int, queue: list[tuple[float, int]]) -> None:
+        """Issue a warp's next instruction, and queue the warp for the one after it when that may begin."""
+        warp, core = self.warps[i], self.core
+        x, place = self.code[warp.at], i % core.subcores
+        warp.now = max(warp.now, self.issue[place])
+        if x.name in NARROW:
+            warp.now = max(warp.now, self.narrow[place])
+            self.narrow[place] = warp.now + core.narrow
+        self.issue[place] = warp.now + 1
+        came = self._result(x, warp, place)
+        if x.result < SCOREBOARDS:
+            warp.ready[x.result] = max(warp.ready[x.result], came)
+            if x.name == "LDG":  # others may set the same scoreboard beside it
+                warp.first.add(x.result)
+        if x.operands < SCOREBOARDS:
+            warp.ready[x.operands] = max(warp.ready[x.operands], warp.now + core.others)
+        warp.now += max(1, x.stall)
+        warp.at += 1
+        if warp.at < len(self.code):
+            awaited = {k for k in range(SCOREBOARDS) if self.code[warp.at].waits >> k & 1}
+            warp.now = max([warp.now, *(warp.ready[k] for k in awaited)])
+            warp.has_come |= bool(awaited & warp.first)
+            warp.first -= awaited
+            heapq.heappush(queue, (warp.now, i))
+
+    def _result(self, x: MachineInstruction, warp: WarpState, place: int) -> float:
+        """Return when the result of an instruction exists that a warp issues now, in its turn at the pipe."""
+        core = self.core
+        if x.name == "LDG" and (not warp.has_come or not self.far):
+            return warp.now + self.far
+        taken = self.waits.get(x.name, core.near if x.name == "LDG" else core.others)
+        if x.name == "MUFU":
+            begin = max(warp.now, self.special[place])
+            self.special[place] = begin + core.special
+            return begin + taken
+        lanes = WARP_LANES * x.size_bytes
+        port = lanes / core.load_bytes if x.name == "LDG" else lanes / core.store_bytes if x.name == "STG" else 0.0
+        if not port and x.name not in SHARED:
+            return warp.now + taken
+        begin = max(warp.now, self.memory)
+        self.memory = begin + max(1.0, port)
+        return self.memory - 1.0 + taken
 
 
 def with_code(
@@ -153,14 +280,36 @@ def with_code(
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
     if not body or phase.loop_axis or any(s.is_product for s in phase.stages):
         return tiling
-    sharing, memory = warp_issue(device).sharing, engine_of(device, LSU, SharedMemoryPipe)
-    special, access = engine_of(device, MUFU, LanePipe).latency_cycles.value, memory.latency_cycles.value
-    waits = (("SHFL", float(memory.shuffle_latency_cycles.value)), ("MUFU", float(special)))
-    work = code_work(body, waits, float(access), float(sharing.lookup_cycles.value))
+    sharing = warp_issue(device).sharing
+    work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
     of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
-    ends = (Charge(f"{RETIRE}.block_cycles", of_each, due="end"),)
+    ends = [Charge(f"{RETIRE}.block_cycles", of_each, due="end")]
+    if sharing.turnover_cycles is not None:
+        ends.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: no other charge for its start.
-    decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=ends if has_turnover else ())
+    decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
     return replace(tiling, decided=decided)
+
+
+def _core_of(device: DeviceSpec, warps: int) -> RowCore:
+    """Return a device's multiprocessor with one block of so many warps."""
+    issue, memory, copies = warp_issue(device), engine_of(device, LSU, SharedMemoryPipe), device.engine(SM, LDG)
+    special = engine_of(device, MUFU, LanePipe)
+    narrow = engine_of(device, ALU if ALU in device.core(SM).engines else FMA, LanePipe)
+    assert isinstance(copies, DmaEngine)
+    load, store = copies.route("GM", "RF"), copies.route("RF", "GM")
+    return RowCore(
+        waits=(("SHFL", float(memory.shuffle_latency_cycles.value)), ("MUFU", float(special.latency_cycles.value))),
+        others=float(memory.latency_cycles.value),
+        near=float(load.latency_cycles.value),
+        warps=warps,
+        subcores=issue.subcores_count.value,
+        narrow=WARP_LANES / narrow.lanes_count.value,
+        special=WARP_LANES / special.lanes_count.value,
+        load_bytes=load.bytes_per_cycle.value,
+        store_bytes=store.bytes_per_cycle.value,
+        barrier=issue.sharing.barrier_cycles.value,
+        barrier_warp=issue.sharing.barrier_warp_cycles.value,
+    )

@@ -375,11 +375,10 @@ class GroupModel:
         if not code.issued:
             return shared(1)
         in_all = work.decided.warps
-        warps, s, wide = in_all / self.subcores, self.sharing, ceil_div(in_all, self.subcores)
+        warps, wide = in_all / self.subcores, ceil_div(in_all, self.subcores)
         narrow = code.narrow * WARP_LANES / self.lanes[ALU if ALU in self.lanes else FMA].lanes_count.value
         special = code.special * WARP_LANES / self.lanes[MUFU].lanes_count.value
-        lone = code.alone_cycles + code.barriers * (s.barrier_cycles.value + in_all * s.barrier_warp_cycles.value)
-        lone, memory = max(lone, wide * max(code.issued, narrow, special)), float(code.shared * in_all)
+        lone, memory = max(code.alone_cycles, wide * max(code.issued, narrow, special)), float(code.shared * in_all)
         if code.local and (local := find_constant(self.device, f"{SPILL}.bytes_per_cycle")):
             taken = code.local * LANE_BYTES * WARP_LANES * in_all / local.value
             memory, lone = memory + taken, lone + taken

@@ -7,6 +7,7 @@ exchanged (kernels of 128 x 256 for one and of 256 x 128 for the other, reports/
 from __future__ import annotations
 
 from itertools import product
+from math import sqrt
 
 from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
@@ -43,27 +44,33 @@ def library_tile(
     """Return rows, columns and splits with the least waves' time among a library's; ``given`` values stay.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    None, or where no choice fits: all are tried.  Of equal choices the tile with most elements is used, then the one
-    nearest to a square, then one as long as a side of C, whose other operand is read once, then the one that is longer
-    along the longer side.
+    None, or where no choice fits: all are tried.  No tile has half of it beyond C's edge, but for the shortest sides:
+    cuBLAS puts the 64 rows of an instruction along the longer side of C (reports/silicon/thin_products.json).  Of equal
+    choices the tile with most elements is used, then the one nearest to a square, then one as long as a side of C,
+    whose other operand is read once, then the one that is longer along the longer side.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
     def time(choice: tuple[int, int, int]) -> tuple[float, int, int, bool, bool]:
         rows, columns, splits = choice
-        waves = ceil_div(heads * ceil_div(m, rows) * ceil_div(n, columns) * splits, cores)
+        blocks = heads * ceil_div(m, rows) * ceil_div(n, columns) * splits
+        waves = ceil_div(blocks, cores)
         # A product of 64 x N x 16 takes N / 2 cycles, its operands come at 64 bytes a cycle (hopper.md section 1).
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
         # Parts are written and read again, in float32, by a kernel more.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        # None is faster than memory: where several are as fast as it, nothing is split.
-        taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts
+        # None is faster than memory, of which blocks that leave cores free are thought to have less: where several are
+        # as fast as it, nothing is split.
+        reached = sqrt(min(1.0, blocks / cores))
+        taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
         is_cut = rows < m and columns < n
         return taken, -rows * columns, rows + columns, is_cut, (rows > columns) != (m > n)
 
-    tiles = dict.fromkeys(tile for pair in product(SIDES, OTHER_SIDES) for tile in (pair, pair[::-1]))
+    every = dict.fromkeys(tile for pair in product(SIDES, OTHER_SIDES) for tile in (pair, pair[::-1]))
+    least = min(OTHER_SIDES)
+    tiles = [t for t in every if all(side == least or side < 2 * size for side, size in zip(t, (m, n), strict=True))]
     rows, columns, splits = given
-    tiles = dict.fromkeys((rows or own[0], columns or own[1]) for own in tiles)
+    tiles = [*dict.fromkeys((rows or own[0], columns or own[1]) for own in tiles or every)]
     choices = [(*tile, parts) for tile, parts in product(tiles, (splits,) if splits else SPLITS)]
     fitting = [c for c in choices if c[0] + c[1] <= edges and (area is None or c[0] * c[1] <= area)]
     return min(fitting or choices, key=time)

@@ -297,7 +297,8 @@ class SmMachine(Machine):
             residents = [ResidentBlock(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             has_products = any(stage.is_product for stage in phase.stages)
-            takes_turns = has_products and tiling.has_groups and tiling.decided.generation == "wgmma"
+            takes_turns = tiling.decided.code is not None
+            takes_turns |= has_products and tiling.has_groups and tiling.decided.generation == "wgmma"
             for number, resident in enumerate(residents):
                 storer, turn = resident.places.storer, takes_turns * number
                 queues |= {q: Queue(q, SM, WARPS, q, turn, is_awaited=q != storer) for q in resident.queues}

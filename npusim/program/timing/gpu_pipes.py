@@ -58,9 +58,14 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
 
 
 def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
-    """Return by how much each block that a core holds is behind the one before it, where their products take turns."""
+    """Return by how much each block that a core holds is behind the one before it.
+
+    Where their products take turns; blocks that read rows of their own are as far apart as the core replaces them.
+    """
     cores = {queue.core for queue in program.queues if queue.turn}
-    engines = (engine for core in cores for engine in device.core(core).engines.values())
+    engines = [engine for core in cores for engine in device.core(core).engines.values()]
+    if program.has_own_rows:
+        return next((round(e.block_cycles.value) for e in engines if isinstance(e, TurnoverPipe)), 0)
     return next((e.wgmma.turn_cycles.value for e in engines if isinstance(e, GroupMatrixEngine) and e.wgmma), 0)
 
 

@@ -98,16 +98,24 @@ class Streams:
         """Return when each issuer begins a phase: blocks that a core holds take turns in their loops."""
         begin = self.device.timed_launch().block_dispatch_cycles.value
         turns = {queue.issuer: queue.turn for queue in self.program.queues}
-        late = turn_cycles(self.program, self.device) if any(turns.values()) and has_loops(phase) else 0
+        takes_turns = any(turns.values()) and (has_loops(phase) or self._replaces_rows(phase))
+        late = turn_cycles(self.program, self.device) if takes_turns else 0
         return tuple(begin + late * turns[issuer] for issuer in self.issuers)
+
+    def _replaces_rows(self, phase: ProgramPhase) -> bool:
+        """Return whether blocks read rows of their own, and some of them begin where others have ended."""
+        held = (max((b.place for b in phase.blocks), default=0) + 1) * self.device.group_count.value
+        return self.program.has_own_rows and len(phase.blocks) > held
 
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
         """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
 
-        None where no block has a loop: each begins when another ends, all of them again in step.
+        None where no block has a loop: each begins when another ends, all of them again in step, unless each reads rows
+        of its own: then the blocks that begin behind others wait as long as the link is busy.
         """
+        falls_apart = has_loops(phase) or self._replaces_rows(phase)
         known = [catch_up(self.device, link) for link in self.device.links]
-        return known if any(most for most, _ in known) and has_loops(phase) else [NO_CATCH_UP] * len(known)
+        return known if any(most for most, _ in known) and falls_apart else [NO_CATCH_UP] * len(known)
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
