@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import FlagError, TilingError
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Phase
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.tile_program import TileProgram
+
+#: Blocks of a phase that count as one block, and as how many a phase counts without its blocks, where phases are
+#: stored: the blocks are those of others, too.
+SHARE = 64
 
 
 def attention_fields(tiling: Tiling) -> KernelFields:
@@ -307,23 +311,67 @@ class AscendMachine(Machine):
         """Return the program; operands have one slot each in a phase that needs more flags for two than there are."""
         listed, said = list(phases), list(notes)
         while True:
-            group, built, short = AscendGroup(self.device), [], list[int]()  # with memories of its own
-            for i, (phase, tiling) in enumerate(listed):
-                first = len(group.allocator.rings)
-                group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
-                built.append(AscendPhase(group, phase, tiling).build())
-                short += (
-                    [i] if _may_shrink(phase, tiling) and not self._has_flags(group.allocator.rings[first:]) else []
-                )
+            made = _written(Itself(self.device), tuple([_InAnyOrder(*both) for both in listed]))
+            if isinstance(made, TilingError):
+                raise made.with_traceback(None)
+            short = [
+                i
+                for i, (phase, tiling) in enumerate(listed)
+                if _may_shrink(phase, tiling) and not self._has_flags(made.rings[i])
+            ]
             if not short:
                 break
             for i in short:
                 phase, tiling = listed[i]
                 listed[i] = phase, replace(tiling, decided=tiling.decided._replace(one_slot=True), buffers=1)
                 said.append(f"{phase.name}: its operands have one slot each: two would need more flags than there are")
-        of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
+        built = [writer.build(phase.cells) for writer, (phase, _) in zip(made.writers, listed, strict=True)]
+        of_program = [phase for phase, _ in listed], built, made.group.queues(), made.group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=tuple(said), is_attention=is_attention)
+
+
+class _InAnyOrder:
+    """Stands for a phase and its tiling: equal for the same phase with the same blocks in another order."""
+
+    __slots__ = ("key", "phase", "tiling")
+
+    def __init__(self, phase: Phase, tiling: AscendTiling) -> None:
+        self.phase, self.tiling = phase, tiling
+        others = [id(getattr(phase, f.name)) for f in fields(phase) if f.name != "cells"]
+        # Identities: all that has one of them is referred to here.
+        self.key = (*others, frozenset(map(id, phase.cells)), len(phase.cells), tiling.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _InAnyOrder) and other.key == self.key
+
+
+class _Written(NamedTuple):
+    """Phases on one core group, and the rings of each."""
+
+    group: AscendGroup
+    writers: list[AscendPhase]
+    rings: list[list[Ring]]
+
+
+@kept_by_blocks(lambda _written, _device, phases: sum(SHARE + len(p.phase.cells) // SHARE for p in phases))
+def _written(device: Itself, phases: tuple[_InAnyOrder, ...]) -> _Written | TilingError:
+    """Return phases one after the other on a core group, whatever the order of their blocks, or why they do not fit."""
+    group = AscendGroup(device.thing)
+    writers: list[AscendPhase] = []
+    rings: list[list[Ring]] = []
+    try:
+        for phase, tiling in ((p.phase, p.tiling) for p in phases):
+            first = len(group.allocator.rings)
+            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
+            writers.append(AscendPhase(group, phase, tiling))
+            rings.append(group.allocator.rings[first:])
+    except TilingError as error:
+        return error
+    return _Written(group, writers, rings)
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))

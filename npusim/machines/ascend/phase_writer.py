@@ -85,10 +85,9 @@ class AscendPhase:
         """Stages of the loop over tiles; none where products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
-    def build(self) -> ProgramPhase:
-        """Return the phase of the program."""
+    def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
+        """Return the phase of the program; ``blocks`` are its own, in the order in which core groups get them."""
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
-        blocks: Sequence[WorkTile] = self.phase.cells
         shares = tuple[tuple[int, ...], ...]()
         count, more = self.group.device.group_count.value, dict[str, Any]()
         if self.tiling.is_work_list or blocks[0].span(SERIES):

@@ -18,7 +18,7 @@ from npusim.machines.published_kernel import AscendKernel
 from npusim.machines.published_kernels import find_kernel, kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase, Stage
@@ -90,6 +90,12 @@ class AscendTiling:
     buffers: int = PING_PONG
     is_work_list: bool = False
     decided: AscendDecisions = field(default_factory=AscendDecisions)
+
+    @property
+    def key(self) -> Hashable:
+        """The common key of equal tilings."""
+        most = self.elements, self.ahead, self.spilled, self.buffers, self.is_work_list, self.decided
+        return tuple(self.plans.items()), most
 
 
 #: Blocks with a scale that the matrix unit takes in together (MmadMx: K a multiple of 64).

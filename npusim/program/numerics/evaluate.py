@@ -267,15 +267,16 @@ def execute_rows(
     output: str = "o",
     batches: Container[int] | None = None,
     most: int | None = None,
+    since: int | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> tuple[Execution, dict[BlockRows, Array]]:
     """Execute the blocks of the chosen rows of ``output``, and the blocks of earlier phases that they need.
 
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
-    ``most`` as for `needed_blocks`.
+    ``most`` and ``since`` as for `needed_blocks`.
     """
-    needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most)
+    needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most, since=since)
     done = execute(program, inputs, needed, observers=observers, progress=progress)
     return done, _written(program, needed, heads, done.tensors, output)
 
@@ -311,11 +312,12 @@ def needed_blocks(
     output: str = "o",
     batches: Container[int] | None = None,
     most: int | None = None,
+    since: int | None = None,
 ) -> dict[str, Sequence[Any]]:
     """Return by phase the blocks that the chosen rows of ``output`` need.
 
-    ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; no operation looks from one
-    row at another.
+    ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; ``since``: of each head's
+    rows in a block those from this one on, and what lies between.  No operation looks from one row at another.
     """
     tensor = program.tensors[output]
     most = sample_rows(tensor) if rows == "sample" else most
@@ -324,7 +326,17 @@ def needed_blocks(
         for b in _blocks(_final(program), rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
-    return {p.name: _needed(p, blocks, _heads(_final(program)), most) for p in program.phases}
+    if since is not None:
+        blocks = [_from_row(b, tensor, since, heads) for b in blocks]
+    is_cut = most is not None or since is not None
+    return {p.name: _needed(p, blocks, _heads(_final(program)), is_cut=is_cut) for p in program.phases}
+
+
+def _from_row(block: Any, output: GlobalTensor, row: int, heads: Container[int]) -> Any:
+    """Return a block cut to the chosen heads' rows from ``row`` on, and what lies between them."""
+    wanted = [(at + row - r, at + n) for h, r, n, at in _parts(block, output) if h in heads and r <= row < r + n]
+    first, last = wanted[0][0], wanted[-1][1]
+    return block if last - first == block.rows else block.part(first, last - first)
 
 
 def _final(program: TileProgram) -> ProgramPhase:
@@ -416,8 +428,8 @@ def _heads(phase: ProgramPhase) -> int:
     return 1 + max(b.head for b in blocks)
 
 
-def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most: int | None) -> list[Any]:
-    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows unless ``most`` is None.
+def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, is_cut: bool) -> list[Any]:
+    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows if ``is_cut``.
 
     ``heads``: heads of the output's blocks; several may share one head of the phase.
     """
@@ -442,7 +454,7 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most
         high = np.searchsorted(begin, b.row + b.rows)
         if low < high:
             first, last = max(b.row, int(begin[low])), min(b.row + b.rows, int(ends[place][high - 1]))
-            needed.append(b if most is None or last - first == b.rows else b.part(first, last - first))
+            needed.append(b if not is_cut or last - first == b.rows else b.part(first, last - first))
     return needed
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.evaluate import BlockRows
     from npusim.program.numerics.executor import HeadSource, Moment
 
 
@@ -78,15 +79,27 @@ class _Recorder:
         return [event for key in sorted(self.events) for event in self.events[key]]
 
 
-def compute(program: TileProgram, place: Place, source: HeadSource, heads: int = 1) -> Computed:
-    """Return the bits of the blocks that hold a row, in so many heads from its own on, and how its row came about."""
-    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
+def compute(
+    program: TileProgram, place: Place, source: HeadSource, heads: int = 1, *, has_path: bool = True
+) -> Computed:
+    """Return the bits of rows from a row on, to the ends of their blocks, in so many heads from its own on.
+
+    With ``has_path`` the blocks are executed whole, and the steps of the row's own are recorded.
+    """
+    wanted, batches = range(place.head, place.head + heads), {place.batch}
+    if not has_path:
+        _, written = execute_rows(program, source, [place.row], wanted, batches=batches, since=place.row)
+        return Computed(_from_place(written, place), [])
+    needed = needed_blocks(program, [place.row], {place.head}, batches=batches)
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
     recorder = _Recorder(order, [phase.name for phase in program.phases])
-    wanted = range(place.head, place.head + heads)
-    _, written = execute_rows(program, source, [place.row], wanted, batches={place.batch}, observers=(recorder,))
-    blocks = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
-    return Computed(blocks, recorder.in_order())
+    _, written = execute_rows(program, source, [place.row], wanted, batches=batches, observers=(recorder,))
+    return Computed(_from_place(written, place), recorder.in_order())
+
+
+def _from_place(written: Mapping[BlockRows, NDArray[Any]], place: Place) -> dict[int, NDArray[Any]]:
+    """Return, by head, the rows of the blocks with a place's row, from that row on."""
+    return {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
 
 
 def first_difference(one: Mapping[int, NDArray[Any]], two: Mapping[int, NDArray[Any]]) -> tuple[int, int, int] | None:

@@ -150,6 +150,11 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     return surveyed
 
 
+def _bodies_of(built: BuiltPlan) -> Hashable:
+    """Return the key of programs whose blocks do the same bodies, in another order at most."""
+    return tuple([Itself(built) if phase.body_counts is None else phase.body_counts for phase in built.program.phases])
+
+
 def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
     """Return the key that points with equal bits share; open fields on which bits depend are chosen."""
     keys = {bits_key(built) for built in candidates}

@@ -448,8 +448,9 @@ class _Examination:
             classes = [class_key(p, self.base.device) for p in (self.base.program, program)]
             if classes[0] and classes[0] == classes[1]:
                 return Tried(call.what, is_same_class=True, latency_us=latency)
-        expected = self._computed(*base, problem if is_moved else self.problem)
-        changed = self._computed(program, place, problem)
+        has_path = not call.is_last_query
+        expected = self._computed(*base, problem if is_moved else self.problem, has_path=has_path)
+        changed = self._computed(program, place, problem, has_path=has_path)
         parts, difference = _differing(expected, changed), None
         if parts is not None:
             (head, row, column), rows = parts
@@ -473,12 +474,15 @@ class _Examination:
             self._keys[made] = key
         return key
 
-    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem) -> _Bits:
+    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem, *, has_path: bool) -> _Bits:
         """Return the bits of rows of the examined sequence from a place on, of the first heads and of the others.
 
-        The bits of a program with which others are compared are stored.
+        The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
+        row are not recorded.
         """
         made = id(program), place
+        if made[0] in self._kept:  # whoever compares with it
+            has_path = True
         if made in self._made:
             return self._made[made]
         plan = replace(self.plan, problem=problem)
@@ -491,7 +495,7 @@ class _Examination:
         heads = min(self.heads, subject.output.heads)
         first = min(self.first_heads, heads)
         parts = ((0, first), (first, heads - first)) if heads > first else ((0, heads),)
-        bits = _AsAsked(compute(executed, replace(place, head=head), source, n) for head, n in parts)
+        bits = _AsAsked(compute(executed, replace(place, head=head), source, n, has_path=has_path) for head, n in parts)
         if made[0] in self._kept:
             self._made[made] = bits
         return bits
@@ -581,7 +585,8 @@ class _Examination:
             return True
         if not call.is_last_query:
             return False
-        rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
+        whole = (base, own, self.problem), (fixed.program, place, problem)
+        rows = [self._computed(*of, has_path=False) for of in whole]
         return _differing(*rows) is None
 
 
