@@ -481,7 +481,9 @@ class LaunchGrid:
             return False
         (down, height, above), (along, width, left) = self._sides(other.pointer, other.value.axes, other.left)
         called, whole = self.names.get(self.reader.root(along), ""), self._tensor(other.pointer.of).shape[COLUMNS]
-        first, count = self.parts.get(called, (np.zeros_like(self.row), np.full_like(self.row, self.sizes.get(called, 0))))
+        first, count = self.parts.get(
+            called, (np.zeros_like(self.row), np.full_like(self.row, self.sizes.get(called, 0)))
+        )
         return bool(
             self.names.get(self.reader.root(down)) == "row"
             and called not in ("", "row", "value")

@@ -365,9 +365,7 @@ class Memory(Arithmetic):
     def _is_turned(self, op: Op) -> bool:
         """Return whether a product or a transposition reads what an operation makes, as it is or converted."""
         readers = self._uses.get(op.results[0], []) if op.results else []
-        return any(
-            o.name in ("tt.dot", "tt.trans") or (o.name in CONVERSIONS and self._is_turned(o)) for o in readers
-        )
+        return any(o.name in ("tt.dot", "tt.trans") or (o.name in CONVERSIONS and self._is_turned(o)) for o in readers)
 
     def _tt_make_tensor_descriptor(self, op: Op, pointer: Affine, *numbers: Affine) -> None:
         half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]

@@ -143,7 +143,9 @@ class Reader(Memory):
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
-            raise ProgramError(f"{self.stored[0].line}: a loop that stores a vector before a tile: store the tile first")
+            raise ProgramError(
+                f"{self.stored[0].line}: a loop that stores a vector before a tile: store the tile first"
+            )
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
