@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import chain, count, groupby
 from operator import itemgetter
@@ -242,20 +242,31 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a separate value: operands, states, and values that are read later or returned twice are
-    copied.
+    copied; what rows make for a product too, which reads it once, is made once more.
     """
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
-    if x.kind in ("row", "product") and x.state is None and x not in others and not (is_read_later or is_changed):
+    is_own = not (is_read_later or is_changed or _is_factor(trace, x))
+    if x.kind in ("row", "product") and x.state is None and x not in others and is_own:
         return x
     copied = Value(x.axes, x.fmt)
+    if x.event is not None and _is_factor(trace, x) and x.event.opcode is not O.MATMUL:
+        copied.event = replace(x.event, dst=copied)
+        at = next(i for i, e in enumerate(trace.events) if e is x.event)
+        trace.events.insert(at + 1, copied.event)
+        return copied
     last = len(trace.events) - 1  # outside of loops behind them: what is returned may be what they leave
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
     trace.events.insert(last + 1, copied.event)
     return copied
+
+
+def _is_factor(trace: Trace, x: Value) -> bool:
+    """Return whether a product reads a value."""
+    return any(s is x for e in trace.events if e.opcode is O.MATMUL for s in e.read[:2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,6 @@ _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 MASK = "i1"
 
 
-#: ln 2 as the approximate logarithm of CUDA multiplies by it, float32.
-LN2 = float(np.float32(math.log(2)))
-
-
 def _root(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
@@ -99,8 +95,6 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.erf": ("erf", math.erf),
         "math.tanh": ("tanh({})", math.tanh),
-        #: No operation of TTIR's: the approximate logarithm of CUDA, of base 2 and a multiplication.
-        "npusim.fast_log": (f"(log({{}}, 'log2.correct') * {LN2!r})", lambda x: math.log(x) if x > 0 else math.nan),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
     }
@@ -117,9 +111,10 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
         "__nv_fast_expf": "math.exp",
-        "__nv_fast_logf": "npusim.fast_log",
     }
 )
+#: Functions whose subnormal results are 0, and the smallest number above 0 that they give.
+_FLUSHING, SMALLEST = ("__nv_fast_expf",), 2.0**-126
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
@@ -501,6 +496,12 @@ class Arithmetic(Draft, ABC):
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
             raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
         self._function(op, x[0], *known[symbol])
+        made = self.values[op.results[0]]
+        if symbol in _FLUSHING and isinstance(made, Floats) and not self.choices.is_exact:
+            made = self._named(op, made)
+            pad = 0.0 if made.pad is not None and made.pad < SMALLEST else made.pad
+            text = f"where(compare({made.text}, {SMALLEST!r}, 'olt'), 0.0, {made.text})"
+            self._bind(op, replace(made, text=text, pad=pad))
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
         x = self._of_table(op, x) if isinstance(x, ListedMask) else x

@@ -71,7 +71,6 @@ _NAMED = (formats.exp, formats.exp2, formats.log, formats.log2, formats.rsqrt, f
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]]({f"math.{f.__name__}": partial(f, fmt=F64) for f in _NAMED})
     | {"tt.precise_sqrt": partial(formats.sqrt, fmt=F64), "math.absf": np.abs, "arith.negf": np.negative}
-    | {"npusim.fast_log": partial(formats.log, fmt=F64)}
 )
 _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     {

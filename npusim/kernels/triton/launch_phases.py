@@ -71,9 +71,10 @@ def kernel_of(written: Written) -> Kernel:
 
 def is_row(reader: Reader) -> bool:
     """Return whether a program's blocks are one row, which has no axis."""
-    return len(stored := reader.stored[0].value.axes) < 2 and not any(
-        len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0]) for x in reader.loads.values() if stored
-    )
+    if len(stored := reader.stored[0].value.axes) >= 2:
+        return False
+    blocks = [*(x.axes for x in reader.loads.values()), *(axes for _, axes, _ in reader.states.values())]
+    return not any(len(axes) == 2 and reader.root(axes[0]) == reader.root(stored[0]) for axes in blocks if stored)
 
 
 def is_part(reader: Reader, view: View) -> bool:
@@ -444,7 +445,12 @@ class LaunchGrid:
         *at, row, column = self._tensor(of).places(other.pointer.base)
         is_of_loop = self.stored.is_walked and not self.is_stacked
         is_tile = axes == self.called(self.stored.value.axes) and not other.is_walked and not is_of_loop
-        if not is_tile and (axes != "row" or np.any(row != self.row)):
+        if self.is_stacked and other.is_walked:  # of the loop's tiles, at the places of what it loads
+            self._place(other)
+            return
+        if self._is_state(other, row, column):
+            is_tile = False
+        elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
         matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
@@ -468,6 +474,23 @@ class LaunchGrid:
                 is_like &= bool(np.all(np.minimum(np.minimum(left, size), whole - x) == count))
             if not is_like:
                 raise self._fault(other.line, f"{of}: a second tile is stored at other rows and columns than the first")
+
+    def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
+        """Return whether a result is a tile with the first one's rows, and all of an axis that this has not."""
+        if not self.is_stacked or other.is_walked or len(other.axes) < 2 or len(self.stored.value.axes) > 1:
+            return False
+        (down, height, above), (along, width, left) = self._sides(other.pointer, other.value.axes, other.left)
+        called, whole = self.names.get(self.reader.root(along), ""), self._tensor(other.pointer.of).shape[COLUMNS]
+        first, count = self.parts.get(
+            called, (np.zeros_like(self.row), np.full_like(self.row, self.sizes.get(called, 0)))
+        )
+        return bool(
+            self.names.get(self.reader.root(down)) == "row"
+            and called not in ("", "row", "value")
+            and np.all(row == self.row)
+            and np.all(np.minimum(above, height) == self.rows)
+            and np.all((column == first) & (np.minimum(np.minimum(left, width), whole) == count))
+        )
 
     def _check_parts(self) -> None:
         """Raise `ProgramError` for blocks a constant apart in one tensor that have elements in common."""

@@ -342,6 +342,10 @@ class Memory(Arithmetic):
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View):
             return tensor
+        if not tensor.is_exchanged and self._is_exchanged(op, pointer):
+            why = f"{pointer.of}: a block across its tensor's rows is timed as one along them"
+            self.notes.append(f"{op.line}: {why}")
+            tensor = replace(tensor, is_exchanged=True)
         self.accesses.setdefault(pointer.of, []).append((pointer, left))
         view = tensor.fitted(self.accesses[pointer.of])
         if view is None:
@@ -352,6 +356,16 @@ class Memory(Arithmetic):
             )
         self.arguments[pointer.of] = view
         return view
+
+    def _is_exchanged(self, op: Op, pointer: Affine) -> bool:
+        """Return whether a block's rows go along the smaller stride, and no product or transposition reads it so."""
+        steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+        return len(steps) == 2 and 0 < steps[0] < steps[1] and not self._is_turned(op)
+
+    def _is_turned(self, op: Op) -> bool:
+        """Return whether a product or a transposition reads what an operation makes, as it is or converted."""
+        readers = self._uses.get(op.results[0], []) if op.results else []
+        return any(o.name in ("tt.dot", "tt.trans") or (o.name in CONVERSIONS and self._is_turned(o)) for o in readers)
 
     def _tt_make_tensor_descriptor(self, op: Op, pointer: Affine, *numbers: Affine) -> None:
         half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]

@@ -26,6 +26,7 @@ from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum,
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
+from npusim.kernels.triton.turned_blocks import with_turned_blocks
 from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
@@ -92,6 +93,7 @@ def _read(
 ) -> Reader:
     operations, scratch = with_scratch_kept(function)
     function = function._replace(operations=with_masked_terms(rolled(operations)))
+    function = with_turned_blocks(function) or function
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
     ways: tuple[tuple[Function, dict[str, Any]], ...] = (
         (function, {}),
@@ -140,6 +142,10 @@ class Reader(Memory):
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
+        if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
+            raise ProgramError(
+                f"{self.stored[0].line}: a loop that stores a vector before a tile: store the tile first"
+            )
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]

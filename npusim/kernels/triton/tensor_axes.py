@@ -36,7 +36,8 @@ class View(Tensor):
     """A view: ``sizes`` and ``by`` (strides, of elements) of its axes, and which of these are each of `AXES`.
 
     ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
-    ``described``, ``described_by``: sizes and strides as a descriptor has them.
+    ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
+    stride is the smaller one.
     """
 
     sizes: tuple[int, ...] = ()
@@ -45,6 +46,7 @@ class View(Tensor):
     fixed: tuple[tuple[int, int], ...] = ()
     described: tuple[int, ...] = ()
     described_by: tuple[int, ...] = ()
+    is_exchanged: bool = False
 
     @property
     def rest(self) -> Group:
@@ -117,7 +119,8 @@ class View(Tensor):
         for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
             blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]
             if len(blocks) == 2 and "rows" not in steps:
-                steps = {"columns": min(blocks), "rows": max(blocks)}
+                inner, outer = sorted(blocks, reverse=self.is_exchanged)
+                steps = {"columns": inner, "rows": outer}
             elif len(blocks) == 1 and blocks[0] not in steps.values():
                 is_column = len(pointer.shape) == 2 and pointer.shape[1] == 1
                 steps.setdefault("rows" if is_column or "columns" in steps else "columns", blocks[0])

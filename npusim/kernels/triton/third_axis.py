@@ -6,7 +6,7 @@ No operation may join elements along that axis, so that no value depends on it; 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from npusim.kernels.triton.results_apart import inside
@@ -31,7 +31,7 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
     every = [*function.operations, *inside(function.operations)]
     if not any(len(shape) >= THREE for o in every for shape, _ in _types(o.text)):
         return
-    every = _with_own_axes(function.operations)
+    every = with_own_axes(function.operations)
     function = function._replace(operations=every)
     shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
     if any(len(shape) > THREE for shape in shapes) or any(o.body and o.name != "tt.reduce" for o in every):
@@ -43,28 +43,32 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
             yield _without(function, known, sizes[axis]), sizes[axis]
 
 
-def _with_own_axes(operations: list[Op]) -> list[Op]:
-    """Return operations where each reader of a block with an axis of one index has such a block of its own.
+def with_own_axes(operations: Sequence[Op]) -> list[Op]:
+    """Return operations where each reader of a block of constants, or with an axis of one index, has such a block.
 
     One block may be read as ``[1, n]`` of two axes and, with a third axis, as that of another one.
     """
-    made, ordered, count = {r: o for o in operations for r in o.results}, list[Op](), 0
+    made, count = {r: o for o in (*operations, *inside(operations)) for r in o.results}, 0
 
-    def own(name: str) -> str:
+    def own(name: str, ordered: list[Op]) -> str:
         nonlocal count
         source = made.get(name)
-        if source is None or source.name not in _COPIED:
+        if source is None or source.name not in _COPIED or not shape_of(source.type)[0]:
             return name
         count += 1
-        copy = replace(source, results=[f"{name}@own{count}"], operands=[own(n) for n in source.operands])
-        ordered.append(copy)
-        return copy.results[0]
+        operands = [own(n, ordered) for n in source.operands]
+        ordered.append(replace(source, results=[f"{name}@own{count}"], operands=operands))
+        return ordered[-1].results[0]
 
-    for op in operations:
-        if op.name not in _COPIED:
-            op = replace(op, operands=[own(n) for n in op.operands])
-            ordered.append(op)
-    return ordered
+    def all_of(given: Sequence[Op]) -> list[Op]:
+        ordered = list[Op]()
+        for op in given:
+            if op.name not in _COPIED or not shape_of(op.type)[0]:
+                bodies = {"body": all_of(op.body), "otherwise": all_of(op.otherwise)}
+                ordered.append(replace(op, operands=[own(n, ordered) for n in op.operands], **bodies))
+        return ordered
+
+    return all_of(operations)
 
 
 def _types(text: str) -> list[tuple[tuple[int, ...], str]]:

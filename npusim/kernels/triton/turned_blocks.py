@@ -1,0 +1,129 @@
+"""Sums, maxima and scans down the rows of a block as those along the rows of the block with its axes exchanged.
+
+The same TTIR on blocks of exchanged axes: those that elementwise operations join with a block that is summed down its
+rows.  Elements, and what is computed of each, are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from npusim.kernels.triton.results_apart import inside
+from npusim.kernels.triton.third_axis import with_own_axes
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+
+_TYPE = re.compile(r"tensor<(\d+)x(\d+)x((?:!tt\.ptr<\w+>|\w+))>")
+_ALONG = ("tt.reduce", "tt.scan")
+#: Operations on blocks with rules of axes of their own, which none here has.
+_OTHERS = ("tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather", "tt.descriptor", "tt.make_tensor", "scf.while")
+#: What leaves a block as it is.
+_SAME = "ttg.convert_layout"
+
+
+def with_turned_blocks(function: Function) -> Function | None:
+    """Return a kernel with the blocks turned that are summed down their rows alone; None where there is no such one."""
+    if not any(o.name in _ALONG and _is_down(o) for o in _all(function.operations)):
+        return None
+    operations = with_own_axes(function.operations)
+    every = _all(operations)
+    ranks = {r: len(shape_of(t)[0]) for o in every for r, t in zip(o.results, _result_types(o), strict=False)}
+    roots = _components(every, ranks)
+    down = {roots(o.operands[0]) for o in every if o.name in _ALONG and _is_down(o)}
+    along = {roots(o.operands[0]) for o in every if o.name in _ALONG and not _is_down(o)}
+    turned = {n for n, rank in ranks.items() if rank == 2 and roots(n) in down}
+    if down & along or any(o.name.startswith(_OTHERS) and turned & {*o.operands, *o.results} for o in every):
+        return None
+    return function._replace(operations=_changed(operations, turned))
+
+
+def _all(operations: Sequence[Op]) -> list[Op]:
+    return [*operations, *inside(operations)]
+
+
+def _is_down(op: Op) -> bool:
+    """Return whether a reduction or scan goes down the rows of a block."""
+    types = _TYPE.findall(op.text.partition("(tensor")[2].join(("tensor", "")) if op.body else op.text)
+    return bool(types) and op.number("axis") == 0
+
+
+def _result_types(op: Op) -> list[str]:
+    if op.name in ("scf.for", "scf.if"):
+        return TYPES.findall(op.text.partition("-> (")[2])
+    return [op.type.split(", ")[0]] * len(op.results)
+
+
+class _Components:
+    """Blocks by the component of elementwise operations that they belong to."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        while (root := self._roots.get(name, name)) != name:
+            name = root
+        return name
+
+    def join(self, *names: str) -> None:
+        first, *rest = map(self, names)
+        self._roots |= dict.fromkeys((n for n in rest if n != first), first)
+
+
+def _components(operations: Sequence[Op], ranks: dict[str, int]) -> _Components:
+    roots = _Components()
+    for op in operations:
+        if op.name == "scf.for":
+            names, starts = op.operands[4::2], op.operands[5::2]
+            ends = op.body[-1].operands if starts else []
+            ranks |= {n: ranks.get(s, 0) for n, s in zip(names, starts, strict=True)}
+            for each in zip(names, starts, ends, op.results, strict=True):
+                roots.join(*each)
+        elif op.name == "scf.if":
+            for each in zip(op.results, *(b[-1].operands for b in (op.body, op.otherwise) if b), strict=False):
+                roots.join(*each)
+    for op in operations:
+        if op.name in ("tt.trans", "tt.expand_dims", *_ALONG, "scf.for", "scf.if", "scf.yield"):
+            continue
+        blocks = [n for n in (*op.operands, *op.results) if ranks.get(n) == 2]
+        blocks = [n for n in blocks if n not in op.operands[:2]] if op.name == "tt.dot" else blocks
+        if blocks:
+            roots.join(*blocks)
+    return roots
+
+
+def _changed(operations: Sequence[Op], turned: set[str]) -> list[Op]:
+    made = list[Op]()
+    for op in operations:
+        op = replace(op, body=_changed(op.body, turned), otherwise=_changed(op.otherwise, turned))
+        if op.name == "tt.dot":
+            made += _product(op, turned)
+            continue
+        is_turned = [n in turned for n in (*op.operands[:1], *op.results[:1])]
+        if op.name == "tt.trans" and any(is_turned):
+            name = op.name if all(is_turned) else _SAME
+            made.append(replace(op, name=name))
+            continue
+        of = op.results[:1] if op.name == "tt.expand_dims" else op.operands[:1] if op.name in _ALONG else []
+        if turned.intersection(of):
+            op = replace(op, text=re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", op.text))
+        if turned & {*op.operands, *op.results} and op.name not in ("scf.for", "scf.if", "scf.yield"):
+            op = replace(op, text=_TYPE.sub(r"tensor<\2x\1x\3>", op.text), type=_TYPE.sub(r"tensor<\2x\1x\3>", op.type))
+        made.append(op)
+    return made
+
+
+def _product(op: Op, turned: set[str]) -> list[Op]:
+    """Return a product of turned blocks, or with a turned result, and the transpositions that it needs."""
+    is_turned = op.results[0] in turned
+    made, factors = list[Op](), list[str]()
+    for name in op.operands[:2]:
+        if (name in turned) == is_turned:
+            factors.append(name)
+            continue
+        factors.append(f"{name}@turned{op.results[0]}")
+        made.append(Op("tt.trans", [factors[-1]], [name], "tt.trans", "", op.line))
+    if not is_turned:
+        return [*made, replace(op, operands=[*factors, *op.operands[2:]])]
+    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
+    return [*made, replace(op, operands=[*factors[::-1], *op.operands[2:]], text=text, type=type_)]
