@@ -171,6 +171,41 @@ def test_a_loop_carries_the_tiles_that_it_changes() -> None:
     assert np.array_equal(y, 8 * a)
 
 
+@pytest.mark.parametrize("name", ["p", "values", "label", "mask"])
+def test_a_tensor_may_have_any_name(name: str) -> None:
+    named = replace(A, name=name)
+    text = written(replace(kernel(copied(named, TILE), copied(TILE, Y)), parameters=(named, Y)))
+    a = normal(64, 32, dtype="float32")
+    call = call_of(text, (4,), {name: a, "Y": np.zeros((64, 32), np.float32)})
+    assert np.array_equal(result_of(call, "h200", "Y"), a)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_loop_that_reads_the_same_elements_is_done_as_often_as_it_says(count: int) -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(OTHER))))
+    loop = SerialLoop("k", Literal(0), Literal(count), (copied(A, OTHER), doubled), LINE)
+    text = written(kernel(copied(A, TILE), loop, copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    made = result_of(call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)}), "h200", "Y")
+    assert difference(made, (count + 1) * a.astype(np.float64)) < 1e-6
+
+
+def test_a_loop_that_reads_the_same_elements_often_is_refused() -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(OTHER))))
+    loop = SerialLoop("k", Literal(0), Literal(50), (copied(A, OTHER), doubled), LINE)
+    text = written(kernel(copied(A, TILE), loop, copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a loop that reads the same elements in each iteration"):
+        result_of(call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)}), "h200", "Y")
+
+
+def test_a_kernel_that_reads_nothing_is_refused() -> None:
+    text = written(kernel(assigned(TILE, Literal(1.0, "float32")), copied(TILE, Y)))
+    call = call_of(text, (4,), {"A": normal(64, 32, dtype="float32"), "Y": np.zeros((64, 32), np.float32)})
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: kernel reads no block of a tensor"):
+        result_of(call, "h200", "Y")
+
+
 def test_a_tile_that_each_iteration_clears_is_no_state() -> None:
     """As an accumulator of a few products that is added to another one and cleared."""
     zero = Literal(0.0, "float32")
