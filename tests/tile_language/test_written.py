@@ -95,6 +95,20 @@ def test_a_run_says_that_registers_are_an_estimate_and_asks_no_compiler(monkeypa
     assert "a note of the reader" in notes
 
 
+def test_a_tuner_has_configurations_as_tilelang_writes_them(tmp_path: Path) -> None:
+    from npusim.simulation.request import Request
+    from npusim.studies.tune.configurations import configurations_of
+
+    text = written(kernel(copied(A, TILE), copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    call = call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)})
+    (one,) = call.configurations
+    both = tuple(one._replace(constants={"tile": n, "threads": 128}) for n in (16, 32))
+    path = Calls([replace(call, configurations=both)]).save(tmp_path / "calls.npz")
+    found = configurations_of(Request(schedule=f"{path}::0", hw="h200"), {})
+    assert [c.decorator for c in found] == ["{'tile': 16, 'threads': 128}", "{'tile': 32, 'threads': 128}"]
+
+
 @pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
 def test_the_stored_text_is_what_the_reader_writes() -> None:
     from tests.tile_language.tile_kernels import drawn, flash
