@@ -95,6 +95,20 @@ def test_a_run_says_that_registers_are_an_estimate_and_asks_no_compiler(monkeypa
     assert "a note of the reader" in notes
 
 
+def test_a_tuner_has_configurations_as_tilelang_writes_them(tmp_path: Path) -> None:
+    from npusim.simulation.request import Request
+    from npusim.studies.tune.configurations import configurations_of
+
+    text = written(kernel(copied(A, TILE), copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    call = call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)})
+    (one,) = call.configurations
+    both = tuple(one._replace(constants={"tile": n, "threads": 128}) for n in (16, 32))
+    path = Calls([replace(call, configurations=both)]).save(tmp_path / "calls.npz")
+    found = configurations_of(Request(schedule=f"{path}::0", hw="h200"), {})
+    assert [c.decorator for c in found] == ["{'tile': 16, 'threads': 128}", "{'tile': 32, 'threads': 128}"]
+
+
 @pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed: npusim[tilelang]")
 def test_the_stored_text_is_what_the_reader_writes() -> None:
     from tests.tile_language.tile_kernels import drawn, flash
@@ -169,6 +183,41 @@ def test_a_loop_carries_the_tiles_that_it_changes() -> None:
     doubled = assigned(TILE, Applied("+", (at(TILE), at(TILE))))
     a, y = computed(copied(A, TILE), SerialLoop("k", Literal(0), Literal(3), (doubled,), LINE), copied(TILE, Y))
     assert np.array_equal(y, 8 * a)
+
+
+@pytest.mark.parametrize("name", ["p", "values", "label", "mask"])
+def test_a_tensor_may_have_any_name(name: str) -> None:
+    named = replace(A, name=name)
+    text = written(replace(kernel(copied(named, TILE), copied(TILE, Y)), parameters=(named, Y)))
+    a = normal(64, 32, dtype="float32")
+    call = call_of(text, (4,), {name: a, "Y": np.zeros((64, 32), np.float32)})
+    assert np.array_equal(result_of(call, "h200", "Y"), a)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_loop_that_reads_the_same_elements_is_done_as_often_as_it_says(count: int) -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(OTHER))))
+    loop = SerialLoop("k", Literal(0), Literal(count), (copied(A, OTHER), doubled), LINE)
+    text = written(kernel(copied(A, TILE), loop, copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    made = result_of(call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)}), "h200", "Y")
+    assert difference(made, (count + 1) * a.astype(np.float64)) < 1e-6
+
+
+def test_a_loop_that_reads_the_same_elements_often_is_refused() -> None:
+    doubled = assigned(TILE, Applied("+", (at(TILE), at(OTHER))))
+    loop = SerialLoop("k", Literal(0), Literal(50), (copied(A, OTHER), doubled), LINE)
+    text = written(kernel(copied(A, TILE), loop, copied(TILE, Y)))
+    a = normal(64, 32, dtype="float32")
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a loop that reads the same elements in each iteration"):
+        result_of(call_of(text, (4,), {"A": a, "Y": np.zeros_like(a)}), "h200", "Y")
+
+
+def test_a_kernel_that_reads_nothing_is_refused() -> None:
+    text = written(kernel(assigned(TILE, Literal(1.0, "float32")), copied(TILE, Y)))
+    call = call_of(text, (4,), {"A": normal(64, 32, dtype="float32"), "Y": np.zeros((64, 32), np.float32)})
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: kernel reads no block of a tensor"):
+        result_of(call, "h200", "Y")
 
 
 def test_a_tile_that_each_iteration_clears_is_no_state() -> None:

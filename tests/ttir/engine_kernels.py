@@ -234,6 +234,17 @@ def padded_keys(Q, K, V, O, Lens, S, scale, D: tl.constexpr, BM: tl.constexpr, B
             s = tl.where(~((rm[:, None] < n[None, :]) | (rm[:, None] - n[None, :] >= 40)), s, -float("inf"))
         elif HOW == "xor":
             s = tl.where((rm[:, None] < n[None, :]) ^ (n[None, :] < 16), s, -float("inf"))
+        elif HOW == "number first":
+            s = tl.where((rm[:, None] < n[None, :]) | (n[None, :] >= 50), -1.0e8, s)
+        elif HOW == "blocks":
+            s = tl.where(rm[:, None] // 8 >= n[None, :] // 8, s, -float("inf"))
+        elif HOW == "other blocks":
+            seen = tl.where((rm[:, None] & 7) == (n[None, :] & 7), 1, 0) | (n[None, :] // 16 == rm[:, None] // 16)
+            s = tl.where((seen == 0) | (n[None, :] > 60), -1.0e8, s)
+        elif HOW == "one tile":
+            first = tl.where(j == 0, 1, 0)
+            seen = tl.where(first == 1, tl.where(rm[:, None] // 4 >= n[None, :] // 4, 1, 0), 1)
+            s = tl.where(seen > 0, s, -float("inf"))
         elif HOW == "guarded":
             s = tl.where(rm[:, None] >= n[None, :], s, -float("inf"))
         new = tl.maximum(m, tl.max(s, 1))

@@ -124,6 +124,10 @@ def masked_keys() -> Iterator[tuple[str, Launch]]:
         "not": (row >= key) & (row - key < 40),
         "xor": (row < key) ^ (key < 16),
         "guarded": row >= key,
+        "number first": (row >= key) & (key < 50),
+        "blocks": row // 8 >= key // 8,
+        "other blocks": ((row % 8 == key % 8) | (row // 16 == key // 16)) & (key <= 60),
+        "one tile": (row // 4 >= key // 4) | (key >= 32),
     }
     for how, kept in seen.items():
         scores = np.where(kept, q.astype(np.float64) @ k.astype(np.float64).transpose(0, 2, 1) * scale, -np.inf)

@@ -783,10 +783,17 @@ def chosen_value(condition: Expression, a: Expression, b: Expression) -> Express
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)
         return replace(a, indices=tuple(x if x == y else Applied("select", (condition, x, y)) for x, y in pairs))
-    if isinstance(a, Applied) and a.word == "select" and a.operands[1] == b:
+    if isinstance(a, Applied) and a.word == "select" and _are_alike(a.operands[1], b):
         rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
         return replace(a, operands=(rule, *a.operands[1:]))
     return Applied("select", (condition, a, b))
+
+
+def _are_alike(a: Expression, b: Expression) -> bool:
+    """Return whether expressions are the same; numbers, in whatever format they are written."""
+    if isinstance(a, Literal) and isinstance(b, Literal):
+        return a.value == b.value and math.copysign(1, a.value) == math.copysign(1, b.value)
+    return a == b
 
 
 def part_as_nest(source: BufferPart, target: BufferPart, line: Line) -> ParallelNest:

@@ -19,6 +19,14 @@ from npusim.errors import ProgramError
 from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.compiled_choices import UNKNOWN
+from npusim.kernels.triton.element_wise import (
+    chosen_elements,
+    compared_elements,
+    computed_elements,
+    elements_in,
+    or_elements,
+    resized_elements,
+)
 from npusim.kernels.triton.integers import (
     DIVISIONS,
     SHIFTS,
@@ -42,9 +50,9 @@ from npusim.kernels.triton.listed import (
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
-    RELATIONS,
     Affine,
     Condition,
+    Elements,
     Floats,
     Identity,
     Integers,
@@ -183,6 +191,8 @@ class Arithmetic(Draft, ABC):
     def _condition(self, op: Op, x: Known) -> Condition:
         if isinstance(x, Affine):
             return compared(op, "ne", x, constant(0, x.shape))
+        if isinstance(x, Elements):
+            raise op.fail(f"{x.why}: such integers are no bounds, and decide no branch")
         if not isinstance(x, Condition):
             raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
         return x
@@ -200,6 +210,9 @@ class Arithmetic(Draft, ABC):
     def _integer(self, op: Op, a: Known, b: Known) -> None:
         name = op.name.partition(".")[2]
         name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name  # of bits they are the same
+        if any(isinstance(x, Elements) for x in (a, b)):
+            self._set(op, computed_elements(op, a, b))
+            return
         if any(isinstance(x, ValueComparison | ListedMask) for x in (a, b)):
             self._set(op, self._of_masks(op, name, a, b))
             return
@@ -215,7 +228,9 @@ class Arithmetic(Draft, ABC):
             self._refuse_undefined(op, a, b)
             self._set(op, self._linear_or_listed(op, a, b))
         elif isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed):
-            self._set(op, operated(op, a, b, self._linear))
+            how, one, other = partial(operated, op, a, b, self._linear), a, b
+            is_address = op.name == "tt.addptr"
+            self._set(op, how() if is_address else or_elements(how, lambda: computed_elements(op, one, other)))
         else:
             raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
 
@@ -223,14 +238,18 @@ class Arithmetic(Draft, ABC):
         made, wraps = integers(op, a, b)
         return made if wraps is None else self._said_to_wrap(op, made, wraps)
 
-    def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Affine | Listed:
-        """Return an operation of two integers: linear along a block's axes, or a list along one axis."""
-        try:
-            return self._linear(op, a, b)
-        except NonlinearError as error:
-            with suppress(ProgramError):
-                return by_elements(op, a, b)
-            raise error from None
+    def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
+        """Return an operation of two integers: linear along a block's axes, a list along one axis, or all elements."""
+
+        def linear() -> Affine | Listed:
+            try:
+                return self._linear(op, a, b)
+            except NonlinearError as error:
+                with suppress(ProgramError):
+                    return by_elements(op, a, b)
+                raise error from None
+
+        return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
     def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | None:
         """Return two masks joined by their table; None where they are not of one table, or one is of values."""
@@ -273,6 +292,9 @@ class Arithmetic(Draft, ABC):
 
     def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
         relation = op.text.split()[1].rstrip(",")
+        if any(isinstance(x, Elements) for x in (a, b)):
+            self._set(op, compared_elements(op, relation, a, b))
+            return
         if any(isinstance(x, ValueComparison | ListedMask) for x in (a, b)) and relation in ("eq", "ne"):
             differs = self._of_masks(op, "xori", a, b)
             if relation == "eq":
@@ -282,7 +304,8 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
-            self._set(op, compared_by_table(op, relation, a, b))
+            how, one, other = partial(compared_by_table, op, relation, a, b), a, b
+            self._set(op, or_elements(how, lambda: compared_elements(op, relation, one, other)))
             return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values")
@@ -323,6 +346,8 @@ class Arithmetic(Draft, ABC):
             beyond = None if x.beyond is None else int(x.beyond)
             rest = constant(0, x.shape, bits)
             self._set(op, Listed(rest, x.holds.astype(np.int64), x.at, beyond))
+        elif isinstance(x, Elements):
+            self._set(op, resized_elements(op, x, bits, is_signed=is_signed))
         elif isinstance(x, Condition) and op.name == "arith.extui":
             self._set(op, x)
         else:
@@ -595,7 +620,12 @@ class Arithmetic(Draft, ABC):
         """Add a block that is 0 where a mask holds: hidden elements become -inf."""
         if not isinstance(x, Floats):
             raise op.fail("a mask that is added to a value that is no block of floats")
-        self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
+        number = Number(masking.value, literal(masking.value))
+        if isinstance(masking.of, Elements):
+            self._hidden_by(op, number)
+            self._mask(op, x, number, masking.of)
+        else:
+            self._selected(op, masking.of, x, number)
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         if isinstance(a, Floats) and isinstance(b, Identity) and isinstance(c, Number) and not c.value:
@@ -630,11 +660,14 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        if isinstance(mask, Elements) or Elements in (type(a), type(b)):
+            self._by_elements(op, mask, a, b)
+            return
         is_listed = any(isinstance(x, Listed | ListedMask) for x in (mask, a, b))
         if is_listed and isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed):
-            self._set(
-                op, chosen_by_table(op, mask if isinstance(mask, ListedMask) else self._condition(op, mask), a, b)
-            )
+            rule = mask if isinstance(mask, ListedMask) else self._condition(op, mask)
+            how, one, other = partial(chosen_by_table, op, rule, a, b), a, b
+            self._set(op, or_elements(how, lambda: chosen_elements(op, rule, one, other)))
             return
         mask = self._of_table(op, mask) if isinstance(mask, ListedMask) else mask
         if isinstance(mask, ValueComparison):
@@ -646,8 +679,11 @@ class Arithmetic(Draft, ABC):
             self._set(op, a if np.all(every) else b)
             return
         a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
+            mask, a, b = ~mask, b, a  # the number is where the mask does not hold
         if isinstance(a, Affine) and isinstance(b, Affine):
-            self._set(op, self._chosen(op, mask, a, b))
+            linear, rules, pair = partial(self._chosen, op, mask, a, b), mask, (a, b)
+            self._set(op, or_elements(linear, lambda: chosen_elements(op, rules, *pair)))
         elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
             self._set(op, Masking(mask, b.value))
         elif _is_diagonal(mask) and isinstance(a, Number) and isinstance(b, Number) and (a.value, b.value) == (1, 0):
@@ -656,6 +692,38 @@ class Arithmetic(Draft, ABC):
             self._selected(op, mask, a, b)
         else:
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+
+    def _by_elements(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        """Read a choice by a mask that is not linear along two axes, or between such integers."""
+        if not isinstance(a, Floats | Number) and not isinstance(b, Floats | Number):
+            if isinstance(mask, Condition) and all(isinstance(x, Affine | Elements) for x in (a, b)):
+                every, none = answers(mask)
+                if np.all(every) or np.all(none):
+                    self._set(op, a if np.all(every) else b)
+                    return
+            self._set(op, chosen_elements(op, mask, a, b))
+            return
+        of = elements_in(op, mask)
+        if of.values.all() or not of.values.any():
+            self._set(op, a if of.values.all() else b)
+            return
+        if isinstance(a, Number) and (isinstance(b, Floats) or a.value <= LOW):
+            of, a, b = replace(of, values=1 - of.values), b, a
+        if isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
+            self._set(op, Masking(of, b.value))
+            return
+        if not isinstance(a, Floats) or not isinstance(b, Number):
+            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        self._hidden_by(op, b)
+        self._mask(op, a, b, of)
+
+    def _hidden_by(self, op: Op, b: Number) -> bool:
+        """Return whether a number hides scores; such a one that is not -inf is named."""
+        is_low = -math.inf < b.value <= LOW
+        if is_low:
+            self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
+            self.hides_by_numbers = True
+        return is_low
 
     def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
         """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
@@ -673,7 +741,8 @@ class Arithmetic(Draft, ABC):
             return replace(a, left=tuple(limits))
         made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
         if made is None or a.of != b.of:
-            raise op.fail("integers that a mask chooses and that are not linear along a block's axes")
+            why = "integers that a mask chooses and that are not linear along a block's axes"
+            raise NonlinearError(f"{op.line}: {why}")
         return replace(made, of=a.of)
 
     def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
@@ -683,12 +752,11 @@ class Arithmetic(Draft, ABC):
             self.notes.append(f"{op.line}: the choice for the first tile is assumed to equal that of start values")
             self._bind(op, b)
             return
+        if isinstance(a, Number) and isinstance(b, Floats):
+            mask, a, b = ~mask, b, a
         if not isinstance(b, Number) or not isinstance(a, Floats):
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
-        pad = b.value
-        if -math.inf < b.value <= LOW:
-            self.notes.append(f"{op.line}: {b.value:g} is so low that masked keys have the weight 0")
-            pad, self.hides_by_numbers = -math.inf, True
+        pad = -math.inf if self._hidden_by(op, b) else b.value
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
@@ -751,30 +819,40 @@ class Arithmetic(Draft, ABC):
                 return False
         return True
 
-    def _mask(self, op: Op, a: Floats, b: Number, mask: Condition) -> None:
-        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in mask.every):
+    def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
+        if len(mask.shape) != 2:
             raise op.fail("a mask that is no comparison of rows and columns of a tile")
         if self._walk is None:
             self._fixed_mask(op, a, b, mask)
             return
-        if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
+        scores = [n for n in op.operands if isinstance(x := self.values.get(n), Floats) and x.text == a.text]
+        if a.text.isidentifier() and any(len(self._uses[n]) > 1 for n in scores):
             raise op.fail("unmasked scores are read after the mask: read the result of tl.where")
         a, walk, known = self._named(op, a), self._walk, self._walk.mask
         masking = f"{a.text} = where(mask, {a.text}, {b.text})"
         if known is None or (walk.masked == [a.text] and walk.lines[-1][0] == masking):
-            walk.mask = mask if known is None else known & mask
+            walk.mask = mask if known is None else self._both_hold(op, known, mask)
         elif not _are_same(known, mask):
             raise op.fail("two masks in a loop, of different values: one mask of rows and columns is there for all")
         walk.masked += [a.text] if a.text not in walk.masked else []
         self._emit(masking, op.line)
         self._set(op, replace(a, factors=None))
 
-    def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition) -> None:
+    @staticmethod
+    def _both_hold(op: Op, a: Condition | Elements, b: Condition | Elements) -> Condition | Elements:
+        if isinstance(a, Condition) and isinstance(b, Condition):
+            return a & b
+        one, other = elements_in(op, a), elements_in(op, b)
+        return Elements(one.values & other.values, 1, one.work + other.work, one.why or other.why)
+
+    def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        if any(np.ptp(d.base) for _, d in mask.every):
+        is_one = isinstance(mask, Elements) or not any(np.ptp(d.base) for _, d in mask.every)
+        matrix = elements_in(op, mask).values.astype(bool)
+        if not is_one or np.any(matrix != matrix[:1, :1]):
             raise op.fail("a mask outside of a loop that differs between programs")
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), truth(op, mask)[0, 0]
+        self.seen[name] = Floats(name, a.axes, a.fmt), matrix[0, 0]
         self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
 
@@ -818,8 +896,12 @@ def _computed(how: str, a: float, b: float) -> float:
     return float(NUMBERS[how](a, b, "float64"))
 
 
-def _are_same(one: Condition, other: Condition) -> bool:
-    """Return whether conditions are the same, one comparison by one."""
+def _are_same(one: Condition | Elements, other: Condition | Elements) -> bool:
+    """Return whether masks are the same, one comparison by one, or in each element."""
+    if isinstance(one, Elements) and isinstance(other, Elements):
+        return np.array_equal(one.values, other.values)
+    if isinstance(one, Elements) or isinstance(other, Elements):
+        return False
 
     def form(x: Condition) -> Any:
         """Return how comparisons are joined."""

@@ -30,7 +30,7 @@ Unsigned = NDArray[np.uint64]
 
 
 class NonlinearError(ProgramError):
-    """Integers of a block that are not linear along its axes."""
+    """Integers of a block that are not linear along its axes, nor by a list along one."""
 
 
 def _quotient(x: Integers, y: Integers) -> Integers:

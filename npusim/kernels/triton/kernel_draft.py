@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of, limits_of
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Condition,
     Descriptor,
+    Elements,
     Floats,
     Integers,
     Known,
@@ -42,6 +45,8 @@ LANGUAGE = (
 NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 #: Names that a kernel of tiles has already.
 _WORDS = frozenset({*LANGUAGE, *NUMBERS, "mask", "lambda", "out"})
+#: Names that the call of a kernel of tiles has beside its operands: none of an operand.
+_OF_CALLS = frozenset({"p", *signature(Kernel.phase).parameters})
 #: Axes in a statement: they have names when all loads and stores are known (`npusim.kernels.triton.launch_phases`).
 AXES_IN_TEXT = re.compile("'@([^']*)'")
 
@@ -123,7 +128,7 @@ class Walk:
     loads: list[str] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     lines: list[tuple[str, Line]] = field(default_factory=list)
-    mask: Condition | None = None
+    mask: Condition | Elements | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
 
@@ -242,13 +247,18 @@ class Draft:
         """Return whether no store of the kernel can be to a tensor."""
         return all(of not in self._made_of(pointer) for pointer in self._stores)
 
+    def _name_of_operand(self, name: str) -> str:
+        """Return a name for a tensor or a number as an operand of the kernel of tiles."""
+        return self._unique(name, _OF_CALLS)
+
     def _argument(self, name: str, kind: str) -> Known:
         value = self.arguments[name]
         if "ptr" in kind:
             return replace(constant(0), of=name)
         if kind.startswith(("f", "bf")):
-            self.numbers[name.lower()] = number = float(np.float32(value))
-            return Number(number, name.lower())
+            called = self._name_of_operand(name.lower())
+            self.numbers[called] = number = float(np.float32(value))
+            return Number(number, called)
         return self._whole(name, value, bits_of(kind))
 
     def _whole(self, name: str, value: Any, bits: int) -> Affine:
@@ -301,9 +311,10 @@ class Draft:
             axes = tuple(map(self._join, axes, other.axes))
         return axes
 
-    def _unique(self, name: str) -> str:
+    def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:
+        """Return a name that the kernel of tiles has not yet, and that is none of some others."""
         base = plain_name(name)
-        base = f"{base}_" if base in _WORDS else base
+        base = f"{base}_" if base in _WORDS | but else base
         unique = next(n for n in chain([base], (f"{base}{i}" for i in count(2))) if n not in self._taken)
         self._taken.add(unique)
         return unique
@@ -344,7 +355,7 @@ class Draft:
         """Go on with some of the programs, in that order."""
         self.ids = self.ids[programs]
         for name, x in self.values.items():
-            if isinstance(x, Affine | Condition):
+            if isinstance(x, Affine | Condition | Elements):
                 self.values[name] = x.at(programs)
             elif isinstance(x, Listed | ListedMask):
                 self.values[name] = x.of_programs(programs)

@@ -27,7 +27,7 @@ from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readin
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
-from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
+from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Elements, Integers, Tensor
 from npusim.program.ir.tile import GlobalTensor, Role
 
 if TYPE_CHECKING:
@@ -714,8 +714,9 @@ class LaunchGrid:
         for walk in self.reader.walks:
             here = slice(at, at := at + walk.most)
             rules = set[Rule]()
-            if walk.mask is not None and walk.mask.either:
-                why = "a mask that joins comparisons by | or ~, on an attention's tensors: record the call instead"
+            if isinstance(walk.mask, Elements) or (walk.mask is not None and walk.mask.either):
+                why = "a mask that joins comparisons by | or ~, or is not linear, on an attention's tensors: record the"
+                why += " call instead"
                 raise self._fault(self.stored.line, why)
             for relation, d in walk.mask.of if walk.mask else ():
                 base = d.base - d.steps[0] * self.row - d.steps[1] * self.walk[0][:, here]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.kernels.triton.integers import DIVISIONS, WIDE, computed_of, limits_of
+from npusim.kernels.triton.integers import DIVISIONS, WIDE, NonlinearError, computed_of, limits_of
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -50,7 +50,8 @@ def table_of(op: Op, values: Integers, known: Booleans | None, shape: tuple[int,
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)
     if len(wide) != 1:
-        raise op.fail("integers along two axes of a block that are not linear: rows go by a list of one axis")
+        why = "integers along two axes of a block that are not linear: rows go by a list of one axis"
+        raise NonlinearError(f"{op.line}: {why}")
     if values.size > MOST_LISTED:
         raise op.fail(f"{values.size:,} integers of all programs that are not linear; allowed: {MOST_LISTED:,}")
     programs, times, n = *values.shape[:2], shape[wide[0]]
@@ -141,7 +142,7 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
     (one, other), bits = (elements_of(op, x) for x in (a, b)), (a.rest if isinstance(a, Listed) else a).bits
     if _pointer(a) != _pointer(b):
         raise op.fail("tl.where of addresses of two tensors")
-    holds = _holds(op, mask)
+    holds = holds_of(op, mask)
     known = np.where(holds, _defined(op, a), _defined(op, b))
     if isinstance(mask, ListedMask):
         known = known & _defined(op, mask)
@@ -149,12 +150,17 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
     return replace(made, rest=replace(made.rest, of=_pointer(a)))
 
 
-def _holds(op: Op, mask: ListedMask | Condition) -> Any:
+def holds_of(op: Op, mask: ListedMask | Condition) -> Any:
     """Return of every element, (program, iteration, *axes), whether a mask holds."""
     if isinstance(mask, Condition):
         return truth(op, mask)
     holds = _entries(op, mask.holds, mask.at, mask.shape, bool(mask.beyond))
     return holds if mask.within is None else holds & truth(op, mask.within)
+
+
+def known_of(op: Op, x: Listed | ListedMask | Affine) -> Any:
+    """Return which elements have a value; None for all."""
+    return _known(op, x) if isinstance(x, Affine) or x.beyond is None else None
 
 
 def _known(op: Op, *values: Listed | ListedMask | Affine) -> Any:
@@ -166,7 +172,7 @@ def _known(op: Op, *values: Listed | ListedMask | Affine) -> Any:
 
 def _defined(op: Op, x: Listed | ListedMask | Affine) -> Any:
     """Return which elements of integers, or of a mask, have a value; True for all."""
-    known = _known(op, x) if isinstance(x, Affine) or x.beyond is None else None
+    known = known_of(op, x)
     return True if known is None else known
 
 

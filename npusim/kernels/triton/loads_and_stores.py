@@ -103,7 +103,7 @@ class Memory(Arithmetic):
             self.walks[-1].loads.append(before.name)
             self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
             return
-        name = self._unique(
+        name = self._name_of_operand(
             tensor.name.replace(".", "_") + ("j" if is_walked and self._walk and not self._walk.is_sum else "")
         )
         at = len(self.stored), self._loop

@@ -12,7 +12,9 @@ import numpy as np
 
 from npusim.errors import ProgramError, TilingError
 from npusim.kernels.attention.tiling_mask import ByIndices, MaskKind, TilingMask
-from npusim.kernels.triton.values import RELATIONS, Condition
+from npusim.kernels.triton.element_wise import elements_in
+from npusim.kernels.triton.ttir_text import Op
+from npusim.kernels.triton.values import MOST_ELEMENTS, RELATIONS, Booleans, Condition, Elements, Integers
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.launch_phases import LaunchGrid
@@ -57,6 +59,30 @@ class RuleMask(ByIndices):
         return len(self.rules[0].every), 0
 
 
+@dataclass(frozen=True, slots=True)
+class ElementMask(ByIndices):
+    """The mask of integers that are not linear; ``table``: a byte for each row and key, of one kind of program after
+    another.
+
+
+    ``work``: operations of indices that an element needs.
+    """
+
+    table: bytes
+    work: int
+    is_loaded: bool = True
+    shows_key_0 = False  #: whether every query sees key 0: not looked at
+
+    def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
+        """Return a part of the matrix, int8."""
+        return np.frombuffer(self.table, np.int8).reshape(-1, self.cols)[rows, cols]
+
+    @property
+    def index_work(self) -> tuple[int, int]:
+        """How many operations of indices say whether a key is seen, and how many numbers are read for that."""
+        return self.work, 0
+
+
 def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
     """Return where the comparisons of rows and keys with 0 hold, of each group one at least."""
     held = [RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules.of]
@@ -64,7 +90,9 @@ def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
     return np.logical_and.reduce(held)
 
 
-def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int | None]]:
+def mask_of_plain(
+    grid: LaunchGrid, kind: MaskKind | None
+) -> tuple[TilingMask | RuleMask | ElementMask, list[int | None]]:
     """Return the mask of a launch on plain tensors, and the kind of each program.
 
     Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden completely by numbers other
@@ -72,9 +100,11 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     """
     assert grid.walk is not None
     line, at, listed = grid.stored.line, 0, list[list[JoinedRules]]()
+    if any(isinstance(w.mask, Elements) or (w.mask and _moves(grid, w.mask)) for w in grid.reader.walks):
+        return _mask_of_elements(grid, kind)
     for walk in grid.reader.walks:
         here = slice(at, at := at + walk.most)
-        if walk.mask is not None:
+        if isinstance(walk.mask, Condition):
             listed.append(_rules_of(grid, walk.mask, here))
     if any([_form(x) for x in other] != [_form(x) for x in listed[0]] for other in listed):
         raise ProgramError(f"{line}: two loops with masks that differ")
@@ -98,9 +128,71 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
     kinds, rows = tuple(dict.fromkeys(rules_of)), grid.out.shape[-2]
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     numbers = {rules: i for i, rules in enumerate(kinds)}
-    name = f"mask_{grid.number}" if grid.number else "mask"
-    made = RuleMask(name, "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
+    made = RuleMask(_name(grid), "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
     return made, [numbers[rules] for rules in rules_of]
+
+
+def _name(grid: LaunchGrid) -> str:
+    return f"mask_{grid.number}" if grid.number else "mask"
+
+
+def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
+    """Return the mask of a loop by its elements, and the kind of each program.
+
+    Programs that store the same rows and whose tables differ are of different kinds.
+    """
+    line, (walk, *more) = grid.stored.line, grid.reader.walks
+    if more or walk.mask is None or grid.walk is None:
+        raise ProgramError(f"{line}: a mask that is not linear along rows and keys, or moves, of one of several loops")
+    mask = elements_in(Op("scf.for", [], [], "a mask", "", line), walk.mask)
+    rows, (starts, counts) = grid.out.shape[-2], grid.walk
+    keys = int(np.where(grid.is_visited, starts + counts, 0).max())
+    count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
+    if rows * keys > MOST_ELEMENTS:
+        size = f"{rows:,} rows and {keys:,} keys"
+        raise ProgramError(f"{line}: a mask by its elements, of {size}; allowed: {MOST_ELEMENTS:,} elements")
+    whole = np.broadcast_to(mask.values, (count, walk.most, *mask.shape)) != 0
+    taken = list[dict[int, bytes]]()
+    for i in range(count):
+        row, height = int(grid.row[i, 0]), int(grid.rows[i, 0])
+        own, known = np.zeros((height, keys), bool), np.zeros(keys, bool)
+        for j in np.flatnonzero(grid.is_visited[i]):
+            here = slice(start := int(starts[i, j]), start + (n := int(counts[i, j])))
+            part = whole[i, j, :height, :n]
+            if np.any((own[:, here] != part) & known[here]):
+                raise ProgramError(f"{line}: a mask that differs between two tiles of the same keys in a program")
+            own[:, here], known[here] = part, True
+        if grid.reader.hides_by_numbers and known.any() and not own.any(1).all():
+            why = f"row {row + int(np.argmin(own.any(1)))} sees no key: a mask hides it whole, by a number; write -inf"
+            raise ProgramError(f"{line}: {why}")
+        content = known.tobytes() + own.tobytes()
+        number = next((k for k, t in enumerate(taken) if t.get(row, content) == content), len(taken))
+        if number == len(taken):
+            taken.append({})
+            tables.append(np.zeros((rows, keys), bool))
+        taken[number][row] = content
+        tables[number][row : row + height] = own
+        kinds.append(number)
+    fields = (_name(grid), "int8", 1, len(tables) - 1, rows, keys, (rows,))
+    return ElementMask(*fields, np.stack(tables).astype(np.int8).tobytes(), mask.work, kind != "computed"), kinds
+
+
+def _moves(grid: LaunchGrid, mask: Condition) -> bool:
+    """Return whether a comparison is another one of rows and keys in different tiles of a program, in one loop."""
+    if len(grid.reader.walks) > 1:
+        return False
+    assert grid.walk is not None
+    for _, d in mask.every:
+        base = d.base - d.steps[0] * grid.row - d.steps[1] * grid.walk[0]
+        if np.any((base != _least(base, grid.is_visited)[:, None]) & grid.is_visited):
+            return True
+    return False
+
+
+def _least(base: Integers, visited: Booleans) -> Integers:
+    """Return the least integer of each program's tiles."""
+    least: Integers = np.where(visited, base, np.iinfo(np.int64).max).min(1)
+    return least
 
 
 def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRules]:
@@ -109,7 +201,7 @@ def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRule
     visited, starts, made = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
     for relation, d in mask.of:
         base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts, visited.shape)
-        low = np.where(visited, base, np.iinfo(np.int64).max).min(1)
+        low = _least(base, visited)
         if np.any((base != low[:, None]) & visited):
             raise ProgramError(f"{grid.stored.line}: a mask whose diagonal moves between the tiles of a program")
         bases = np.where(visited.any(1), low, 0)
@@ -141,6 +233,9 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
             raise ProgramError(f"{grid.stored.line}: {why}")
         for relation, base, a, b in rules.of:
             is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
+            if not b:  # of rows alone
+                high = np.where(RELATIONS[relation](base + a * rows, 0), high, low - 1)
+                continue
             edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
             if relation in ("eq", "ne") or abs(b) != 1:
                 raise ProgramError(f"{grid.stored.line}: a mask by a number, other than a comparison of rows and keys")

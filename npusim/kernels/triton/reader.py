@@ -141,6 +141,9 @@ class Reader(Memory):
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        if not self.loads and not self.seen:
+            why = "reads no block of a tensor, and a kernel of tiles computes from one at least"
+            raise ProgramError(f"{self.stored[0].line}: {function.name} {why}")
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
             raise ProgramError(
@@ -399,7 +402,11 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if not walk.counts.any() or self._is_unrolled(op, walk):
+        is_still = not self._is_walked(op)
+        if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
+            why = f"its iterations differ between programs, or are more than {MOST_UNROLLED}"
+            raise op.fail(f"a loop that reads the same elements in each iteration: {why}")
+        if not walk.counts.any() or is_still or self._is_unrolled(op, walk):
             self._unroll(op, walk.counts[0, 0], first, each)
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
@@ -483,6 +490,13 @@ class Reader(Memory):
         """Read a loop of one iteration that only stores, as an if: programs without it are done."""
         self._return(op, is_left)
         self._unroll(op, 1, cast("Affine", self.values[op.operands[1]]).base, np.ones((1, 1), np.int64))
+
+    def _is_walked(self, op: Op) -> bool:
+        """Return whether a loop reads blocks of floats by its number, or by integers and pointers that it moves."""
+        moved = {op.operands[0], *op.operands[4::2]}
+        pointers = [o.operands[:1] for o in _within(op) if o.name == "tt.load"]
+        pointers += [o.operands for o in _within(op) if o.name == "tt.descriptor_load"]
+        return any(moved.intersection(self._made_of(n)) for names in pointers for n in names)
 
     def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
         """Read a loop's iterations one after another."""

@@ -226,10 +226,33 @@ class ListedMask:
 
 
 @dataclass(frozen=True, eq=False)
-class Masking:
-    """A block that is 0 where a condition holds and a low number elsewhere: it masks the block that it is added to."""
+class Elements:
+    """Integers, or a mask (of one bit), along two axes of a block: each element, (program, iteration, *axes).
 
-    of: Condition
+    ``work``: operations of an element; ``why``: why they are not linear.
+    """
+
+    values: Integers
+    bits: int
+    work: int
+    why: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's."""
+        _, _, *block = self.values.shape
+        return tuple(block)
+
+    def at(self, programs: Integers) -> Elements:
+        """Return the elements in some programs, in that order."""
+        return replace(self, values=self.values[programs] if len(self.values) > 1 else self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """A block that is 0 where a mask holds and a low number elsewhere: it masks the block that it is added to."""
+
+    of: Condition | Elements
     value: float
 
 
@@ -292,7 +315,8 @@ class Identity:
     shape: tuple[int, ...]
 
 
-Known = Affine | Listed | Condition | ListedMask | Masking | Descriptor | Number | Floats | ValueComparison | Identity
+_OfIndices = Affine | Listed | Condition | ListedMask | Elements | Masking | Descriptor
+Known = _OfIndices | Number | Floats | ValueComparison | Identity
 #: Elements of integers that are looked at one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
 
@@ -308,6 +332,8 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
         return x.changed(lambda d: reshaped(d, shape, how))  # type: ignore[arg-type, return-value]
+    if isinstance(x, Elements):
+        return replace(x, values=_with_axes(x.values, shape, how))
     if isinstance(x, Masking):
         return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
     if isinstance(x, ValueComparison):
@@ -320,6 +346,12 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return replace(x, at=reshaped(x.at, shape, how), within=within)  # type: ignore[arg-type]
     assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
+
+
+def _with_axes(values: Integers, shape: tuple[int, ...], how: Any) -> Integers:
+    """Return elements whose axes, in the same order, are others: some of one element go or come, or become longer."""
+    sizes = (1 if i is None else values.shape[i] for i in how(tuple(range(2, values.ndim)), None))
+    return np.broadcast_to(values.reshape(*values.shape[:2], *sizes), (*values.shape[:2], *shape))
 
 
 def lesser(x: Integers | None, y: Integers | None) -> Integers | None:

@@ -39,11 +39,16 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     """
     named, points = dict(request.tiling or {}), [dict(zip(axes, p, strict=True)) for p in product(*axes.values())]
     if not axes and is_recorded(request.schedule):
-        own = call_of(str(request.schedule)).configurations
+        call = call_of(str(request.schedule))
+        own = call.configurations
         if len(own) == 1:
             raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
         return [
-            Configuration({"config": i, **c.values}, replace(request, tiling={**named, "config": i}), written(c.values))
+            Configuration(
+                {"config": i, **c.values},
+                replace(request, tiling={**named, "config": i}),
+                repr(dict(c.constants)) if call.language else written(c.values),  # TileLang's are mappings
+            )
             for i, c in enumerate(own)
         ]
     path, launch = launch_parts(request.schedule)

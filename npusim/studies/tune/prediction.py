@@ -22,8 +22,8 @@ Fields = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Configuration:
-    """Values of fields, and the request whose run has them; ``decorator``: the same as a ``triton.Config``, if it is
-    one.
+    """Values of fields, and the request whose run has them; ``decorator``: the same as a ``triton.Config``, of a
+    TileLang kernel as the mapping that its autotuner has, if it is one.
     """
 
     fields: Fields
