@@ -254,7 +254,8 @@ def _of_products(x: Array, times: ArrayLike, target: FloatFormat, order: str, fi
     x, y = (_in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
     if x.shape[-1] == 1 < x.shape[-2]:  # a lane adds its own product to a rounded one, which the first shuffle brings
         half = x.shape[-2] // 2
-        sums = _chained(*(np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y)), target, None)
+        x, y = (np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y))
+        sums = _chained(x, y, target, None)
     elif order.startswith(_TREES) and x.shape[-1] > 1:
         x, y = _filled(x, 2), _filled(y, 2, 1.0)
         pairs = fma(x[..., ::2], y[..., ::2], mul(x[..., 1::2], y[..., 1::2], target), target)
