@@ -50,6 +50,7 @@ from npusim.kernels.triton.listed import (
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
+    RELATIONS,
     Affine,
     Condition,
     Elements,
