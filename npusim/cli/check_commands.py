@@ -30,6 +30,8 @@ app = Verbs()
 
 #: Parts of units that moved and are shown; JSON has them all.
 _SHOWN = 6
+#: Keys in JSON of a part of a unit that moved.
+_MOVED = ("unit", "name", "old", "new")
 
 _FILES = """
 
@@ -140,7 +142,7 @@ def _check_baselines(asked: _Accepted) -> None:
     failed = sum(not outcome.passed for outcome in outcomes)
     show_either(
         asked.json,
-        lambda: document("check", version=2, cases=[*map(_case, outcomes)], passed=not failed),
+        lambda: document("check", version=2, cases=_records(outcomes), passed=not failed),
         lambda: _table(outcomes),
     )
     why = {outcome.name: list(_why(outcome)) for outcome in outcomes}
@@ -163,24 +165,42 @@ def _change(outcome: "CheckOutcome") -> str:
 
 def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns:
     return Columns(
-        Column(kind, "name"),
+        Column(None, "kind", key="kind"),
+        Column(kind, "name", key="name"),
+        Column(None, lambda outcome: str(outcome.path), key="file"),
         Column("accepted", lambda outcome: outcome.rows[0].old if outcome.rows else None, _text, align),
         Column("today", lambda outcome: outcome.rows[0].new if outcome.rows else None, _text, align),
         Column(change, _change, align=">"),
-        Column("", "status", style=lambda outcome: "good" if outcome.passed else "bad"),
-        Column("method", lambda outcome: outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
+        Column("", "status", style=lambda outcome: "good" if outcome.passed else "bad", key="status"),
+        Column(None, "passed", key="passed"),
+        Column(None, lambda outcome: [asdict(row) for row in outcome.rows], key="rows"),
+        Column(None, lambda outcome: [dict(zip(_MOVED, part, strict=True)) for part in outcome.moved], key="moved"),
+        *(Column(None, name, key=name) for name in ("reason", "device_changed", "ignored", "band")),
+        Column(
+            "method",
+            lambda outcome: outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else ""),
+            key="method",
+            json=lambda outcome: outcome.method,
+        ),
     )
 
 
+def _tables() -> dict[str, Columns]:
+    """Return the tables by kind of case."""
+    return {"cycles": _outcomes_table("cycles", "change", ">"), "decision": _outcomes_table("decision", "margin", "<")}
+
+
 def _table(outcomes: "Sequence[CheckOutcome]") -> list[Block]:
-    tables = {
-        "cycles": _outcomes_table("cycles", "change", ">"),
-        "decision": _outcomes_table("decision", "margin", "<"),
-    }
+    tables = _tables()
     of_kind = {kind: [outcome for outcome in outcomes if outcome.kind == kind] for kind in tables}
     blocks: list[Block] = [tables[kind].grid(rows) for kind, rows in of_kind.items() if rows]
     facts = tuple((outcome.name, cells(*lines)) for outcome in outcomes if (lines := [*_why(outcome)]))
     return [*blocks, *([Facts(facts)] if facts else [])]
+
+
+def _records(outcomes: "Sequence[CheckOutcome]") -> list[dict[str, object]]:
+    tables = _tables()
+    return [record for outcome in outcomes for record in tables[outcome.kind].records([outcome])]
 
 
 def _text(value: int | str | None) -> str:
@@ -201,13 +221,6 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
         yield f"without {', '.join(outcome.ignored)}"
     if outcome.device_changed:
         yield "the device file changed"
-
-
-def _case(outcome: "CheckOutcome") -> dict[str, object]:
-    values = asdict(outcome)
-    file = str(values.pop("path"))
-    moved = [dict(zip(("unit", "name", "old", "new"), part, strict=True)) for part in outcome.moved]
-    return {**values, "file": file, "passed": outcome.passed, "moved": moved}
 
 
 # ---------------------------------------------------------------- validate

@@ -34,17 +34,26 @@ def _some(names: "tuple[str, ...]") -> str:
     return ", ".join(names[:_OPEN]) + (f" and {len(names) - _OPEN} more" if len(names) > _OPEN else "")
 
 
-_COUNTS = (Column("explained", "explained", ",", ">"), Column("of", "asked", ",", ">"))
+_COUNTS = (Column("explained", "explained", ",", ">", key="explained"), Column("of", "asked", ",", ">", key="asked"))
 ANSWERS = Columns(
-    Column("question", "question"), Column("answer", "answer"), *_COUNTS, Column("stays open", lambda a: _some(a.open))
+    Column("question", "question", key="question"),
+    Column("answer", "answer", key="answer"),
+    *_COUNTS,
+    Column("stays open", "open", _some, key="open"),
 )
 OPERATIONS = Columns(
-    Column("operation", "question"),
+    Column(None, "key", key="key"),
+    Column("operation", "question", key="question"),
     Column(
-        "answer", lambda r: _some(r.answers) or f"none; nearest: {r.best}", style=lambda r: "" if r.answers else "warn"
+        "answer",
+        lambda r: _some(r.answers) or f"none; nearest: {r.best}",
+        style=lambda r: "" if r.answers else "warn",
+        key="answers",
+        json=lambda r: r.answers,
     ),
     *_COUNTS,
-    Column("", "note"),
+    Column(None, "best", key="best"),
+    Column("", "note", key="note"),
 )
 
 
@@ -200,11 +209,11 @@ def _document(settled: "Settled", source: str) -> dict[str, object]:
         {
             "case": key,
             **{name: getattr(one, name) for name in keys},
-            "answers": [asdict(a) for a in (*one.answers, *([long] if long else []))],
+            "answers": ANSWERS.records([*one.answers, *([long] if long else [])]),
         }
         for key, (one, long) in settled.products.items()
     ]
-    operations = [asdict(r) for r in settled.operations.values()]
+    operations = OPERATIONS.records(settled.operations.values())
     return document(
         "probe.identify", source=source, explained=settled.is_explained, products=products, operations=operations
     )

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from npusim.studies.stress import Stress
 
 LEDGER = Columns(
-    Column("step", "step", style="label"),
-    Column("format", "fmt"),
-    Column("values", "values", whole, ">"),
-    Column("saturated", "saturated", whole, ">"),
-    Column("to 0", "flushed", whole, ">"),
-    Column("to Inf or NaN", "overflowed", whole, ">"),
+    Column("step", "step", style="label", key="step"),
+    Column("format", "fmt", key="fmt"),
+    Column("values", "values", whole, ">", key="values"),
+    Column("saturated", "saturated", whole, ">", key="saturated"),
+    Column("to 0", "flushed", whole, ">", key="flushed"),
+    Column("to Inf or NaN", "overflowed", whole, ">", key="overflowed"),
 )
 #: Choices that hold, and steps, that a table shows; JSON has them all.
 SHOWN = 8
@@ -38,8 +38,9 @@ def stress_document(stress: Stress, command: str, required: dict[str, bool]) -> 
     for name in ("worst", "calm"):
         parts[name] = asdict(parts[name])
     parts["scores"] = None if stress.scores is None else asdict(stress.scores)
-    for name in ("ledger", "outcomes", "beyond"):
+    for name in ("outcomes", "beyond"):
         parts[name] = [asdict(one) for one in parts[name]]
+    parts["ledger"] = LEDGER.records(stress.ledger)
     return document("stress", **parts, command=command, required=required)
 
 

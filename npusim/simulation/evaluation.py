@@ -16,7 +16,7 @@ from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError, TensorError
 from npusim.formats.cast import widen
-from npusim.library import find_schedule
+from npusim.library import schedules_called
 from npusim.program.numerics.evaluate import evaluate, execute_rows, variant_rows
 from npusim.program.numerics.input_tensors import (
     array_source,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.problem import Problem
+    from npusim.kernels.declare.registry import Schedule
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.bits_result import NumericResult
@@ -206,6 +207,8 @@ class TensorSubject(Subject):
         """Return the function for rows of the kernel in float64, where each given tensor is read by something."""
         if not plan.request.is_launch:  # tensors of a launch may include those that it writes
             _check_read(plan.tensors or {}, program)
+        if plan.schedule.reference is None and plan.schedule.exact is None:
+            _in_float64(plan)  # refused before anything is computed
         return {"exact_rows_of": partial(_exact_rows, plan, self), "exact": plan.exact}
 
 
@@ -284,7 +287,7 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
             plan.exact_rows[plan.tiling] = plan.schedule.exact(plan.problem, plan.tiling)
         return plan.exact_rows[plan.tiling](source, batch, head, row, rows)
     if "kernel" not in plan.exact_programs:
-        schedule = find_schedule(plan.request.schedule, "cpu")
+        schedule = _in_float64(plan)
         own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
         tiling = build_tiling(schedule.tiling, {n: v for n, v in plan.tiling if n in own})
         cores = load_device(EXACT_DEVICE).cores.items()
@@ -295,6 +298,19 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
     program = plan.exact_programs["kernel"]
     written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
     return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
+
+
+def _in_float64(plan: Plan) -> Schedule:
+    """Return a plan's schedule on cores that do any arithmetic; raise `SpecError` where it has no float64 form."""
+    called, family = plan.request.schedule, load_device(EXACT_DEVICE).family
+    found = schedules_called(called).get(family)
+    if found is None or "exact" not in found.precisions:
+        named = ": ".join(filter(None, (plan.schedule.origin, f"schedule {plan.schedule.name}")))
+        raise SpecError(
+            f"{named} has no float64 result, from which errors are measured: give schedule() a function reference= "
+            "(npusim help schedule), or leave bits out (--no-numerics)"
+        )
+    return found
 
 
 def _reference(

@@ -19,7 +19,7 @@ from npusim.config import outside
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.library import find_schedule, plugins
 from npusim.program.ir.check import check
 from npusim.program.ir.op import Opcode, Step
@@ -572,3 +572,46 @@ def test_every_operation_says_what_it_reads_and_computes() -> None:
 def test_a_comparison_says_what_errors_are_against(sigmoid: str) -> None:
     done = CliRunner().invoke(app, ["compare", "flash", sigmoid, "--seq", "128"])
     assert re.search(r"errors against +.* reference\(\) in float64", done.stdout)
+
+
+TWICE = """
+from npusim.kernel import *
+
+
+@kernel(results="o", x="row col")
+def twice(x):
+    return x + x
+
+
+def phases(problem, tiling, p, machine):
+    x, o = (GlobalTensor(n, 1, 1, 64, 64, "float16", r) for n, r in (("x", "input"), ("o", "output")))
+    return [twice.phase("twice", grid(o, ("row", 64)), {"row": 64, "col": 64}, [o], x=x)]
+
+
+def reference(problem, output, inputs, tiling):
+    return 2 * inputs("x", 0, 0)[None, None]
+
+
+S = schedule("twice", phases, precisions=[FlashPrecision("stored")], families=["ascend"], PROBLEM)
+"""
+
+
+def test_a_plain_kernel_without_a_float64_result_is_refused_with_what_it_needs(tmp_path: Path) -> None:
+    def named(problem: str) -> str:
+        file = tmp_path / f"s{len(problem)}.py"
+        file.write_text(TWICE.replace("PROBLEM", problem))
+        return f"{file}:S"
+
+    own = "problem=KernelProblem, sizes={'rows': 64}"
+    call: dict[str, Any] = {"problem": {"rows": 64}, "hw": "ascend_910b2", "trace_groups": ()}
+    with pytest.raises(SpecError, match=r"s\d+\.py:\d+: schedule twice has no float64 result.*reference="):
+        npusim.run(named(own), **call)
+    assert npusim.run(named(own), numerics=False, **call).latency_us > 0
+    assert npusim.run(named(f"{own}, reference=reference"), **call).numerics.error.rmse == 0
+    with pytest.raises(TensorError, match=r"input x: attention has q, k, v.*problem=KernelProblem"):
+        npusim.run(
+            named("reference=lambda q, k, v, problem, row, tiling: q"),
+            hw="ascend_910b2",
+            problem=Problem(**SIZES),
+            trace_groups=(),
+        )

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.cli.check_commands import _records
+from npusim.cli.probe_command import ANSWERS, OPERATIONS
 from npusim.config.bands import Validated
 from npusim.errors import SpecError
 from npusim.report.bits_table import ulp_words
@@ -15,12 +18,15 @@ from npusim.report.run_inputs import problem_text, tiling_text
 from npusim.report.tables import run_table, verdict
 from npusim.report.text import plain
 from npusim.report.times import pipes_grid
+from npusim.report.worst_inputs import LEDGER
 from npusim.run import run
 from npusim.simulation.run_result import FiniteChoice, Spread
+from npusim.studies.baseline.cycles import CheckOutcome, Row
+from npusim.studies.probe.decide import Answer
+from npusim.studies.probe.vector import OperationResult
+from npusim.studies.stress.ledger import Entry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
 
@@ -231,3 +237,20 @@ def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
         assert part in text
     again = load_result(save_run(asked, tmp_path / "run", trace=False))
     assert again.to_document() == record.to_document()
+
+
+def test_records_of_checks_probes_and_ledgers_have_every_field() -> None:
+    """A table that is declared once leaves no field of its rows out of JSON."""
+    row = Row("aic", 1, 2, 1.0, "longer")
+    outcome = CheckOutcome("cycles", "case", Path("case.yaml"), "changed", (row,), moved=(("aic", "CUBE", 1, 2),))
+    (record,) = _records([outcome])
+    assert {**record, "path": record["file"]}.keys() >= {f.name for f in fields(outcome)}
+    assert (record["rows"], record["passed"]) == ([asdict(row)], False)
+    assert record["moved"] == [{"unit": "aic", "name": "CUBE", "old": 1, "new": 2}]
+    for columns, one in (
+        (ANSWERS, Answer("question", "answer", 1, 2, ("another",))),
+        (OPERATIONS, OperationResult("key", "question", ("answer",), 1, 2, "best", "note")),
+        (LEDGER, Entry("step", "float16", 4, 1, 2, 3)),
+    ):
+        assert columns.records([one]) == [asdict(one)]
+        assert len(columns.grid([one]).rows) == 1

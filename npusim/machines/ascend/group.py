@@ -68,7 +68,7 @@ class RowSlice:
 
 
 class VectorWork(NamedTuple):
-    """What an operation of a vector unit does besides its steps.
+    """Work of a vector unit's operation besides its steps.
 
     ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase
     whose tile it is the first to hand over to other cores; empty: none.

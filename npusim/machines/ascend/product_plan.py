@@ -290,7 +290,7 @@ KernelName = Annotated[str, one_of(partial(kernels, AscendKernel))]
 
 
 class VectorFields(Tiling):
-    """How rows are cut into slices, how far stages run ahead, and which core gets which block."""
+    """The cut of rows into slices, the tiles by which stages run ahead, and the core of each block."""
 
     vector_rows: int | None = Field(
         default=None,

@@ -173,7 +173,7 @@ class Step:
 
 
 class OperationWork(Protocol):
-    """What an operation does besides its steps, in the words of its core family: only the family's pricing reads it.
+    """Work of an operation besides its steps, in the words of its core family: only the family's pricing reads it.
 
     Immutable and hashable.
     """
@@ -189,7 +189,7 @@ class TileOp:
 
     ``queue`` issues it in order, ``engine`` executes it.  ``label`` is its name in traces and errors.
     ``handshake`` lists slots it passes on without access to their bytes (a core with no rows
-    of a ragged tile still has to keep step).  ``work``: what its steps do not say; None: nothing.  Never mutated after
+    of a ragged tile still has to keep step).  ``work``: its work besides the steps; None: none.  Never mutated after
     construction.
     """
 

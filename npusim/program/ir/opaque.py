@@ -291,7 +291,7 @@ class OpaqueRange:
 
     @property
     def count(self) -> Any:
-        """How many there are."""
+        """The number of iterations."""
         return self.end - self.start
 
     def __bool__(self) -> bool:

@@ -107,7 +107,7 @@ class Passage(NamedTuple):
     known: dict[int, int]
 
     def after(self, agents: int) -> int:
-        """Return the agents that know after the piece what ``agents`` know before it."""
+        """Return the agents that have, after the piece, the knowledge that ``agents`` have before it."""
         known = self.known.get(agents)
         if known is None:
             known = 0

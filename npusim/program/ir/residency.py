@@ -111,7 +111,7 @@ def _left(size: int, capacity: int) -> float:
 
 
 def _blocks_of(phase: ProgramPhase) -> Itself:
-    """Return the key of a phase's blocks: their content, where what they touch is stored."""
+    """Return the key of a phase's blocks: their content, where the regions that they touch are stored."""
     return (SameBlocks if len(phase.blocks) <= MOST_BLOCKS else Itself)(phase.alone)
 
 
@@ -270,7 +270,7 @@ class _Cache:
 
 @dataclass(slots=True)
 class _Use:
-    """How far a region is touched in one step, and how many bytes all groups read of it."""
+    """The extent of a region that one step touches, and the bytes of it that all groups read."""
 
     rows: int
     row_bytes: int

@@ -50,7 +50,7 @@ class Tile:
 
 
 class Arranged(Protocol):
-    """How the values of a tensor are arranged in memory."""
+    """The arrangement of a tensor's values in memory."""
 
     @property
     def parameter(self) -> str:

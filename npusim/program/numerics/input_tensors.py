@@ -48,6 +48,9 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
     @cache
     def source(name: str, batch: int, head: int) -> Array:
+        if name not in NAMES:
+            known = f"attention has {', '.join(NAMES)}"
+            raise TensorError(f"input {name}: {known}; declare a kernel of others with problem=KernelProblem")
         rng = np.random.default_rng([start, NAMES.index(name), batch, head])
         drawn, scale = _draw(problem.sequence(batch), name, rng), getattr(problem, f"{name}_scale")
         return formats.cast(drawn if scale == 1.0 else drawn / scale, problem.dtype)

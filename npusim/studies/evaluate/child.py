@@ -23,7 +23,7 @@ RANKED_ON = "h100"
 
 @dataclass(frozen=True)
 class Question:
-    """What a parent asks: a function of a module that answers it, the request, and more of it by name."""
+    """A question of the parent: the function of a module that answers, the request, and further values by name."""
 
     work: Callable[[Question], dict[str, Any]]
     request: Request

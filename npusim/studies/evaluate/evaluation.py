@@ -142,7 +142,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Findings:
-    """What one candidate's process and the referee say of it, before candidates are compared."""
+    """Findings of one candidate's process and of the referee, before candidates are compared."""
 
     kernel: str
     cases: tuple[CaseVerdict, ...] = ()
@@ -260,7 +260,7 @@ class Batch:
         return known or replace(self.examined(number), kernel=self.names[number])
 
     def examined(self, number: int) -> Findings:
-        """Return what the process of a candidate, by its number, and the referee say."""
+        """Return the findings on a candidate, by its number: of its process, and of the referee."""
         request = self.requests[number]
         may_start = is_launch(request.schedule)
         with CandidateProcess(self.limits, may_start=may_start) as process:
@@ -506,7 +506,7 @@ def _reason(findings: Findings, verdict: Verdict, worst: CaseVerdict | None) -> 
 
 
 def _looks(findings: Findings, wrong: Sequence[CaseVerdict], worst: CaseVerdict | None) -> str:
-    """Return what a wrong candidate looks like."""
+    """Return the fault that a wrong candidate looks like."""
     if findings.fault:
         return findings.fault
     looks = worst.first.looks_like if worst is not None and worst.first is not None else ""

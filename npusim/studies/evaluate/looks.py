@@ -1,4 +1,4 @@
-"""What a wrong output looks like: the first wrong element, and the fault that would cause it."""
+"""Faults that a wrong output looks like: the first wrong element, and the fault that would cause it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALES = tuple(1.01**n for n in range(-140, 141) if n)
 
 @dataclass(frozen=True)
 class WrongElement:
-    """The first wrong element (batch, head, row, column), its value, the exact one, and what the fault looks like.
+    """The first wrong element (batch, head, row, column), its value, the exact one, and the fault that it looks like.
 
     Values that are NaN or Inf are text, since JSON has no number for them.
     """

@@ -36,7 +36,7 @@ WARM = MappingProxyType({"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "
 
 
 def main(control: str) -> None:
-    """Do what the parent asks until it has ended."""
+    """Answer the commands of the parent until it has ended."""
     _import_all()
     parent = socket.socket(fileno=int(control))
     while True:
@@ -51,7 +51,7 @@ def main(control: str) -> None:
 
 
 def _import_all() -> None:
-    """Import what answers need, before the limits hold."""
+    """Import the modules that answers need, before the limits hold."""
     import npusim.program.numerics.evaluate
     import npusim.studies.tune.prediction  # noqa: F401
     from npusim.library import SCHEDULES

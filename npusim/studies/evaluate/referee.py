@@ -103,7 +103,7 @@ class Referee(ABC):
 
     @property
     def seed(self) -> int:
-        """Of the drawn inputs."""
+        """The seed of the drawn inputs."""
         return self.request.seed or 0
 
     def cases(self) -> Iterator[JudgedCase]:
@@ -347,7 +347,7 @@ FUNCTIONS: Mapping[type, Callable[..., NDArray[Any]]] = MappingProxyType({GemmPr
 
 @dataclass(frozen=True)
 class RefereeChoice:
-    """The request of a call, and what its caller names as the reference: see `npusim.studies.evaluate.evaluate`."""
+    """The request of a call, and the reference that its caller names: see `npusim.studies.evaluate.evaluate`."""
 
     request: Request
     reference: str | None

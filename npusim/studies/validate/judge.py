@@ -107,7 +107,7 @@ def judge(
 
 @dataclass
 class Judge:
-    """Decides about outputs of one request; what they share, the correct kernels and float64, is computed once."""
+    """Decides about outputs of one request; the outputs of correct kernels and the float64 result are computed once."""
 
     first: HeldOutput
     on_tried: Callable[[int, int], None] | None = None

@@ -50,7 +50,7 @@ STATE_ROWS = 16
 
 @dataclass(frozen=True)
 class BitsReport:
-    """How many recorded outputs are equal, by name, of matrix units' vectors or of whole kernels."""
+    """Numbers of recorded outputs that are equal, by name: vectors of matrix units, or outputs of kernels."""
 
     kind: Literal["vectors", "kernels"]
     reports: Mapping[str, VectorReport]

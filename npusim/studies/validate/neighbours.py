@@ -149,7 +149,7 @@ class _Rows:
         return float(np.linalg.norm(self.rows[seen] - exact[seen])) / norm if norm else np.inf
 
     def neighbours(self) -> Iterator[_Candidate]:
-        """Yield other masks, what is left out or applied twice, other heads of K and V, and weights without scores."""
+        """Yield kernels with another mask, a step left out or applied twice, other heads of K and V, or no scores."""
         p, kv_head = self.problem, self.kv_head
         usual = {name: type(p).model_fields[name].default for name in (*SEEN, *SCORED)}
         left_out = {name: value for name, value in usual.items() if getattr(p, name) != value}

@@ -49,7 +49,7 @@ class MmaVectors:
 
 @dataclass(frozen=True)
 class VectorReport:
-    """How many outputs of one instruction agree, and the first that does not (or None)."""
+    """The number of equal outputs of one instruction, and the first one that differs (or None)."""
 
     matched: int
     total: int
