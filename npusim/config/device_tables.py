@@ -13,14 +13,6 @@ ESTIMATED = "estimated"
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
 #: Formats of one size take the same registers, but for a few.
 _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
-#: Architectures that run the machine code of another one, for which the tools that read code have no name of their own
-#: (PTX ISA 8.8, family-specific features: sm_121 is of the family of sm_120; nvdisasm 12.8 refuses SM121).
-_SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
-
-
-def code_architecture(architecture: str) -> str:
-    """Return the architecture whose machine code a chip of ``architecture`` runs: its own for most."""
-    return _SAME_CODE.get(architecture, architecture)
 
 
 @cache
@@ -45,6 +37,6 @@ def compiled_registers(
 
     None where no compiler was asked.
     """
-    table, sizes = _registers(code_architecture(architecture)), tuple(map(str, (d, causal, rows, keys, stages, warps)))
+    table, sizes = _registers(architecture), tuple(map(str, (d, causal, rows, keys, stages, warps)))
     same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))
     return table.get((kernel, dtype, *sizes), same_size)

@@ -127,3 +127,13 @@ def test_a_space_of_its_own_holds_what_a_kernel_decides() -> None:
     assert set(axes) == {"warps", "stages", "block_q", "block_kv", "launch"}
     axes = SearchRequest(Request("volta_flash", hw="v100"), ("volta_flash",)).auto_axes()
     assert not {"registers", "residents", "q"} & set(axes)
+
+
+@pytest.mark.parametrize("launch", ["in_order", "longest_first"])
+def test_slow_tensor_cores_are_never_busier_than_time_allows(launch: str) -> None:
+    """An H20: the rest of a product, which goes on behind other work, shares tensor cores with other products."""
+    tiling = {"block_q": 128, "block_kv": 32, "warps": 8, "stages": 3, "launch": launch}
+    call = {"workload": "qwen2_7b", "seq": 2048, "batch": 2, "numerics": False, "trace_groups": ()}
+    timing = npusim.run("flash", hw="h20", tiling=tiling, **call).timing
+    assert timing is not None
+    assert 0.7 * timing.cycles < timing.bound_cycles["sm.TENSOR"] <= timing.cycles

@@ -24,7 +24,6 @@ from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from npusim import cache
-from npusim.config.device_tables import code_architecture
 from npusim.config.document import read_text
 from npusim.errors import SpecError
 from npusim.kernels.triton import compiled_choices, releases
@@ -145,7 +144,6 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     compiler learns, as in a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is missing, its
     release is untried, or it refuses the kernel.
     """
-    architecture = code_architecture(architecture)
     signature = {n: _type(value) for n, value in arguments.items()}
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
@@ -228,7 +226,6 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     """
     if not architecture:
         return Compiled(ttir)
-    architecture = code_architecture(architecture)
     call = cache.digest(ttir, architecture, sorted(options.items()))
     stamp = cache.digest("ttir", *compiled_by(), _reading(), call)
     name = f"{stamp.hex()[:16]}.triton"

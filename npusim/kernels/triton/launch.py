@@ -43,7 +43,7 @@ from npusim.kernels.triton.ttir_text import Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
 from npusim.machines.sm.compiled_rows import with_code
-from npusim.machines.sm.core import APPROXIMATE_ROOT, counts_turnover, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, code_architecture, counts_turnover, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def compiled_launch(
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
     grid = _grid(launch, names)
-    return compiled(launch.source, architecture, words, options), arguments, grid
+    return compiled(launch.source, code_architecture(architecture), words, options), arguments, grid
 
 
 def _capability(device: DeviceSpec) -> int:
@@ -379,6 +379,11 @@ def _is_gpu(device: DeviceSpec) -> bool:
 def architecture_of(device: DeviceSpec) -> str:
     """Return the architecture that Triton makes code for; empty where it makes none, or none for tensor cores."""
     return device.architecture if _capability(device) >= TENSOR_CORES else ""
+
+
+def code_of(device: DeviceSpec) -> str:
+    """Return the architecture whose machine code a device runs, as Triton's tools name it; empty as above."""
+    return code_architecture(architecture_of(device))
 
 
 def phase_read(

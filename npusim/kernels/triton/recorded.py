@@ -22,7 +22,7 @@ from npusim.kernels.triton.launch import (
     PRECISIONS,
     STAGES,
     TritonPrecision,
-    architecture_of,
+    code_of,
     exact_launch,
     options_of,
     phase_read,
@@ -121,7 +121,7 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages}
     with refusing(Line(call.path, call.line), call.name):  # before a compiler sees the text
         _check(configuration.ttir, call)
-    made = _compiled(call, configuration.ttir, architecture_of(machine.device), options)
+    made = _compiled(call, configuration.ttir, code_of(machine.device), options)
     line, (arguments, grid) = Line(call.path, call.line), _launched(call, configuration, p)
     *before, last = phase_read(made, call.name, line, arguments, grid, problem, tiling, p, machine)
     phase, *more = last if isinstance(last, tuple) else (last,)

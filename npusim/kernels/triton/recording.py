@@ -25,7 +25,7 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.triton.calls import MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
 from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
 from npusim.kernels.triton.releases import release
-from npusim.machines.sm.core import shared_memory_bytes, warp_issue
+from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -230,7 +230,7 @@ class Launched:
         text, refused = self.ttir()
         if refused:
             raise SpecError(refused)
-        made = compiled_text(text, self._recorder.architecture, self.options)
+        made = compiled_text(text, code_architecture(self._recorder.architecture), self.options)
         known = {"n_regs": made.registers, "n_spills": made.spilled, "asm": {"ttir": made.ttir}}
         known["metadata"] = types.SimpleNamespace(shared=made.shared_bytes, name=self.function.__name__)
         if name not in known:

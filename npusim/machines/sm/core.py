@@ -196,6 +196,16 @@ def warp_issue(device: DeviceSpec) -> WarpIssue:
     return issue
 
 
+#: Architectures that run the machine code of another one, for which the tools that read code have no name of their own
+#: (PTX ISA 8.8, family-specific features: sm_121 is of the family of sm_120; nvdisasm 12.8 refuses SM121).
+_SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
+
+
+def code_architecture(architecture: str) -> str:
+    """Return the architecture whose machine code a chip of ``architecture`` runs: its own for most."""
+    return _SAME_CODE.get(architecture, architecture)
+
+
 def shared_memory_bytes(device: DeviceSpec) -> int:
     """Return the shared memory of a multiprocessor."""
     return device.cores[SM].buffers[SMEM.partition(".")[2]].capacity_bytes.value

@@ -202,7 +202,8 @@ class GroupModel:
         tally.pipes[LSU] = memory
         if tensor:
             tally.pipes[TENSOR] = tensor
-        return shared(cycles, issue=issued * warps, memory=memory, tensor=tensor)
+        is_product = left > max(alone, memory)
+        return shared(cycles, is_product=is_product, issue=issued * warps, memory=memory, tensor=tensor)
 
     def _left(self, work: GroupWork) -> tuple[float, float, float]:
         """Return cycles of the product that goes on behind other work, and of tensor cores and shared memory in it."""

@@ -41,6 +41,7 @@ from npusim.machines.sm.core import (
     GroupFields,
     SmTiling,
     barriers,
+    code_architecture,
     engine_of,
     occupancy,
     warp_issue,
@@ -184,7 +185,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     decided = layout_of(tile, engine, decided)
     slices = decided.slice_elements
     shared = sliced_shared(tile, slices) if slices else estimated_shared(tile, decided)
-    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, decided, shared)
+    chip = code_architecture(device.architecture)
+    registers = registers_of(tile, fields, chip, issue.thread_registers_count.value, decided, shared)
     tiling, room = _resident(phase, fields, device, registers, f"{tile.rows}x{tile.keys}", decided)
     use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
     paid = published.paid(use) if published else () if tile.stages else usual_charges(use)
