@@ -49,6 +49,7 @@ def test_a_layer_has_all_its_parts_and_they_add_up() -> None:
         "norm",
         "qkv",
         "rotary",
+        "cache",
         "attention",
         "projection",
         "allreduce",
@@ -425,3 +426,16 @@ def test_stated_parameters_have_the_vocabulary_among_them() -> None:
     stated, machine = SMALL.model_copy(update={"parameters": SMALL.weights().total}), load_node_device(GPUS)
     assert stated.weights().vocabulary > 0
     assert memory_plan(stated, machine) == memory_plan(SMALL, machine)
+
+
+@pytest.mark.parametrize(
+    ("phase", "size", "measured_us"), [("prefill", (1, 4096), 2785.4), ("decode", (16, 2048), 174.5)]
+)
+def test_a_layer_takes_what_one_that_torch_compiled_takes_in_a_graph(
+    phase: str, size: tuple[int, int], measured_us: float
+) -> None:
+    # Llama-3-8B on one H200, torch 2.11's compiled layer in a CUDA graph (measurements/h200_layer.csv).
+    batch, tokens = size
+    found = npusim.run("layer", workload="llama3_8b", phase=phase, hw="h200", batch=batch, seq=tokens, numerics=False)
+    layer_s = (found.timing.latency_s - found.timing.parts_s["vocabulary"]) / 32
+    assert layer_s * 1e6 == pytest.approx(measured_us, rel=0.05)

@@ -1,6 +1,6 @@
 """A decoder layer of our own programs, a model of such layers, and layers whose K and V are on the host.
 
-A layer is norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
+A layer is norm, Q K V, rotary, cache, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
 after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
 norms and rotary embeddings here, whatever its own are: a small part of a layer.
 
@@ -216,7 +216,11 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
 
 
 def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
-    """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding."""
+    """Return the tasks before attention: norm, the products that give Q, K and V, rotary embedding, the cache's store.
+
+    What a call adds to the cache is stored by a kernel of its own, which reads it (vLLM's reshape_and_cache; a layer of
+    Llama-3-8B that torch.compile has compiled copies V and stores K as it turns it, measurements/h200_layer.csv).
+    """
     # A latent's rotated key is one for all heads.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
@@ -225,7 +229,10 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     if p.latent is not None and p.is_absorbed:
         sizes = p.latent.kv_lora_rank, p.latent.nope_head_dim
         products.append(_product("q to latents", p.rows, *sizes, p, count=p.heads))
-    return (_norm(p, p.rows), *products, _rows(turned, "rotary"))
+    stored = 2 * p.kv_heads * p.head_dim if p.latent is None else p.latent.kv_lora_rank + p.latent.rope_head_dim
+    cached = CopyProblem(bytes=p.rows * stored * get_format(p.dtype).size_bytes)
+    cache = NodeKernel("rows", (Child("copy", cached),), name="cache")
+    return (_norm(p, p.rows), *products, _rows(turned, "rotary"), cache)
 
 
 def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
