@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields as attributes, replace
+from dataclasses import fields as attributes
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
