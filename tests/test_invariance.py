@@ -17,6 +17,7 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import SpecError
 from npusim.library import find_schedule
+from npusim.program.numerics.evaluate import needed_blocks
 from npusim.program.numerics.input_tensors import recipe_source
 from npusim.program.numerics.paths import Computed, Place, compute
 from npusim.simulation import variants
@@ -421,9 +422,9 @@ def test_keys_of_blocks_that_run_as_lanes_are_those_of_each_alone(monkeypatch: p
 def test_other_heads_are_computed_only_where_the_first_ones_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     heads: list[tuple[int, int]] = []
 
-    def counted(program: TileProgram, place: Place, source: Any, count: int) -> Computed:
+    def counted(program: TileProgram, place: Place, source: Any, count: int, **more: Any) -> Computed:
         heads.append((place.head, count))
-        return compute(program, place, source, count)
+        return compute(program, place, source, count, **more)
 
     monkeypatch.setattr(examination, "compute", counted)
     problem = DECODE.model_copy(update={"heads": 4, "kv_heads": 2})
@@ -446,3 +447,25 @@ def test_other_heads_are_computed_only_where_the_first_ones_agree(monkeypatch: p
     made.clear()
     assert examination._differing(bits[0], bits[3]) is not None
     assert made == [0]
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("queries", [5, 100])
+def test_rows_from_one_on_are_computed_without_the_rows_before_them(hw: str, queries: int) -> None:
+    """Blocks of several packed heads, and of one head alone; the last query, and rows from one in the middle on."""
+    problem = DECODE.model_copy(update={"seq_q": queries, "causal_offset": 150 - queries, "causal": True})
+    tiling = {**FIELDS, "splits": 3}
+    run = npusim.run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, precision="output=float32")
+    assert isinstance(run.problem, Problem)
+    source = recipe_source(run.problem)
+    for row in (queries - 1, queries // 2):
+        whole, few = (compute(run.program, Place(row), source, 3, has_path=path) for path in (True, False))
+        assert (bool(whole.events), few.events) == (True, [])
+        assert list(whole.rows) == list(few.rows) == [0, 1, 2]
+        for head, rows in whole.rows.items():
+            assert rows.tobytes() == few.rows[head].tobytes()
+        cut = needed_blocks(run.program, [row], range(3), since=row)
+        assert all(
+            sum(b.rows for b in cut[name]) < sum(b.rows for b in blocks)
+            for name, blocks in needed_blocks(run.program, [row], range(3)).items()
+        )

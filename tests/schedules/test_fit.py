@@ -18,6 +18,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
 from npusim.kernels.declare import registry
 from npusim.library import SCHEDULES, find_schedule, packaged
+from npusim.machines.ascend.phase_writer import AscendPhase
 from npusim.machines.ascend.product_plan import FlashTiling
 
 ATTENTION = [s for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"]
@@ -150,3 +151,33 @@ def test_a_run_imports_neither_other_schedules_nor_what_compiles() -> None:
     files = {path.stem for path in Path(library.__file__).parent.glob("*.py")} - {"__init__", "flash"}
     others = {f"npusim.library.{file}" for file in files}
     assert not {"numba", "networkx", "npusim.machines.node.node_simulation", *others}.intersection(done.stdout.split())
+
+
+def test_a_phase_is_written_once_whatever_the_order_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of two deals share all but the order of blocks; a tile that does not fit is refused in both alike."""
+    device, problem = load_machine("ascend_910b2"), Problem(heads=3, seq_q=640, head_dim=64, causal=True)
+    schedule, made, written = find_schedule("flash", "ascend"), AscendPhase.__init__, list[str]()
+
+    def counted(self: AscendPhase, *args: Any) -> None:
+        written.append("")
+        made(self, *args)
+
+    monkeypatch.setattr(AscendPhase, "__init__", counted)
+
+    def phases_of(**fields: Any) -> Any:
+        tiling = build_tiling(schedule.tiling, {"block_q": 64, "block_kv": 128, "depth": 2, **fields})
+        return schedule.program(problem, tiling, device, schedule.precision(), is_hinted=False).phases
+
+    (ours,), (dealt,) = (phases_of(deal=deal) for deal in ("round_robin", "balanced"))
+    assert len(written) == 1
+    assert ours.alone != dealt.alone
+    assert set(ours.alone) == set(dealt.alone)
+    assert phases_of(deal="balanced", depth=3)[0].alone == dealt.alone
+    assert len(written) == 2, "another depth has other slots"
+    refusals = set[str]()
+    for deal in ("round_robin", "balanced"):
+        with pytest.raises(BufferOverflowError) as refused:
+            phases_of(deal=deal, block_q=512, block_kv=512)
+        refusals.add(str(refused.value))
+    assert len(refusals) == 1
+    assert len(written) == 3

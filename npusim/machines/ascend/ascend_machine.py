@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields as attributes
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -338,7 +339,7 @@ class _InAnyOrder:
 
     def __init__(self, phase: Phase, tiling: AscendTiling) -> None:
         self.phase, self.tiling = phase, tiling
-        others = [id(getattr(phase, f.name)) for f in fields(phase) if f.name != "cells"]
+        others = [id(getattr(phase, f.name)) for f in attributes(phase) if f.name != "cells"]
         # Identities: all that has one of them is referred to here.
         self.key = (*others, frozenset(map(id, phase.cells)), len(phase.cells), tiling.key)
 
