@@ -18,6 +18,7 @@ from npusim.simulation import chosen_tile
 from npusim.simulation.chosen_tile import choose_tile, program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
@@ -61,8 +62,7 @@ def test_all_schedules_of_plain_tensors_are_searched() -> None:
     assert {s.name for s in SCHEDULES.values() if "plain" in s.problem.features} == SPACES.keys()
 
 
-@pytest.mark.parametrize("hw", NAMED)
-@pytest.mark.parametrize("schedule", SPACES)
+@pytest.mark.parametrize(("schedule", "hw"), in_turn([*SPACES], [*NAMED]))
 def test_a_run_is_near_the_best_of_a_search(schedule: str, hw: str) -> None:
     own = latency_us(schedule, hw)
     # The named fields that the run chose beside the axes are those of the search's points, too.

@@ -1,4 +1,4 @@
-"""Parameters of tests in turn: each combination of all axes but the last once by default, all with ``-m exhaustive``."""
+"""Parameters of tests in turn: each combination of all axes but the last one once, all with ``-m exhaustive``."""
 
 from __future__ import annotations
 

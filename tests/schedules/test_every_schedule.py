@@ -201,9 +201,9 @@ def test_causal_with_fewer_keys_than_queries_is_refused(schedule: str) -> None:
 
 @pytest.mark.parametrize(("schedule", "field"), [("flash", "block_kv"), ("two_level", "block_kv")])
 def test_keys_that_do_not_fit_are_refused_with_what_fits(schedule: str, field: str) -> None:
-    problem = Problem(heads=1, seq_q=4096, head_dim=128)
+    problem = Problem(heads=1, seq_q=64, seq_kv=4096, head_dim=128)
     with pytest.raises(BufferOverflowError, match=f"largest that fits, .*{field}=") as caught:
-        build(schedule, problem, **{field: 8192, "vector_rows": 16})
+        build(schedule, problem, **{field: 1024, "vector_rows": 16})
     fitting = int(str(caught.value).split(f"{field}=")[1].split()[0])
     build(schedule, problem, **{field: fitting, "vector_rows": 16})
 

@@ -10,6 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError, SpecError
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,14 +167,24 @@ def named(launches: Iterator[tuple[str, Launch]]) -> Any:
     return pytest.mark.parametrize("launch", [pytest.param(x, id=name) for name, x in launches])
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(looped())
+def in_turns(launches: Iterator[tuple[str, Launch]], size: int) -> Any:
+    """Return parameters of launches and devices: each launch on one of them by default, the devices in turn.
+
+    ``size``: launches of one group, whose turns begin with another device than those of the group before.
+    """
+    each = [pytest.param(x, id=n) for n, x in launches]
+    groups = [each[at : at + size] for at in range(0, len(each), size)]
+    return pytest.mark.parametrize(
+        ("launch", "hw"), [x for start, group in enumerate(groups) for x in in_turn(group, DEVICES, start=start)]
+    )
+
+
+@in_turns(looped(), 5)
 def test_a_mask_of_an_accumulator_masks_what_is_added(launch: Launch, hw: str) -> None:
     check(launch, hw)
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(flat())
+@in_turns(flat(), 6)
 def test_quotients_and_remainders_of_flat_indices_are_rows_and_columns(launch: Launch, hw: str) -> None:
     check(launch, hw)
 
@@ -205,14 +216,12 @@ def test_cumulative_sums_from_the_end_are_refused_at_their_line(hw: str) -> None
         check(launch._replace(words={**launch.words, "HOW": "reverse"}), hw)
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(masked_keys())
+@in_turns(masked_keys(), 6)
 def test_comparisons_of_a_mask_are_joined_by_and_or_not_and_xor(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-3
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(spans())
+@in_turns(spans(), 20)
 def test_rows_columns_and_numbers_span_a_tile(launch: Launch, hw: str) -> None:
     check(launch, hw)
 

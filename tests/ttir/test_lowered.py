@@ -11,7 +11,7 @@ from npusim.kernels.triton.compiled_choices import contraction_of as whole_of
 from npusim.kernels.triton.compiler import Compiled
 
 
-def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> str:
+def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], list[str]]) -> str:
     return whole_of(ptx, ttgir, assembled).digest
 
 
@@ -90,7 +90,7 @@ def ptx_of(*lines: tuple[str, str]) -> str:
     return HEAD + "\n".join(f".loc 1 {place}\n\t{line};" for place, line in lines)
 
 
-def unasked(_fuses: bool) -> str:
+def unasked() -> list[str]:
     raise AssertionError("nothing is left to contract")
 
 
@@ -142,9 +142,10 @@ def test_what_ptxas_contracts_further_is_part_of_the_class() -> None:
     line = '\t//## File "/home/kernel.py", line 9\n'
 
     def assembled(of_both: str) -> str:
-        return contraction_of(left, "", lambda fuses: line + (of_both if fuses else "FADD R1, R2, R3 ;"))
+        return contraction_of(left, "", lambda: [line + text for text in (of_both, "FADD R1, R2, R3 ;")])
 
     assert assembled("FADD R1, R2, R3 ;") != assembled("FFMA R1, R2, R3, R4 ;")
+    assert assembled("FADD R1, R2, R3 ;") == contraction_of(left, "", list)  # both are the same code
     rounded = left.replace("div.full", "div.rn")
     contraction_of(rounded, "", unasked)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -158,3 +159,23 @@ def test_a_thread_adds_its_own_elements_in_the_order_of_the_release(n: int) -> N
     assert found
     assert values[found[1]] == reduce_sum(np.array(own), "float32", alone)
     assert len({float(reduce_sum(np.array(own), "float32", f"{how}_1x1x1")) for how in ("trees", "lanes")}) == 2
+
+
+@needs_triton
+def test_one_compiler_serves_several_kernels_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttir import sentence_kernels
+
+    x = np.zeros((8, 64), np.float32)
+    with npusim.record() as calls:
+        for block in (64, 128):
+            sentence_kernels.one_sum[(8,)](x, x[:, 0].copy(), 8, 64, XBLOCK=1, RBLOCK=block, num_warps=1)
+    asked = [call.configurations[0] for call in calls]
+    codes = [compiler._code_of(each.ttir, "sm_90", each.options) for each in asked]
+    (first,) = compiler._idle(os.getpid())
+    assert compiler._code_of(asked[0].ttir, "sm_90", asked[0].options) == codes[0] != codes[1]
+    assert compiler._idle(os.getpid()) == [first]
+    with pytest.raises(SpecError, match=r"TTIR: Triton's compiler ends|makes no code"):
+        compiler._code_of("", "sm_90", asked[0].options)
+    monkeypatch.setenv("NPUSIM_TESTS", "another environment")
+    assert compiler._code_of(asked[0].ttir, "sm_90", asked[0].options) == codes[0]
+    assert first not in compiler._idle(os.getpid())

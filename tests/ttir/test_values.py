@@ -13,6 +13,7 @@ import pytest
 import npusim
 from npusim.errors import ProgramError
 from npusim.formats import RELATIONS
+from tests.turns import in_turn
 from ttir.drawn_values import FORMATS, HEAD, Drawn, Lanes, _extreme, bits, specials
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ CHOSEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("how", CHOSEN)
+@pytest.mark.parametrize(("how", "hw"), in_turn([*CHOSEN], DEVICES))
 def test_a_select_has_the_bits_of_its_branches(how: str, hw: str) -> None:
     from ttir import value_kernels as kernels
 
@@ -111,8 +111,8 @@ def test_the_reference_does_not_follow_a_fault_of_the_reading(monkeypatch: pytes
     assert npusim.run(recorded(kernels.chosen, 12, words), rows="all").numerics.error.rmse > 0.5
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_every_relation_of_ttir_holds_where_its_definition_says(relation: str) -> None:
+@pytest.mark.parametrize(("relation", "hw"), in_turn([*RELATIONS], DEVICES))
+def test_every_relation_of_ttir_holds_where_its_definition_says(relation: str, hw: str) -> None:
     from ttir import value_kernels as kernels
 
     x, y = pairs("float16")
@@ -122,8 +122,7 @@ def test_every_relation_of_ttir_holds_where_its_definition_says(relation: str) -
     assert first.ttir.count("arith.cmpf ogt") == 1
     text = first.ttir.replace("arith.cmpf ogt", f"arith.cmpf {relation}")
     changed = replace(call, configurations=(first._replace(ttir=text),))
-    for hw in DEVICES:
-        assert np.array_equal(computed(changed, hw, x), held(relation, x, y).astype(np.float16))
+    assert np.array_equal(computed(changed, hw, x), held(relation, x, y).astype(np.float16))
 
 
 @pytest.mark.parametrize("hw", DEVICES)
@@ -136,9 +135,9 @@ def test_a_mask_of_values_and_indices_hides_what_either_hides(hw: str) -> None:
     assert np.array_equal(bits(made), bits(np.where(x == most, np.float32(1), x)))
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("is_nan", [False, True])
-@pytest.mark.parametrize("how", ["maximum", "minimum", "clamp", "row", "rolled"])
+@pytest.mark.parametrize(
+    ("how", "is_nan", "hw"), in_turn(["maximum", "minimum", "clamp", "row", "rolled"], [False, True], DEVICES)
+)
 def test_maxima_and_minima_take_a_number_or_nan(how: str, is_nan: bool, hw: str) -> None:
     from ttir import value_kernels as kernels
 
@@ -179,8 +178,7 @@ SPREAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("how", SPREAD)
+@pytest.mark.parametrize(("how", "hw"), in_turn([*SPREAD], DEVICES))
 def test_one_element_is_there_for_all_lanes_of_a_block(how: str, hw: str) -> None:
     from ttir import value_kernels as kernels
 

@@ -120,10 +120,11 @@ class Contraction(NamedTuple):
     sums: Mapping[str, str] = MappingProxyType({})
 
 
-def contraction_of(ptx: str, ttgir: str, assembled: Callable[[bool], str]) -> Contraction:
+def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]]) -> Contraction:
     """Return what compiled code contracts.
 
-    ``assembled``: machine code with its lines, contracted by ptxas or not, asked for where ptxas can contract more.
+    ``assembled``: the texts of machine code with its lines that ptxas contracts, and of code that it does not, asked
+    for where it can contract more; none where both are the same code.
     Where one operation of the source is contracted for some elements only, the digest is that of all instructions.
     """
     code, copies = _arithmetic(ptx)
@@ -251,9 +252,9 @@ def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
     return False
 
 
-def _further(assembled: Callable[[bool], str]) -> list[str]:
+def _further(assembled: Callable[[], Sequence[str]]) -> list[str]:
     """Return the share of additions that ptxas leaves in each line of the source where it contracts some."""
-    contracted, plain = (_added(assembled(fuses)) for fuses in (True, False))
+    contracted, plain = map(_added, assembled() or ("", ""))
     shares = list[str]()
     for line in sorted(plain.keys() | contracted.keys()):
         if contracted[line] != plain[line]:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+from weakref import finalize
 
 from npusim import cache
 from npusim.config.document import read_text
@@ -252,16 +255,76 @@ def _code_of(ttir: str, architecture: str, options: Mapping[str, int]) -> _Code:
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "kernel.ttir"), Path(folder)
         text.write_text(as_installed(ttir))
-        words = [sys.executable, str(_CHILD), str(text), architecture.rpartition("_")[2], folder]
-        done = subprocess.run(words, input=json.dumps(fused(options)), capture_output=True, text=True, check=False)
+        call = {"text": str(text), "architecture": int(architecture.rpartition("_")[2]), "folder": folder}
+        ended = _asked({**call, "options": fused(options)})
         if (refused := out / "error").is_file():
             raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(refused.read_text())}")
-        if done.returncode:
-            how = signal.Signals(-done.returncode).name if done.returncode < 0 else _last_line(done.stderr)
-            raise SpecError(f"{at}: Triton's compiler ends on the TTIR with {how}: it is no kernel that Triton made")
+        if ended:
+            raise SpecError(f"{at}: Triton's compiler ends on the TTIR with {ended}: it is no kernel that Triton made")
         texts = ((out / name).read_text() for name in ("ttgir", "ptx", "shared"))
         ttgir, ptx, shared = texts
         return _Code((out / "cubin").read_bytes(), ttgir, ptx, int(shared))
+
+
+def _asked(call: Mapping[str, Any]) -> str:
+    """Have a compiler's process compile a call; return how the process ended, empty where it serves on.
+
+    A process serves one call at a time, in the environment that it was started with.
+    """
+    idle, now = _idle(os.getpid()), dict(os.environ)
+    process = idle.pop() if idle else _CompilerProcess(now)
+    if process.environment != now:
+        process.end()
+        process = _CompilerProcess(now)
+    ended = process.compile(call)
+    if not ended:
+        idle.append(process)
+    return ended
+
+
+@lru_cache(maxsize=1)
+def _idle(_process: int) -> list[_CompilerProcess]:
+    """Return the compilers that this process has started and that wait for a call; a forked process has its own."""
+    return []
+
+
+class _CompilerProcess:
+    """A process with Triton's compiler, whose import takes longer than most kernels."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process runs
+        words, pipe = [sys.executable, str(_CHILD)], subprocess.PIPE
+        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        self.end = finalize(self, _ended, self._process, self._errors)
+
+    def compile(self, call: Mapping[str, Any]) -> str:
+        """Return how the process ended on a call, empty where it answered."""
+        asked, answers = self._process.stdin, self._process.stdout
+        if asked is None or answers is None:
+            raise AssertionError("a compiler's process has pipes")
+        try:
+            asked.write(f"{json.dumps(call)}\n")
+            asked.flush()
+            answer = answers.readline()
+        except OSError:  # it ended before the call
+            answer = ""
+        if answer:
+            return ""
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = _last_line(self._errors.read())
+        self.end()
+        return signal.Signals(-code).name if code < 0 else said or f"exit code {code}"
+
+
+def _ended(process: subprocess.Popen[str], errors: IO[str]) -> None:
+    """Close a compiler's input, at which it ends."""
+    for file in (process.stdin, process.stdout, errors):
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+    process.wait()
 
 
 def ttir_of(
@@ -333,14 +396,19 @@ def _compile(
 
 def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
     """Return the resources that Triton's code needs on a chip, and the choices in it that decide bits."""
-    told = _tool("cuobjdump", "-res-usage", "-sass", cubin=made.cubin)
-    registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
+    from npusim.machines.sm import compiled_rows as code
+
+    used = _tool("cuobjdump", "-res-usage", cubin=made.cubin)
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", used)[0]) for key in ("REG", "STACK"))
+    disassembled = lru_cache(_disassembled)  # it takes longer than the compiler, so it runs where a text is read
+    sass = disassembled(made.cubin) if stack or code.has_body(made.ptx, architecture) else ""
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.ttgir)
 
-    def assembled(fuses: bool) -> str:
-        return _tool("nvdisasm", "-g", cubin=made.cubin if fuses else _unfused(made.ptx))
-
-    from npusim.machines.sm import compiled_rows as code
+    def assembled() -> list[str]:
+        plain = _unfused(made.ptx)
+        if _machine_code(made.cubin) == _machine_code(plain):
+            return []
+        return [disassembled(cubin) for cubin in (made.cubin, plain)]
 
     contraction = compiled_choices.contraction_of(made.ptx, made.ttgir, assembled)
     return Compiled(
@@ -351,8 +419,8 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         fuses="fma.rn" in made.ptx,
         down=int(down[1]) if down else 0,
         orders=compiled_choices.orders_of(made.ttgir, is_tree=adds_in_trees()),
-        moved=_moved(told) if stack else 0,
-        body=code.body_of(told, architecture),
+        moved=_moved(sass) if stack else 0,
+        body=code.body_of(sass, architecture),
         contraction=contraction.digest,
         addends=contraction.addends,
         sums=contraction.sums,
@@ -367,6 +435,31 @@ def _tool(name: str, *words: str, cubin: bytes) -> str:
         file.flush()
         command = [str(tool(name)), *words, file.name]
         return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _disassembled(cubin: bytes) -> str:
+    """Return a cubin's instructions with their codes and lines of the source; branches name addresses."""
+    text, at, names = _tool("nvdisasm", "-c", "-g", "-hex", "-ndf", cubin=cubin), dict[str, str](), list[str]()
+    for label, address in re.findall(r"(?m)^(\.L_\w+):|^\s+/\*([0-9a-f]{4,})\*/", text):
+        if label:
+            names.append(label)
+        else:
+            at |= dict.fromkeys(names, f"0x{int(address, 16):x}")
+            names.clear()
+    return re.sub(r"`\((\.L_\w+)\)", lambda match: at.get(match[1], match[0]), text)
+
+
+def _machine_code(cubin: bytes) -> dict[str, bytes]:
+    """Return the sections of instructions of a cubin, an ELF file of 64 bits, by their names."""
+    (table,), (size, count, names) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<3H", cubin, 0x3A)
+    heads = [struct.unpack_from("<2I4Q", cubin, table + size * number) for number in range(count)]
+
+    def name_of(offset: int) -> str:
+        begin = heads[names][4] + offset
+        return cubin[begin : cubin.index(b"\0", begin)].decode()
+
+    named = ((name_of(head[0]), head[4], head[5]) for head in heads)
+    return {name: cubin[begin : begin + length] for name, begin, length in named if name.startswith(".text")}
 
 
 def _unfused(ptx: str) -> bytes:

@@ -1,24 +1,37 @@
-"""Compiles a kernel's TTIR in a process of its own: the compiler may end the process that it runs in.
+"""Compiles TTIR of kernels in a process of its own: the compiler may end the process that it runs in.
 
-Run as a program: ``compiler_process.py KERNEL.ttir ARCHITECTURE FOLDER`` with options in JSON on standard input; writes
-the code to the folder, or the compiler's message to its file ``error``.  It imports nothing of npusim, to start soon.
+Run as a program: reads a line of JSON a kernel from standard input (``text``: its file, ``architecture``: a number,
+``folder``, ``options``), writes the code to the folder, or the compiler's message to its file ``error``, and answers
+with an empty line; it ends with its input.  It imports nothing of npusim, to start soon.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
-def main(text: str, architecture: str, folder: str) -> None:
+def main() -> None:
+    """Compile the kernels that are asked for; what the compiler prints goes to standard error."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            _write(**json.loads(line))
+            answers.write("\n")
+            answers.flush()
+
+
+def _write(text: str, architecture: int, folder: str, options: dict[str, Any]) -> None:
     """Write ``cubin``, ``ttgir``, ``ptx`` and the bytes of shared memory of a kernel, or ``error``."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     out = Path(folder)
     try:
-        made = triton.compile(text, GPUTarget("cuda", int(architecture), 32), json.load(sys.stdin))
+        made = triton.compile(text, GPUTarget("cuda", architecture, 32), options)
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
         (out / "error").write_text(str(error))
         return
@@ -29,4 +42,4 @@ def main(text: str, architecture: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

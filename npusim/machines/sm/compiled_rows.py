@@ -102,15 +102,23 @@ class RowCore(NamedTuple):
     barrier_warp: float = 0.0
 
 
+def has_body(ptx: str, architecture: str) -> bool:
+    """Return whether `body_of` finds the code of a warp, by the PTX that the code was assembled from."""
+    return _is_known(architecture) and not re.search(r"\b(?:wgmma|mma|tcgen05)\b", ptx)
+
+
+def _is_known(architecture: str) -> bool:
+    return FIRST <= int(architecture.rpartition("_")[2] or 0) <= LAST
+
+
 def body_of(sass: str, architecture: str) -> str:
     """Return the code of a warp for a block or a row, as text for `code_work`; empty where it is unknown.
 
     The body is the loop that loads from global memory, with ``loop`` before its instructions, else all up to the last
     EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has none.
     """
-    number = int(architecture.rpartition("_")[2] or 0)
     code = [(int(at, 16), name, rest, int(high, 16)) for at, name, rest, high in _LINE.findall(sass)]
-    if not FIRST <= number <= LAST or not code or any(name.endswith("MMA") for _, name, *_ in code):
+    if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
         return ""
     targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
     spans = [(int(to[1], 16), at) for at, to in targets if to and int(to[1], 16) < at]
