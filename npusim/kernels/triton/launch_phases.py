@@ -125,10 +125,8 @@ class LaunchGrid:
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
-        one = np.ones((1, 1), bool)
-        left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
         #: Which programs store anything: of others nothing follows for the axes of tensors.
-        self.stores = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (len(ids), 1)) for x in left])
+        self.stores = _stores(reader)
         self.is_visited = self.is_visited & self.stores
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
@@ -453,9 +451,9 @@ class LaunchGrid:
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
-        matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
+        matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
         if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
-            matrix = list(matrix)[:SPLIT]
+            matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
             why = f"a program stores a second result to another {apart[0]} than the first"
@@ -798,6 +796,13 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _stores(reader: Reader) -> Any:
+    """Return of each program whether it stores any element, (programs, 1)."""
+    one, count = np.ones((1, 1), bool), len(reader.ids)
+    left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
+    return np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

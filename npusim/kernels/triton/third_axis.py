@@ -64,8 +64,8 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
         ordered = list[Op]()
         for op in given:
             if op.name not in _COPIED or not shape_of(op.type)[0]:
-                bodies = {"body": all_of(op.body), "otherwise": all_of(op.otherwise)}
-                ordered.append(replace(op, operands=[own(n, ordered) for n in op.operands], **bodies))
+                operands = [own(n, ordered) for n in op.operands]
+                ordered.append(replace(op, operands=operands, body=all_of(op.body), otherwise=all_of(op.otherwise)))
         return ordered
 
     return all_of(operations)
