@@ -143,7 +143,7 @@ def rotated_heads(X, Cos, Sin, Scale, Y, T, heads, BS: tl.constexpr, BH: tl.cons
     c = tl.load(Cos + turn, mask=t[:, None, None] < T, other=1.0)
     s = tl.load(Sin + turn, mask=t[:, None, None] < T, other=0.0)
     a, b = tl.load(X + at, mask=seen, other=0.0), tl.load(X + at + HALF, mask=seen, other=0.0)
-    scale = tl.load(Scale + h, mask=h < heads, other=0.0)[None, :, None]
+    scale = tl.load(Scale + h)[None, :, None]
     tl.store(Y + at, (a * c - b * s) * scale, mask=seen)
     tl.store(Y + at + HALF, (a * s + b * c) * scale, mask=seen)
 
@@ -230,7 +230,7 @@ def some_splits(X, Y, L, Counts, n, B: tl.constexpr):
         x = tl.load(X + row * n + i, mask=i < high, other=0.0)
         total += tl.sum(x, 0)
         largest = tl.maximum(largest, tl.max(tl.where(i < high, x, -float("inf")), 0))
-    for _ in range(0, tl.where(high > low, 1, 0)):
+    for _ in range(tl.where(high > low, 1, 0)):
         tl.store(Y + row * tl.num_programs(1) + split, total)
         tl.store(L + row * tl.num_programs(1) + split, largest)
 

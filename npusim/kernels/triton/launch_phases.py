@@ -73,8 +73,9 @@ def is_row(reader: Reader) -> bool:
     """Return whether a program's blocks are one row, which has no axis."""
     if len(stored := reader.stored[0].value.axes) >= 2:
         return False
-    blocks = [*(x.axes for x in reader.loads.values()), *(axes for _, axes, _ in reader.states.values())]
-    return not any(len(axes) == 2 and reader.root(axes[0]) == reader.root(stored[0]) for axes in blocks if stored)
+    blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
+    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2]
+    return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
 
 
 def is_part(reader: Reader, view: View) -> bool:
@@ -360,6 +361,9 @@ class LaunchGrid:
                 raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        if self.is_row and sides[0][0] is not None and sides[1][0] is None:
+            why = "a column of a tensor, in a kernel whose programs store one row or number each"
+            raise self._fault(load.line, f"{load.of}: {why}: load it along the tensor's columns")
         if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
@@ -617,6 +621,8 @@ class LaunchGrid:
         if walk.loads and not self.is_summed:
             for name in walk.states:
                 start, of, fmt = self.reader.states[name]
+                if not self.called(of):
+                    raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
                 yield (
                     f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
                     first.number,

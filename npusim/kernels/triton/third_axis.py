@@ -80,7 +80,7 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
     """Return where each block has the axis, None where it does not; None where operations join elements along it."""
     ranks, known = dict[str, int](), dict[str, int | None]()
     for op in operations:
-        ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.body}
+        ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.otherwise}
     if any(o.name.startswith(_OTHERS) for o in operations):
         return None
 
