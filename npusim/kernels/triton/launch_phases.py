@@ -314,7 +314,8 @@ class LaunchGrid:
 
     def _along(self, load: Load) -> int:
         """Return the axis of its tensor along which a walked block moves."""
-        base, tensor = load.pointer.base, self._tensor(load.of)
+        tensor = self._tensor(load.of)
+        base = np.broadcast_to(load.pointer.base, (len(load.pointer.base), self.is_visited.shape[1]))
         places = tensor.places(base)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
         moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
