@@ -73,8 +73,9 @@ def is_row(reader: Reader) -> bool:
     """Return whether a program's blocks are one row, which has no axis."""
     if len(stored := reader.stored[0].value.axes) >= 2:
         return False
-    blocks = [*(x.axes for x in reader.loads.values()), *(axes for _, axes, _ in reader.states.values())]
-    return not any(len(axes) == 2 and reader.root(axes[0]) == reader.root(stored[0]) for axes in blocks if stored)
+    blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
+    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2]
+    return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
 
 
 def is_part(reader: Reader, view: View) -> bool:
@@ -125,10 +126,8 @@ class LaunchGrid:
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
-        one = np.ones((1, 1), bool)
-        left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
         #: Which programs store anything: of others nothing follows for the axes of tensors.
-        self.stores = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (len(ids), 1)) for x in left])
+        self.stores = _stores(reader)
         self.is_visited = self.is_visited & self.stores
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
@@ -315,7 +314,8 @@ class LaunchGrid:
 
     def _along(self, load: Load) -> int:
         """Return the axis of its tensor along which a walked block moves."""
-        base, tensor = load.pointer.base, self._tensor(load.of)
+        tensor = self._tensor(load.of)
+        base = np.broadcast_to(load.pointer.base, (len(load.pointer.base), self.is_visited.shape[1]))
         places = tensor.places(base)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
         moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
@@ -362,6 +362,9 @@ class LaunchGrid:
                 raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
             self._stack(load, split, is_visited, is_by_tile=False)
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        if self.is_row and sides[0][0] is not None and sides[1][0] is None:
+            why = "a column of a tensor, in a kernel whose programs store one row or number each"
+            raise self._fault(load.line, f"{load.of}: {why}: load it along the tensor's columns")
         if sides[0][0] is None and tensor.shape[ROWS] == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
@@ -453,9 +456,9 @@ class LaunchGrid:
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result is a tile of the first one's shape, or a number for each row stored"
             raise self._fault(other.line, f"{of}: {why}")
-        matrix = zip(SIDES, at, (self.batch, self.head, self.split), strict=False)
+        matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
         if self.is_stacked and self._tensor(of).is_split:  # a program has one place of a result behind the loop
-            matrix = list(matrix)[:SPLIT]
+            matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:
             why = f"a program stores a second result to another {apart[0]} than the first"
@@ -619,6 +622,8 @@ class LaunchGrid:
         if walk.loads and not self.is_summed:
             for name in walk.states:
                 start, of, fmt = self.reader.states[name]
+                if not self.called(of):
+                    raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
                 yield (
                     f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
                     first.number,
@@ -799,6 +804,13 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _stores(reader: Reader) -> Any:
+    """Return of each program whether it stores any element, (programs, 1)."""
+    one, count = np.ones((1, 1), bool), len(reader.ids)
+    left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
+    return np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -64,8 +64,8 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
         ordered = list[Op]()
         for op in given:
             if op.name not in _COPIED or not shape_of(op.type)[0]:
-                bodies = {"body": all_of(op.body), "otherwise": all_of(op.otherwise)}
-                ordered.append(replace(op, operands=[own(n, ordered) for n in op.operands], **bodies))
+                operands = [own(n, ordered) for n in op.operands]
+                ordered.append(replace(op, operands=operands, body=all_of(op.body), otherwise=all_of(op.otherwise)))
         return ordered
 
     return all_of(operations)
@@ -80,7 +80,7 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
     """Return where each block has the axis, None where it does not; None where operations join elements along it."""
     ranks, known = dict[str, int](), dict[str, int | None]()
     for op in operations:
-        ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.body}
+        ranks |= {r: len(shape_of(op.type.split(", ")[0])[0]) for r in op.results if not op.otherwise}
     if any(o.name.startswith(_OTHERS) for o in operations):
         return None
 

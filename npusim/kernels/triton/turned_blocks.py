@@ -94,23 +94,23 @@ def _components(operations: Sequence[Op], ranks: dict[str, int]) -> _Components:
 
 def _changed(operations: Sequence[Op], turned: set[str]) -> list[Op]:
     made = list[Op]()
-    for op in operations:
-        op = replace(op, body=_changed(op.body, turned), otherwise=_changed(op.otherwise, turned))
-        if op.name == "tt.dot":
-            made += _product(op, turned)
-            continue
-        is_turned = [n in turned for n in (*op.operands[:1], *op.results[:1])]
-        if op.name == "tt.trans" and any(is_turned):
-            name = op.name if all(is_turned) else _SAME
-            made.append(replace(op, name=name))
-            continue
-        of = op.results[:1] if op.name == "tt.expand_dims" else op.operands[:1] if op.name in _ALONG else []
-        if turned.intersection(of):
-            op = replace(op, text=re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", op.text))
-        if turned & {*op.operands, *op.results} and op.name not in ("scf.for", "scf.if", "scf.yield"):
-            op = replace(op, text=_TYPE.sub(r"tensor<\2x\1x\3>", op.text), type=_TYPE.sub(r"tensor<\2x\1x\3>", op.type))
-        made.append(op)
+    for given in operations:
+        op = replace(given, body=_changed(given.body, turned), otherwise=_changed(given.otherwise, turned))
+        made += _product(op, turned) if op.name == "tt.dot" else [_exchanged(op, turned)]
     return made
+
+
+def _exchanged(op: Op, turned: set[str]) -> Op:
+    """Return an operation on turned blocks."""
+    if not turned & {*op.operands, *op.results} or op.name in ("scf.for", "scf.if", "scf.yield"):
+        return op
+    is_turned = [n in turned for n in (*op.operands[:1], *op.results[:1])]
+    if op.name == "tt.trans":
+        return op if all(is_turned) else replace(op, name=_SAME)
+    text, type_ = (_TYPE.sub(r"tensor<\2x\1x\3>", t) for t in (op.text, op.type))
+    if op.name in ("tt.expand_dims", *_ALONG) and is_turned[op.name == "tt.expand_dims"]:
+        text = re.sub(r"\baxis = \d+", f"axis = {1 - op.number('axis')}", text)
+    return replace(op, text=text, type=type_)
 
 
 def _product(op: Op, turned: set[str]) -> list[Op]:

@@ -1,0 +1,246 @@
+"""Kernels of which loops store their states, and of blocks along other axes than a tensor's last two."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decayed(X, G, Y, Starts, D, B: tl.constexpr, BACK: tl.constexpr):
+    """A decayed running sum of a sequence's tokens, stored for each; ``BACK``: from the last token to the first."""
+    i, n = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1)
+    first, last = tl.load(Starts + n), tl.load(Starts + n + 1)
+    at = (last - 1 if BACK else first) * D + i
+    x, g, y = X + at, G + at, Y + at
+    state = tl.zeros((B,), tl.float32)
+    for _ in range(first, last):
+        state = tl.exp(tl.load(g, mask=i < D, other=0.0).to(tl.float32)) * state + tl.load(x, mask=i < D, other=0.0)
+        tl.store(y, state.to(Y.dtype.element_ty), mask=i < D)
+        x += -D if BACK else D
+        g += -D if BACK else D
+        y += -D if BACK else D
+
+
+@triton.jit
+def states_of_chunks(K, V, H, Last, T, N: tl.constexpr, D: tl.constexpr, BT: tl.constexpr):
+    """The state before each chunk of tokens, and behind the last; heads are interleaved."""
+    b, h = tl.program_id(0), tl.program_id(1)
+    d, state = tl.arange(0, D), tl.zeros((D, D), tl.float32)
+    tile = d[:, None] * D + d[None, :]
+    for c in range(tl.cdiv(T, BT)):
+        t = c * BT + tl.arange(0, BT)
+        tl.store(H + ((b * tl.cdiv(T, BT) + c) * N + h) * D * D + tile, state.to(tl.float16))
+        at = (b * T * N + h) * D
+        k = tl.load(K + at + d[:, None] + t[None, :] * N * D, mask=t[None, :] < T, other=0.0)
+        v = tl.load(V + at + d[None, :] + t[:, None] * N * D, mask=t[:, None] < T, other=0.0)
+        state += tl.dot(k, v)
+    tl.store(Last + (b * N + h) * D * D + tile, state)
+
+
+@triton.jit
+def corrected(K, V, W, H, U, T, D: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr):
+    """The delta rule by chunks: the state before each, and its values without those that the state predicts."""
+    d, e = tl.arange(0, D), tl.program_id(0) * BV + tl.arange(0, BV)
+    state = tl.zeros((D, BV), tl.float32)
+    for c in range(T // BT):
+        t = c * BT + tl.arange(0, BT)
+        tl.store(H + c * D * D + d[:, None] * D + e[None, :], state.to(tl.float16))
+        w = tl.load(W + t[:, None] * D + d[None, :])
+        u = tl.load(V + t[:, None] * D + e[None, :]) - tl.dot(w, state.to(tl.float16))
+        tl.store(U + t[:, None] * D + e[None, :], u.to(tl.float16))
+        state += tl.dot(tl.load(K + d[:, None] + t[None, :] * D), u.to(tl.float16))
+
+
+@triton.jit
+def gradients(X, W, R, Y, P, rows, n, EACH: tl.constexpr, B: tl.constexpr):
+    """Some rows a program, each stored, and what they add to a gradient of the weights."""
+    p, i = tl.program_id(0), tl.arange(0, B)
+    w, total = tl.load(W + i, mask=i < n, other=0.0), tl.zeros((B,), tl.float32)
+    for row in range(p * EACH, min((p + 1) * EACH, rows)):
+        x, r = tl.load(X + row * n + i, mask=i < n, other=0.0), tl.load(R + row)
+        tl.store(Y + row * n + i, (x * w * r - tl.sum(x * w, axis=0) * x).to(tl.float16), mask=i < n)
+        total += x * r
+    tl.store(P + p * n + i, total, mask=i < n)
+
+
+@triton.jit
+def distances(X, Z, Y, L, n, B: tl.constexpr):
+    """A gradient tile by tile, and the sum of the distances behind the loop."""
+    row, total = tl.program_id(0) * n, 0.0
+    for start in range(0, n, B):
+        i = start + tl.arange(0, B)
+        x, z = tl.load(X + row + i, mask=i < n, other=0.0), tl.load(Z + row + i, mask=i < n, other=0.0)
+        tl.store(Y + row + i, tl.where(x > z, 0.25, -0.25), mask=i < n)
+        total += tl.sum(tl.abs(x - z), axis=0)
+    tl.store(L + tl.program_id(0), total)
+
+
+@triton.jit
+def delta_of_tokens(Q, K, V, Beta, O, Last, T, D: tl.constexpr, BV: tl.constexpr):
+    """The delta rule token by token: sums down the rows of the state."""
+    d, e = tl.arange(0, D), tl.program_id(0) * BV + tl.arange(0, BV)
+    state = tl.zeros((D, BV), tl.float32)
+    for t in range(T):
+        q, k, v = tl.load(Q + t * D + d), tl.load(K + t * D + d), tl.load(V + t * D + e)
+        u = (v - tl.sum(state * k[:, None], axis=0)) * tl.load(Beta + t)
+        state += k[:, None] * u[None, :]
+        tl.store(O + t * D + e, tl.sum(state * q[:, None], axis=0))
+    tl.store(Last + d[:, None] * D + e[None, :], state)
+
+
+@triton.jit
+def weights_of_keys(Q, K, L, Y, rows, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """How much all queries look at each key: sums down the rows of weights, causal."""
+    d, n = tl.arange(0, D), tl.program_id(0) * BN + tl.arange(0, BN)
+    k, total = tl.load(K + n[None, :] * D + d[:, None]), tl.zeros((BN,), tl.float32)
+    for start in range(0, rows, BM):
+        m = start + tl.arange(0, BM)
+        q = tl.load(Q + m[:, None] * D + d[None, :])
+        p = tl.exp(tl.dot(q, k) * 0.125 - tl.load(L + m)[:, None])
+        total += tl.sum(tl.where(m[:, None] >= n[None, :], p, 0.0), 0)
+    tl.store(Y + n, total)
+
+
+@triton.jit
+def weighted_values(P, V, O, n, D: tl.constexpr, BN: tl.constexpr):
+    """A softmax of a row of scores times values, tile by tile: sums down the rows of the values."""
+    row, d = tl.program_id(0), tl.arange(0, D)
+    m, l, acc = -float("inf"), 0.0, tl.zeros((D,), tl.float32)
+    for start in range(0, n, BN):
+        i = start + tl.arange(0, BN)
+        s = tl.load(P + row * n + i, mask=i < n, other=-float("inf"))
+        v = tl.load(V + i[:, None] * D + d[None, :], mask=i[:, None] < n, other=0.0)
+        larger = tl.maximum(m, tl.max(s, 0))
+        p, scale = tl.exp(s - larger), tl.exp(m - larger)
+        l, acc, m = l * scale + tl.sum(p, 0), acc * scale + tl.sum(p[:, None] * v, 0), larger
+    tl.store(O + row * D + d, acc / l)
+
+
+@triton.jit
+def summed_down(X, Y, M, n, BM: tl.constexpr, BN: tl.constexpr):
+    """Cumulative sums down the rows of a block."""
+    i, j = tl.arange(0, BM)[:, None], tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
+    seen = (i < M) & (j < n)
+    tl.store(Y + i * n + j, tl.cumsum(tl.load(X + i * n + j, mask=seen, other=0.0), axis=0), mask=seen)
+
+
+@triton.jit
+def across(X, B, Y, M, n, BM: tl.constexpr, BN: tl.constexpr):
+    """Sums along columns of blocks whose rows are the neighbours in memory."""
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN)
+    at, seen = i[:, None] + j[None, :] * n, (i[:, None] < n) & (j[None, :] < M)
+    x = tl.load(X + at, mask=seen, other=0.0) + tl.load(B + i, mask=i < n, other=0.0)[:, None]
+    x = tl.where(seen, x, 0.0)
+    tl.store(Y + at, x / (1.0 + tl.sum(x * x, 1))[:, None], mask=seen)
+
+
+@triton.jit
+def rotated_heads(X, Cos, Sin, Scale, Y, T, heads, BS: tl.constexpr, BH: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of tokens' heads turned, in blocks of three axes, a scale for each head."""
+    t, h, d = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, BH), tl.arange(0, HALF)
+    at = t[:, None, None] * heads * 2 * HALF + h[None, :, None] * 2 * HALF + d[None, None, :]
+    seen = (t[:, None, None] < T) & (h[None, :, None] < heads)
+    turn = t[:, None, None] * HALF + d[None, None, :]
+    c = tl.load(Cos + turn, mask=t[:, None, None] < T, other=1.0)
+    s = tl.load(Sin + turn, mask=t[:, None, None] < T, other=0.0)
+    a, b = tl.load(X + at, mask=seen, other=0.0), tl.load(X + at + HALF, mask=seen, other=0.0)
+    scale = tl.load(Scale + h)[None, :, None]
+    tl.store(Y + at, (a * c - b * s) * scale, mask=seen)
+    tl.store(Y + at + HALF, (a * s + b * c) * scale, mask=seen)
+
+
+@triton.jit
+def norms_of_heads(X, Y, T, heads, BS: tl.constexpr, BH: tl.constexpr, D: tl.constexpr):
+    """The sum of squares of each head of tokens, in blocks of three axes."""
+    t, h, d = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, BH), tl.arange(0, D)
+    at = t[:, None] * heads + h[None, :]
+    seen = (t[:, None] < T) & (h[None, :] < heads)
+    x = tl.load(X + at[:, :, None] * D + d[None, None, :], mask=seen[:, :, None], other=0.0)
+    tl.store(Y + at, tl.sum(x * x, 2), mask=seen)
+
+
+@triton.jit
+def joined_heads(X, Y, BS: tl.constexpr, BH: tl.constexpr, D: tl.constexpr):
+    """Sums over each axis of a block of three."""
+    t, h, d = tl.arange(0, BS), tl.arange(0, BH), tl.arange(0, D)
+    x = tl.load(X + t[:, None, None] * BH * D + h[None, :, None] * D + d[None, None, :])
+    tl.store(Y + d, tl.sum(tl.sum(x, 0), 0))
+
+
+@triton.jit
+def turned_pairs(X, Cos, Sin, Y, HALF: tl.constexpr):
+    """Neighbours of a row turned, each of every second element."""
+    row, d = tl.program_id(0), tl.arange(0, HALF)
+    at = row * 2 * HALF + 2 * d
+    a, b = tl.load(X + at), tl.load(X + at + 1)
+    c, s = tl.load(Cos + row * HALF + d), tl.load(Sin + row * HALF + d)
+    tl.store(Y + at, tl.fma(a, c, -b * s))
+    tl.store(Y + at + 1, tl.fma(a, s, b * c))
+
+
+@triton.jit
+def groups_of_a_row(X, Y, S, heads, G: tl.constexpr, D: tl.constexpr):
+    """Groups of a row, each divided by its largest magnitude."""
+    t, h, g, d = tl.program_id(0), tl.program_id(1), tl.arange(0, G), tl.arange(0, D)
+    at = (t * heads + h) * G * D + g[:, None] * D + d[None, :]
+    x = tl.load(X + at)
+    largest = tl.max(tl.abs(x), axis=1)
+    tl.store(Y + at, x / largest[:, None])
+    tl.store(S + (t * heads + h) * G + g, largest)
+
+
+@triton.jit
+def pieces(X, Z, n, B: tl.constexpr):
+    """The logarithm of the sum of exponentials of each piece of a row; the last one is smaller."""
+    row, piece = tl.program_id(0), tl.program_id(1)
+    i = piece * B + tl.arange(0, B)
+    x = tl.load(X + row * n + i, mask=i < n, other=-float("inf"))
+    m = tl.max(x, 0)
+    tl.store(Z + row * tl.num_programs(1) + piece, tl.log(tl.sum(tl.exp(x - m), 0)) + m)
+
+
+@triton.jit
+def behind_a_cache(Q, K, V, O, Cached, S, scale, HIDES, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Causal attention behind cached keys; loads leave out the keys that no query of the block sees."""
+    first, d = tl.program_id(0) * BM, tl.arange(0, D)
+    cached, m_ = tl.load(Cached), first + tl.arange(0, BM)
+    new = S - cached
+    end = tl.minimum(first + BM + cached, S)
+    q = tl.load(Q + m_[:, None] * D + d[None, :], mask=m_[:, None] < new, other=0.0)
+    m, l, acc = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM, D], tl.float32)
+    for start in range(0, end, BN):
+        n = start + tl.arange(0, BN)
+        k = tl.load(K + n[None, :] * D + d[:, None], mask=n[None, :] < end, other=0.0)
+        s = tl.where(m_[:, None] + cached + HIDES >= n[None, :], tl.dot(q, k) * scale, -1.0e8)
+        larger = tl.maximum(m, tl.max(s, 1))
+        p, alpha = tl.math.exp2(s - larger[:, None]), tl.math.exp2(m - larger)
+        l, acc, m = l * alpha + tl.sum(p, 1), acc * alpha[:, None], larger
+        v = tl.load(V + n[:, None] * D + d[None, :], mask=n[:, None] < end, other=0.0)
+        acc = tl.dot(p.to(tl.float16), v, acc)
+    tl.store(O + m_[:, None] * D + d[None, :], acc / l[:, None], mask=m_[:, None] < new)
+
+
+@triton.jit
+def some_splits(X, Y, L, Counts, n, B: tl.constexpr):
+    """Sums of splits of a row, stored in a loop of one iteration or none, as an if."""
+    row, split = tl.program_id(0), tl.program_id(1)
+    low, high = split * 2 * B, tl.minimum(split * 2 * B + 2 * B, tl.load(Counts + row))
+    total, largest = 0.0, -float("inf")
+    for start in range(low, high, B):
+        i = start + tl.arange(0, B)
+        x = tl.load(X + row * n + i, mask=i < high, other=0.0)
+        total += tl.sum(x, 0)
+        largest = tl.maximum(largest, tl.max(tl.where(i < high, x, -float("inf")), 0))
+    for _ in range(tl.where(high > low, 1, 0)):
+        tl.store(Y + row * tl.num_programs(1) + split, total)
+        tl.store(L + row * tl.num_programs(1) + split, largest)
+
+
+@triton.jit
+def vector_before_tile(X, Y, S, T, D: tl.constexpr):
+    """A loop that stores a number of each step before a row."""
+    d, state = tl.arange(0, D), tl.zeros((D,), tl.float32)
+    for t in range(T):
+        x = tl.load(X + t * D + d)
+        tl.store(S + t, tl.sum(x, 0))
+        state += x
+        tl.store(Y + t * D + d, state)
