@@ -316,6 +316,57 @@ def test_bounds_of_a_quotient_of_an_unknown_number_are_infinite() -> None:
         assert interval(Applied("//", (Variable("x"), Literal(2))), x) == wanted
 
 
+@pytest.mark.parametrize("is_linear", [True, False])
+def test_a_sum_of_columns_beyond_a_tensor_that_a_choice_gives_a_number_is_refused(is_linear: bool) -> None:
+    """A column beyond the tensor is 0 where the mask holds, and the number elsewhere."""
+    short, row = TileBuffer("A", (64, 60), "float32", (60, 1), is_global=True), TileBuffer("row", (16,), "float32")
+    y = TileBuffer("Y", (64,), "float32", (1,), is_global=True)
+    j = Applied("+", (Applied("*", (Variable("k"), Literal(32))), Variable("j")))
+    keys = j if is_linear else Applied("//", (j, Literal(4)))
+    rows = Variable("i") if is_linear else Applied("//", (Variable("i"), Literal(4)))
+
+    def text(number: float) -> str:
+        read = BufferPart(short, (BLOCK, Applied("*", (Variable("k"), Literal(32)))), (16, 32))
+        rule = Applied("ge", (rows, keys))
+        chosen = Applied("select", (rule, at(TILE), Literal(number, "float32")))
+        whole, sums = BufferPart(TILE, (Literal(0), Literal(0)), (16, 32)), BufferPart(row, (Literal(0),), (16,))
+        body = (part_as_nest(read, whole, LINE), assigned(TILE, chosen))
+        total = TileReduction(whole, sums, "sum", 1, False, LINE)
+        start = Elementwise((("i", 16),), row, (Variable("i"),), Literal(0.0, "float32"), None, LINE)
+        loop = SerialLoop("k", Literal(0), Literal(2), (*body, total), LINE)
+        store = part_as_nest(sums, BufferPart(y, (BLOCK,), (16,)), LINE)
+        statements = (in_nest((("i", 16),), start), loop, store)
+        return written(replace(kernel(*statements), parameters=(short, y)))
+
+    a, rows_of, keys_of = normal(64, 60, dtype="float32"), np.arange(64)[:, None] % 16, np.arange(60)[None]
+    tensors = {"A": a, "Y": np.zeros(64, np.float32)}
+    seen = rows_of >= keys_of if is_linear else rows_of // 4 >= keys_of // 4
+    made = result_of(call_of(text(0.0), (4,), tensors), "h200", "Y")
+    assert difference(made, np.where(seen, a.astype(np.float64), 0).sum(1)) < 1e-6
+    with pytest.raises(ProgramError, match="along an axis that a mask cuts, whose masked values are"):
+        result_of(call_of(text(2.5), (4,), tensors), "h200", "Y")
+
+
+def test_two_loops_go_in_the_order_of_a_transposed_tile() -> None:
+    square, turned = TileBuffer("square", (16, 16), "float32"), TileBuffer("turned", (16, 16), "float32")
+    part_of = BufferPart(A, (BLOCK, Literal(0)), (16, 16))
+    whole = BufferPart(square, (Literal(0), Literal(0)), (16, 16))
+    column = TileBuffer("column", (16,), "float32")
+    scale = part_as_nest(
+        BufferPart(A, (Literal(0), Literal(0)), (1, 16)), BufferPart(column, (Literal(0),), (16,)), LINE
+    )
+    axes, (i, j) = (("i", 16), ("j", 16)), (Variable("i"), Variable("j"))
+    product = Applied("*", (at(square, j, i), at(column, j)))
+    changed = in_nest(axes, Elementwise(axes, turned, (i, j), product, None, LINE))
+    store = part_as_nest(replace(whole, buffer=turned), BufferPart(Y, (BLOCK, Literal(0)), (16, 16)), LINE)
+    body = (part_as_nest(part_of, whole, LINE), scale, changed, store)
+    a, y = computed(*body)
+    wanted = (a[:, :16].reshape(4, 16, 16) * a[0, :16, None]).transpose(0, 2, 1).reshape(64, 16)
+    assert np.array_equal(y[:, :16], wanted)
+    (trans,) = [line for line in written(kernel(*body)).splitlines() if "tt.trans" in line]
+    assert "%t" in trans  # of the product, and not of what is read
+
+
 def test_a_sum_has_the_format_of_its_target() -> None:
     half, row = TileBuffer("half", (16, 32), "float16"), TileBuffer("row", (16,), "float32")
     total = TileReduction(

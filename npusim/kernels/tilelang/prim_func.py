@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _WARP = 32
 _PARALLEL = 1  # tirx.ForKind
+#: Iterations of a loop in parallel loops that is written out.
+_MOST_REPEATED = 16
 #: Words of two operands by the class of their node.
 _OF_TWO = MappingProxyType(
     {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "Mod": "rem"}
@@ -405,8 +407,24 @@ class _PrimFuncReader:
             return made_of
         if kind == "Evaluate" and _word(s.value) in _QUIET:
             return []
+        if kind == "For" and s.thread_binding is None and int(s.kind) != _PARALLEL:
+            return self.repeated(s, axes, condition)
         what = f"T.{_word(s.value)}" if kind == "Evaluate" else "a loop" if kind == "For" else kind
         raise self.refuse(f"{what} in a T.Parallel nest")
+
+    def repeated(
+        self, s: tirx.For, axes: tuple[tuple[str, int], ...], condition: Expression | None
+    ) -> list[Elementwise | BoundValue]:
+        """Return a short loop in parallel loops as its iterations, one after another."""
+        self.annotated(dict(s.annotations or {}))
+        first, count = self.number(s.min), self.number(s.extent)
+        if count > _MOST_REPEATED:
+            raise self.refuse(f"a loop of {count} iterations in a T.Parallel nest; allowed: {_MOST_REPEATED}")
+        made = list[Elementwise | BoundValue]()
+        for n in range(first, first + count):
+            self.variables[s.loop_var] = Literal(n)
+            made += self.in_nest(s.body, axes, condition)
+        return made
 
     def stored(
         self, s: tirx.BufferStore, axes: tuple[tuple[str, int], ...], condition: Expression | None

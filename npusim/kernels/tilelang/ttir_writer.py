@@ -515,6 +515,7 @@ class _Writer:
         for name, n in s.axes:
             if n == 1:
                 self.values[name], self.ranges[name] = self.constant(0, (), "int32"), (0, 0)
+        s = in_order_of_reads(s)
         self.axes, self.limits = self.padded(s), dict(s.axes)
         for x in s.body:
             self.line = x.line
@@ -787,6 +788,21 @@ def chosen_value(condition: Expression, a: Expression, b: Expression) -> Express
         rule = Applied("or", (Applied("not", (condition,)), a.operands[0]))
         return replace(a, operands=(rule, *a.operands[1:]))
     return Applied("select", (condition, a, b))
+
+
+def in_order_of_reads(s: ParallelNest) -> ParallelNest:
+    """Return two parallel loops in the order of the tiles that they read, where all of these are read transposed.
+
+    So what is computed from them is transposed as a result, which is a factor of a product.
+    """
+    targets = [x for x in s.body if isinstance(x, Elementwise)]
+    reads = [e for x in s.body for e in parts_of(x.value) if isinstance(e, BufferElement)]
+    wide = [e for e in reads if sum(isinstance(i, Variable) for i in e.indices) > 1]
+    order = tuple(Variable(name) for name, _ in s.axes)
+    if len(order) != 2 or not wide or any(x.buffer.is_global or x.condition is not None for x in targets):
+        return s
+    is_turned = all(e.indices == order[::-1] and not e.buffer.is_global for e in wide)
+    return replace(s, axes=s.axes[::-1]) if is_turned and all(x.indices == order for x in targets) else s
 
 
 def _are_alike(a: Expression, b: Expression) -> bool:

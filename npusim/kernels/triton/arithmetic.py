@@ -457,7 +457,7 @@ class Arithmetic(Draft, ABC):
         readers, fuses = list(self._uses.get(op.results[0], [])), list[bool]()
         while readers and self.choices.fuses:
             reader = readers.pop()
-            if reader.name in ("tt.expand_dims", "tt.broadcast"):
+            if reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
                 readers += self._uses.get(reader.results[0], [])
             else:
                 is_sum = reader.name == "tt.reduce" and self._sums_products(reader, op.place)
@@ -661,7 +661,8 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        if isinstance(mask, Elements) or Elements in (type(a), type(b)):
+        is_computed = isinstance(mask, ListedMask) and not mask.at.of and isinstance(a, Floats | Number)
+        if isinstance(mask, Elements) or Elements in (type(a), type(b)) or is_computed:
             self._by_elements(op, mask, a, b)
             return
         is_listed = any(isinstance(x, Listed | ListedMask) for x in (mask, a, b))
@@ -823,6 +824,8 @@ class Arithmetic(Draft, ABC):
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2:
             raise op.fail("a mask that is no comparison of rows and columns of a tile")
+        if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
+            a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
         if self._walk is None:
             self._fixed_mask(op, a, b, mask)
             return
