@@ -621,7 +621,7 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
     """Return ``kept`` where the mask is 1, else ``other``, bit for bit.
 
     By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.
-    By a mask of positions (an argument of the kernel) one of them is a number; tiles that the mask does not cut, and all
+    By a mask of positions (an argument of the kernel) one is a number; tiles that the mask does not cut, and all
     tiles where the mask is None, are unchanged.  Several masks of positions all apply.
     """
     if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
