@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -120,20 +122,41 @@ def test_the_docstring_of_run_begins_with_ten_options_and_has_all() -> None:
     assert {*inspect.signature(npusim.run).parameters} - {"schedule", *ten} <= names
 
 
-def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells are run one after the other in one namespace, as a notebook runs them; the outputs are not kept."""
+def _stored_picture(file: str) -> str:
+    """Return a picture, as IPython's class of this name reads one."""
+    text = Path(file).read_text(encoding="utf-8")
+    assert text.startswith("<svg")
+    return text
+
+
+def test_the_notebook_is_stored_with_its_outputs_and_two_pictures() -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    assert all(cell["outputs"] for cell in code)
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert [output["output_type"] for output in outputs if output["output_type"] in ("error", "stderr")] == []
+    assert sum("image/svg+xml" in output.get("data", ()) for output in outputs) == 2
+    assert "/home/" not in NOTEBOOK.read_text(encoding="utf-8")
+
+
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are run one after the other in one namespace, as a notebook runs them; commands by the same process."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(SVG=_stored_picture))
+    if find_spec("IPython") is None:
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
     names: dict[str, Any] = {"display": lambda *shown: [getattr(one, "_repr_html_", lambda: "")() for one in shown]}
     for cell in code:
         text = "".join(cell["source"])
         if text.startswith("%%writefile "):
             file, _, rest = text.removeprefix("%%writefile ").partition("\n")
             (tmp_path / file).write_text(rest, encoding="utf-8")
-        else:
-            exec(compile(text, NOTEBOOK.name, "exec"), names)
+            continue
+        for command in re.findall(r"(?m)^!npusim (.*?)(?: > \S+(?: 2>&1)?)?$", text):
+            assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0, command
+        exec(compile(re.sub(r"(?m)^!.*$", "", text), NOTEBOOK.name, "exec"), names)
     assert names["found"].best.status == "ok"
     assert names["comparison"].latency is not None
     assert names["own"].numerics.error.rmse < 1e-2

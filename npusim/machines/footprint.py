@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Footprint:
     """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
 
-    Two are equal where they give the same regions for the same blocks, by content (`Frame.regions_key`).
+    Two footprints are equal if they give the same regions for the same blocks (`Frame.regions_key`).
 
     ``views`` are operands that are loaded as parts of others.  ``parts``: axes of the grid, each with the extent that
     a block processes at a time; a block loads ``held`` operands first, for all of its parts.

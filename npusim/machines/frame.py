@@ -322,7 +322,7 @@ class Frame:
         return bool(getattr(self.phase.masks[n], "is_loaded", True))
 
     def is_everywhere(self, n: str) -> bool:
-        """Return whether every tile has a part of this mask: a bias."""
+        """Return whether the mask applies to every tile, as a bias does."""
         return bool(getattr(self.phase.masks[n], "is_everywhere", False))
 
     def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -75,7 +75,7 @@ def _broken(text: str, most: int = 100) -> list[str]:
 
 
 def _with_starts(spec: Any) -> Any:
-    """Return a specification whose numeric axes say where they start, if this is neither 0 nor on a logarithm."""
+    """Return a specification whose axes and colours of numbers state where they start, if this is not 0."""
     if isinstance(spec, list):
         return [_with_starts(part) for part in spec]
     if not isinstance(spec, Mapping):
@@ -85,6 +85,11 @@ def _with_starts(spec: Any) -> Any:
         channel = changed.get(axis)
         if isinstance(channel, dict) and channel.get("type") == "quantitative" and channel.get("title"):
             changed[axis] = {**channel, "title": f"{channel['title']}{_start(channel.get('scale') or {})}"}
+    colour = changed.get("color")
+    if isinstance(colour, dict) and colour.get("type") == "quantitative" and colour.get("title"):
+        is_log = (colour.get("scale") or {}).get("type") == "log"
+        starts = "logarithmic" if is_log else "colours do not start at 0"
+        changed["color"] = {**colour, "title": f"{colour['title']} ({starts})"}
     return changed
 
 

@@ -33,7 +33,7 @@ NONE = Grid((), "", ())
         ("compare flash pasa --seq 128 --no-numerics", ("flash and pasa: why the latencies differ", "change, us")),
         (
             "explore flash -f block_kv=64,128 -f block_q=32,64 --seq 128 -j1",
-            ("flash on ascend_910b2: block_kv and block_q", "us"),
+            ("flash on ascend_910b2: block_kv and block_q", "us (colours do not start at 0)"),
         ),
         ("stress pasa --seq 64 --budget 1 --over logit_std=1:2", ("the largest errors", "relative RMSE (logarithmic)")),
         (

@@ -86,7 +86,7 @@ def element_wise(
 ) -> Phase:
     """Return a kernel of x over all elements: ``sizes`` = (rows of a block, columns), ``more`` has its other arguments.
 
-    ``offset``: the number of columns that a row sees past its own number on the mask's diagonal.
+    ``offset``: on the mask's diagonal, row r sees the columns up to r + offset.
     """
     rows = tuple(replace(c, causal_offset=offset) for c in grid(source, ("row", sizes[0])))
     blocks = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())

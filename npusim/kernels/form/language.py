@@ -559,7 +559,7 @@ def erf(a: Value, variant: str = "") -> Value:
 
 
 def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:
-    """Return a b + c rounded once; ``minus``: a b - c, ``from``: c - a b.  The largest of the three is a value."""
+    """Return a b + c rounded once; ``minus``: a b - c, ``from``: c - a b.  The largest operand is a value."""
     tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
     if not tiles_ or len({x.fmt for x in tiles_}) > 1:
         fail(f"fma of {a}, {b} and {c}: its operands must be values of one format, or numbers")
@@ -632,8 +632,8 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
     """Return ``kept`` where the mask is 1, else ``other``, bit for bit.
 
     By a mask of compared values (`compare`) each of them is a value or a number; ``fmt``: the format of two numbers.
-    By a mask of positions, an argument of the kernel, one is a number, and tiles that the mask does not cut are
-    unchanged; so are all without a mask (None).  Several masks of positions are all applied.
+    By a mask of positions (an argument of the kernel) one is a number; tiles that the mask does not cut, and all
+    tiles where the mask is None, are unchanged.  Several masks of positions all apply.
     """
     if isinstance(mask, Value) and mask.kind != "mask" and mask.fmt == MASK:
         values, what = [x for x in (kept, other) if isinstance(x, Value)], f"where({mask}, {kept}, {other})"

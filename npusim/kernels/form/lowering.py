@@ -219,8 +219,8 @@ def kernel(
     Default: they start as written, and such a row is NaN, -Inf - -Inf.
 
     ``walks``: axes along which one loop runs at once, as ``"row token"``: the queries and the keys of one chunk.
-    Default: a loop runs along one axis.  ``still``: operands with such an axis whose first rows or columns every tile,
-    or block, reads: the decay within a chunk.
+    Default: a loop runs along one axis.  ``still``: operands of which each tile, or block,
+    reads the first rows or columns of this axis, such as the decay within a chunk.
     """
     return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 

@@ -244,7 +244,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 
 
 def node_program(name: str, ranks: int, blocks: Sequence[RowBlock], comm: Communication, flops: int) -> TileProgram:
-    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order, each then reduced."""
+    """Return the program in which each of ``ranks`` devices runs all ``blocks`` in order and reduces each one."""
     tasks: list[Task] = []
     for index, block in enumerate(blocks):
         tasks += block_tasks(index, block)
