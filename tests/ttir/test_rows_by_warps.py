@@ -1,0 +1,51 @@
+"""Rows of compiled kernels with many warps beside times of an H200: turnover, barriers, one wave."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.program.timing import METHODS
+from npusim.simulation.chosen_tile import program_of
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+
+#: Rows, columns and warps, and microseconds of a launch in a CUDA graph on rotating inputs, torch 2.11, Triton 3.6.
+MEASURED = [(16384, 4096, 32, 119.2), (8192, 2048, 16, 25.67), (128, 32000, 8, 7.31), (132, 16384, 16, 4.92)]
+
+
+def launched(rows: int, columns: int, warps: int) -> Any:
+    from ttir.row_kernels import rms_norm
+
+    size = 1 << (columns - 1).bit_length()
+    x, y = (np.empty((rows, columns), np.float16) for _ in range(2))
+    w = np.empty(columns, np.float16)
+    with npusim.record() as calls:
+        rms_norm[(rows,)](x, y, w, columns, 1e-6, size, num_warps=warps)
+    return calls[0]
+
+
+@pytest.mark.parametrize(("rows", "columns", "warps", "measured_us"), MEASURED)
+def test_rows_take_the_time_of_their_warps(rows: int, columns: int, warps: int, measured_us: float) -> None:
+    timing = npusim.run(launched(rows, columns, warps), hw="h200", l2="steady", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(measured_us, rel=0.1)
+
+
+def test_a_block_begins_when_the_one_in_its_place_has_ended_and_all_methods_agree() -> None:
+    call = launched(700, 1024, 32)
+    plan, program = program_of(plan_of(Request(call, hw="h200", numerics=False, l2="steady")))
+    assert len({METHODS[name](program, plan.device).cycles for name in ("des", "block", "steady")}) == 1
+    spans = METHODS["block"](program, plan.device, trace_groups=(0,)).spans
+    own = [s for s in spans if ".B0" in s.queue]
+    begun = sorted({s.start for s in own if s.label == "begin"})  # of each loader
+    worked = sorted((s.start, s.end) for s in own if s.label == "rms_norm")
+    assert len(worked) == 3  # 700 rows of 132 cores with two blocks each
+    turnover = plan.device.engine("sm", "WARPS").sharing.turnover_cycles.value  # type: ignore[union-attr]
+    for (_, end), begin in zip(worked, begun[1:], strict=False):
+        assert begin >= end + turnover
