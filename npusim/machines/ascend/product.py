@@ -6,7 +6,7 @@ One emitter serves every product; they differ in their :class:`ProductPlan`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.product_plan import AscendTiling, ProductPlan, Staging
     from npusim.machines.frame import Frame, Span
     from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.op import Attributes
     from npusim.program.ir.tile import Operand, RingTile
 
 
@@ -284,7 +285,7 @@ class CubeProduct:
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
         goes_on, is_added = self._sums
-        how = replace(self.how, accumulate=is_added or not piece.is_first)
+        how = self._ways[is_added or not piece.is_first]
         ends = {"first": piece.is_first and not is_added, "last": piece.is_last and not goes_on}
         parts = self._halves(corner)
         for part, (ring, (c, cols)) in enumerate(parts):
@@ -297,7 +298,12 @@ class CubeProduct:
             across = right.part(c, cols, 0, b.cols) if self.how.transpose_b else right.part(0, b.rows, c, cols)
             yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, (left, across), how),))
 
-    @property
+    @cached_property
+    def _ways(self) -> tuple[Attributes, Attributes]:
+        """The attributes of a product that starts a sum, and of one that adds to it."""
+        return replace(self.how, accumulate=False), replace(self.how, accumulate=True)
+
+    @cached_property
     def _sums(self) -> tuple[bool, bool]:
         """Whether a later product adds to this one's accumulator, and whether this one adds to an earlier one's."""
         at = [s for s in self.frame.stages if s.is_product and s.rows[0].dst == self.dst]
