@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,36 @@ def test_sizes_are_those_of_the_launch() -> None:
     call = recorded(lambda: added(a, b, c))
     assert call.grid == (2, 3, 1)
     assert error(call, "h200", "C", a.numpy().astype(np.float64) + b.numpy()) < 1e-6
+
+
+def test_a_short_loop_in_parallel_loops_is_its_iterations() -> None:
+    from tests.tile_language.tile_kernels import drawn, mixed, torch
+
+    a, b = drawn((4, 4), (4, 64), dtype=torch.float32)
+    call = recorded(lambda: mixed(4, 64)(a, b))
+    wanted = a.numpy().astype(np.float64).T @ b.numpy().astype(np.float64)
+    assert error(call, "h200", "Y", wanted) < 1e-6
+    with npusim.record() as calls:
+        mixed(32, 64)(*drawn((32, 32), (32, 64), dtype=torch.float32))
+    assert "a loop of 32 iterations in a T.Parallel nest; allowed: 16" in calls[0].configurations[0].refused
+
+
+@pytest.mark.parametrize(("group", "starts"), [(1, [0, 40, 97]), (8, [0, 32, 96])])
+def test_masks_of_lengths_and_of_groups_hide_what_they_say(group: int, starts: list[int]) -> None:
+    from tests.tile_language.tile_kernels import drawn, padded_flash, torch
+
+    length = starts[-1]
+    q, k = drawn((length, 2, 64), (length, 2, 64))
+    call = recorded(lambda: padded_flash(2, length, 64, group)(q, k, torch.tensor(starts, dtype=torch.int32)))
+    wanted = np.zeros((length, 2, 64))
+    for first, end in pairwise(starts):
+        x, y = (z.numpy().astype(np.float64)[first:end] for z in (q, k))
+        at = np.arange(end - first)
+        scores = np.einsum("ihd,jhd->hij", x, y) / 8
+        scores = np.where(at[:, None] // group >= at[None] // group, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted[first:end] = np.einsum("hij,jhd->ihd", weights / weights.sum(-1, keepdims=True), y)
+    assert error(call, "h200", "O", wanted) < CLOSE
 
 
 def test_a_tile_that_nothing_has_written_is_refused_at_its_line() -> None:

@@ -291,3 +291,86 @@ def difference():
             T.copy(x, C)
 
     return kernel
+
+
+@tilelang.jit(out_idx=[2])
+def mixed(streams: int, columns: int):
+    """Sums of a few products in parallel loops, as a mix of residual streams has them."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((streams, streams), "float32"),
+        B: T.Tensor((streams, columns), "float32"),
+        Y: T.Tensor((streams, columns), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(columns, 32), threads=128) as c:
+            a = T.alloc_fragment((streams, streams), "float32")
+            b = T.alloc_fragment((streams, 32), "float32")
+            y = T.alloc_fragment((streams, 32), "float32")
+            T.copy(A[0, 0], a)
+            T.copy(B[0, c * 32], b)
+            for i, j in T.Parallel(streams, 32):
+                y[i, j] = 0
+                for k in T.serial(streams):
+                    y[i, j] += a[k, i] * b[k, j]
+            T.copy(y, Y[0, c * 32])
+
+    return main
+
+
+@tilelang.jit(out_idx=[3])
+def padded_flash(heads: int, length: int, dim: int, group: int):
+    """Attention of sequences of several lengths; ``group``: queries see keys up to the end of their own group."""
+    scale = dim**-0.5 * LOG2_E
+
+    @T.prim_func
+    def attention(
+        Q: T.Tensor((length, heads, dim), "float16"),
+        K: T.Tensor((length, heads, dim), "float16"),
+        Starts: T.Tensor((3,), "int32"),
+        O: T.Tensor((length, heads, dim), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(length, 32), heads, 2, threads=128) as (bx, by, bz):
+            q = T.alloc_shared((32, dim), "float16")
+            k = T.alloc_shared((32, dim), "float16")
+            s = T.alloc_fragment((32, 32), "float32")
+            p = T.alloc_fragment((32, 32), "float16")
+            o = T.alloc_fragment((32, dim), "float32")
+            largest = T.alloc_fragment((32,), "float32")
+            before = T.alloc_fragment((32,), "float32")
+            factor = T.alloc_fragment((32,), "float32")
+            part = T.alloc_fragment((32,), "float32")
+            total = T.alloc_fragment((32,), "float32")
+            first = Starts[bz]
+            count = Starts[bz + 1] - first
+            T.copy(Q[first + bx * 32 : first + (bx + 1) * 32, by, :], q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(largest, -T.infinity("float32"))
+            for t in T.Pipelined(T.ceildiv(count, 32), num_stages=1):
+                T.copy(K[first + t * 32 : first + (t + 1) * 32, by, :], k)
+                for i, j in T.Parallel(32, 32):
+                    s[i, j] = T.if_then_else(
+                        (bx * 32 + i) // group < (t * 32 + j) // group or t * 32 + j >= count or bx * 32 + i >= count,
+                        -1e9,
+                        0,
+                    )
+                T.gemm(q, k, s, transpose_B=True)
+                T.copy(largest, before)
+                T.reduce_max(s, largest, dim=1, clear=False)
+                for i in T.Parallel(32):
+                    factor[i] = T.exp2(before[i] * scale - largest[i] * scale)
+                for i, j in T.Parallel(32, 32):
+                    s[i, j] = T.exp2(s[i, j] * scale - largest[i] * scale)
+                T.reduce_sum(s, part, dim=1)
+                for i in T.Parallel(32):
+                    total[i] = total[i] * factor[i] + part[i]
+                for i, j in T.Parallel(32, dim):
+                    o[i, j] = o[i, j] * factor[i]
+                T.copy(s, p)
+                T.gemm(p, k, o)
+            for i, j in T.Parallel(32, dim):
+                if bx * 32 + i < count:
+                    O[first + bx * 32 + i, by, j] = o[i, j] / total[i]
+
+    return attention
