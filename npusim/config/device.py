@@ -144,7 +144,7 @@ class FlagsSpec(SpecModel):
     cross_core_ids_count: PositiveWhole = Field(description="counter flags per core group")
     cross_core_counter_max_count: PositiveWhole = Field(description="sets not yet waited for")
     cross_core_wait_blocks: Choice[Literal["pipe", "scalar"]] = Field(
-        description="who stands still in a wait: the pipe it is queued on, or the scalar unit"
+        description="which unit a wait stops: the pipe in whose queue it is, or the scalar unit"
     )
 
 
@@ -161,11 +161,11 @@ class CoreSpec(SpecModel):
 
 
 class PowerSpec(SpecModel):
-    """How the clock falls where products keep it under power: (limit / (share of peak x share of time)) ** exponent.
+    """The clock under the limit of power, as a share: (limit / (products' share of peak x of time)) ** exponent.
 
     The limit is ``limit_w / load_w``, or ``limit_factor`` at ``board_w`` watts; a board that is set to other watts has
-    a limit in proportion.  The law gives the clock over ``load_clock_hz``: a board that is held below it draws less,
-    and falls later.
+    a limit in proportion.  The law gives the clock over ``load_clock_hz``: a board with a lower fixed clock draws less
+    power and reaches the limit later.
     """
 
     limit_factor: Positive | None = Field(
@@ -173,9 +173,11 @@ class PowerSpec(SpecModel):
     )
     limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w, or for board_w")
     load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
-    board_w: Positive | None = Field(default=None, description="limit of the board at which limit_factor holds")
+    board_w: Positive | None = Field(
+        default=None, description="limit of the board for which limit_factor was determined"
+    )
     load_clock_hz: Positive | None = Field(
-        default=None, description="clock at which the limit holds; missing: the device's own, free"
+        default=None, description="clock for which limit_factor was determined; missing: the device's clock"
     )
     exponent_factor: Positive
     pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
@@ -240,7 +242,8 @@ class LaunchSpec(SpecModel):
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
     attention_s: Quantity | None = Field(
-        default=None, description="the same of the vendor's fused attention, on any core groups; absent: as of others"
+        default=None,
+        description="the same of the vendor's fused attention, on any core groups; absent: that of other kernels",
     )
     masked_s: Quantity | None = Field(
         default=None, description="additional time of a task that loads a mask; absent: none"

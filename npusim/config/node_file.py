@@ -45,7 +45,7 @@ class TunerSpec(SpecModel):
     """A library's own estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
 
     base_s: Quantity = Field(description="time before the first round")
-    step_s: Quantity = Field(description="time of each round, beside its bytes")
+    step_s: Quantity = Field(description="time of each round in addition to its bytes")
     bytes_per_s: Positive = Field(description="rate at which a rank sends, in all rounds")
 
 
@@ -56,7 +56,7 @@ class DriverMode(SpecModel):
     which ``chunks_in_flight_count`` are on their way at once.
     """
 
-    start_s: Quantity = Field(description="time of a whole collective before its first byte")
+    start_s: Quantity = Field(description="time of a collective before its first byte")
     transfer_start_s: Quantity = Field(description="start time of each transfer")
     engine_bytes_per_s: Positive = Field(description="moved by one engine or core")
     local_bytes_per_s: Positive | None = Field(

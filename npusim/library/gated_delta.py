@@ -139,7 +139,7 @@ class DeltaFields(GatedFields):
     """The same with whose kernels they are."""
 
     kernel: Annotated[str, one_of(partial(kernels, AscendKernel))] | None = Field(
-        default=None, description="published kernels whose decisions hold, or your own FILE.py:NAME; default: none"
+        default=None, description="published kernel whose decisions apply, or your own FILE.py:NAME; default: none"
     )
 
     @property

@@ -9,7 +9,7 @@ SCHEDULES = (
     offload_schedule("cooperative", "K and V on the host: attention on its cores, Q down and O up"),
     node_schedule(
         "layer",
-        "a whole model, layer by layer: prefill, or a decoding step",
+        "a model, layer by layer: prefill, or a decoding step",
         model_program,
         tiling=LayerTiling,
         problem=ModelProblem,

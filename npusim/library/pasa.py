@@ -403,7 +403,7 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
         )
     if precision.accumulate == "chained":
         raise TilingError(
-            "accumulate=chained: PASA multiplies P V of each tile by a factor of its own before it is "
+            "accumulate=chained: PASA multiplies P V of each tile by a separate factor before it is "
             "added to O; use accumulate=fresh"
         )
     if done := problem.score_changes:

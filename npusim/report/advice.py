@@ -169,7 +169,7 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
     if not costs or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     route = max(costs, key=lambda key: costs[key])
-    text = f"moving bytes is the limit ({busiest.pipe}, {route}): the core's own port, no shared link"
+    text = f"transfers are the limit ({busiest.pipe}, {route}): the core's port, not a shared link"
     return Advice(text, _larger_blocks)
 
 

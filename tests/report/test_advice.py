@@ -102,7 +102,7 @@ def test_a_full_link_is_told_from_a_full_port() -> None:
     }
     text = _advice(_record({"aic.MTE2": 900}, constants=constants))
     assert text == (
-        "[transfers] moving bytes is the limit (MTE2, gm_l1.bytes_per_cycle): the core's own port, no shared link"
+        "[transfers] transfers are the limit (MTE2, gm_l1.bytes_per_cycle): the core's port, not a shared link"
     )
 
 

@@ -159,7 +159,7 @@ def test_inputs_of_other_formats_are_refused(dtype: str) -> None:
 
 @pytest.mark.parametrize("hw", list(TILINGS))
 def test_chained_products_are_refused_with_the_reason(hw: str) -> None:
-    with pytest.raises(TilingError, match="PASA multiplies P V of each tile by a factor of its own"):
+    with pytest.raises(TilingError, match="PASA multiplies P V of each tile by a separate factor"):
         run("pasa", hw=hw, problem=Problem(**SIZES), precision="accumulate=chained")
 
 

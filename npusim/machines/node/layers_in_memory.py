@@ -140,7 +140,7 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
 
     more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
     ranks = next((n for n in more if holds(_on(p, n))), None)
-    ways += [f"{ranks} devices (--hw, a node file of your own)"] if ranks else []
+    ways += [f"{ranks} devices (--hw, your own node file)"] if ranks else []
     bits = next((b for b in (8, 4) if holds(p, b)), None)
     ways += [f"weights of {bits} bits (stored: {{bits: {bits}.0}} in a workload file)"] if bits else []
     offloaded = memory_plan(p, machine, output=output)
