@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from npusim.report.findings import sensitivity_table
+from npusim.report.text import plain
 from npusim.run import run
 from npusim.simulation import sensitivity as under_test
-from npusim.simulation.sensitivity import sensitivity
+from npusim.simulation.sensitivity import Sensitivity, sensitivity
 
 #: One tile a core: flags and latencies between the cores decide.
 SMALL = {"seq": 256, "numerics": False, "trace_groups": ()}
@@ -44,3 +46,13 @@ def test_links_of_a_host_are_changed_where_its_file_states_them(monkeypatch: pyt
     assert {"links.pcie.bytes_per_s", "links.dram.bytes_per_s"} <= found.keys()
     pcie = found["links.pcie.bytes_per_s"]
     assert pcie.higher < 0 < pcie.lower
+
+
+def test_a_table_has_a_line_for_each_constant_that_changes_the_time_and_the_number_of_the_others() -> None:
+    key = "cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles"
+    constants = [Sensitivity(key, 1.5, "fitted", -0.006, 0.006), Sensitivity("launch.gap_s", 1e-6, "fitted", 0.0, 4e-4)]
+    lines = plain(sensitivity_table(constants), 80).splitlines()
+    assert [line for line in lines if key in line] == [f"  {key}  -0.6 %  +0.6 %"]
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("launch.gap_s" in line for line in lines)
+    assert any("1 more constant in --json" in line and "0.05 %" in line for line in lines)

@@ -71,7 +71,7 @@ def sensitivity_table(constants: Sequence[Sensitivity]) -> tuple[Block, ...]:
     """Return one line a constant that changes the latency by `SHOWN_CHANGE` or more, and the number of the others."""
     shown = [s for s in constants if max(abs(s.lower), abs(s.higher)) >= SHOWN_CHANGE]
     left_out = len(constants) - len(shown)
-    text = f"{left_out} more in --json: {plural(left_out, 'constant')} that change it by less than {SHOWN_CHANGE:.2%}"
+    text = f"{left_out} more {plural(left_out, 'constant')} in --json, each with a change below {SHOWN_CHANGE:.2%}"
     rest = Facts((("latency", cells(text.replace("%", " %"), style="dim")),))
     return (*([SENSITIVITY.grid(shown)] if shown else ()), *([rest] if left_out else ()))
 

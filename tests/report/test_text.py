@@ -100,3 +100,13 @@ def test_a_long_heading_takes_lines_of_its_own() -> None:
     heading = Heading("flash on x", "a long description of it")
     assert plain((heading,), 60) == "flash on x   a long description of it\n"
     assert plain((heading,), 20) == "flash on x\na long description\nof it\n"
+
+
+def test_words_in_a_column_of_numbers_are_wrapped_and_a_number_keeps_its_unit() -> None:
+    rows = (cells("errors", "the kernel itself in float64"), cells("bytes", "22.0 MiB"), cells("change", "+56.6 %"))
+    grid = Grid(("what", "run"), "<>", rows)
+    shown = plain((grid,), 24).splitlines()
+    assert all(len(line) <= 24 for line in shown)
+    assert any(line.endswith("22.0 MiB") for line in shown)
+    assert any(line.endswith("+56.6 %") for line in shown)
+    assert not any("the kernel itself in float64" in line for line in shown)
