@@ -162,7 +162,14 @@ class LaunchGrid:
         self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[COLUMNS]))
         self.sizes["row"] = min(height, self.out.shape[ROWS])
         self.sizes["value"] = min(width, self.out.shape[COLUMNS])
-        for load in reader.loads.values():
+        self._place_all()
+        for other in reader.stored[1:]:
+            self._check_second(other)
+        self._check_parts()
+
+    def _place_all(self) -> None:
+        """Place the axes of all loads, and check that a loop's tiles are added up as the result needs them."""
+        for load in self.reader.loads.values():
             with refusing(load.line, load.of):
                 self._place(load)
         if self.stored.is_walked:
@@ -175,12 +182,11 @@ class LaunchGrid:
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
             if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
-        for other in reader.stored[1:]:
-            self._check_second(other)
-        self._check_parts()
         self._check_bounds()
 
-    def _stacked(self, places: Sequence[Integers], rows: Any, cols: Any) -> tuple[Integers, Any, Any]:
+    def _stacked(
+        self, places: Sequence[Integers], rows: Integers, cols: Integers
+    ) -> tuple[Integers, Integers, Integers]:
         """Return the splits of a loop that stores its tiles one split after another, and rows and columns of a tile."""
         shape = self.is_visited.shape
         batch, head, splits, *corner = (np.broadcast_to(x, shape) for x in places)

@@ -145,8 +145,8 @@ def _decoded(word: str) -> MachineInstruction:
     name, _, text = word.partition(":")
     name, _, size = name.partition("*")
     control = int(text, 16)
-    fields = [control >> at & mask for at, mask in (_STALL, _RESULT, _OPERANDS, _WAITS)]
-    return MachineInstruction(name, *fields, int(size or 0))
+    stall, result, operands, waits = (control >> at & mask for at, mask in (_STALL, _RESULT, _OPERANDS, _WAITS))
+    return MachineInstruction(name, stall, result, operands, waits, int(size or 0))
 
 
 @lru_cache(maxsize=256)  # of kernels
