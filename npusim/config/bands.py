@@ -6,7 +6,9 @@ cores pool their cases.  Cases of a shape have similar errors, so each shape cou
 which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
 has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
 time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
-similar (each size within a factor of `LIKE`), there is no band.
+similar (each size within a factor of `LIKE`), there is no band.  Launches of Triton kernels are one family,
+`LAUNCHES`, of three kinds (`launch_kind`): their sizes have names of their own, and none is compared.  Those that spill
+registers have no band: of shapes that were left out, fewer than 85 % were within it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 FILE = "validated.csv"
 #: Sizes that say how alike two problems are.
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
+#: The schedule of all launches of Triton kernels.
+LAUNCHES = "triton"
 #: Shapes that a class has at least.
 FEWEST = 3
 #: Shapes whose errors are stated where none is like a run: nine have a rank of nine in ten.
@@ -207,19 +211,22 @@ def validated(
     problem: SpecModel | None = None,
     tiling: Tiling | None = None,
     *,
+    launch: str = "",
     is_estimated: bool = False,
     is_spilled: bool = False,
 ) -> Validated:
     """Return the band of a schedule's time on a device, if the device's numbers are those of its file.
 
-    Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.
+    Without a ``problem``, the band covers shapes and kinds of kernel (``tiling``) as they were measured.  ``launch``:
+    the kind of a launch of a Triton kernel (`launch_kind`); empty for another schedule.
     """
-    pool = [case for case in measured_cases(cores_of(device)) if case.schedule == schedule]
-    kind = None if problem is None else kind_of(tiling)
+    pool = [case for case in measured_cases(cores_of(device)) if case.schedule == (LAUNCHES if launch else schedule)]
+    kind = None if problem is None else launch or kind_of(tiling)
     own = [case for case in pool if case.device == device.name and kind in (None, case.kind)]
     if not own or any(case.numbers != numbers_of(device) for case in own[:1]):
         return Validated(is_changed=bool(own), kind=kind or "")
-    return band(pool, sizes_of(problem), kind, tile_of(tiling, is_spilled=is_spilled), is_estimated=is_estimated)
+    sizes = {} if launch else sizes_of(problem)
+    return band(pool, sizes, kind, tile_of(tiling, is_spilled=is_spilled), is_estimated=is_estimated)
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
@@ -238,6 +245,11 @@ def kind_of(tiling: Tiling | None) -> str:
     if tiling is not None and "stages" in fields and "stages" not in named:
         stages = type(tiling).model_fields["stages"].default
     return fields.get("kernel") or ("library" if stages is None else "")
+
+
+def launch_kind(*, has_products: bool, is_spilled: bool) -> str:
+    """Return the kind of a launch of a Triton kernel: with products or without, or one that spills registers."""
+    return SPILLED if is_spilled else "products" if has_products else "no products"
 
 
 def tile_of(tiling: Tiling | None, *, is_spilled: bool = False) -> str:
@@ -261,13 +273,13 @@ def band(
 ) -> Validated:
     """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes``, that of all kernels of the kind.
+    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
         return Validated(kind=kind or "")
     like = sum(is_like(case, sizes) for case in family) if sizes else None
-    ranked, chosen = ranked_cases(family, tile if sizes else None)
+    ranked, chosen = ranked_cases(family, None if kind is None else tile)
     devices = tuple(sorted({case.device for case in family}))
     known = Validated(
         len(family), like, shapes=len(by_shape(ranked)), kind=kind or "", measured_on=devices, ranked_class=chosen

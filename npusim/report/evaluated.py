@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, document, help_on
 from npusim.simulation.request import short_name
@@ -13,15 +13,17 @@ from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.studies.evaluate import Evaluation
+    from npusim.studies.evaluate.evaluation import Microseconds
 
 _STYLES: Mapping[str, Style] = MappingProxyType({"right": "good", "wrong": "bad", "unproved": "warn"})
 
 
-def _text(us: Any) -> str:
+def _text(us: Microseconds) -> str:
     """Return a time in words: 12.3 (11.1 to 13.5)."""
     if us.mid is None:
         return "none"
-    return f"{us.mid:,.2f}" + ("" if us.low is None else f" ({us.low:,.2f} to {us.high:,.2f})")
+    band = "" if us.low is None or us.high is None else f" ({us.low:,.2f} to {us.high:,.2f})"
+    return f"{us.mid:,.2f}{band}"
 
 
 def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.bands import validated
+from npusim.config.bands import launch_kind, validated
 from npusim.config.device_tables import ESTIMATED
 from npusim.errors import SpecError
+from npusim.kernels.triton import is_launch
 from npusim.program.timing.timing_result import ConstantRecord, OverlapRecord, Roofline, units_of
 from npusim.simulation.naming import digest_of, folder_of, inputs_of, sizes_of
 
@@ -239,7 +240,8 @@ def expected_errors(
 ) -> Validated:
     """Return the errors of predicted times like that of a program."""
     is_estimated, is_spilled = any(f"registers {ESTIMATED}" in note for note in program.notes), program.is_spilled
-    return validated(device, schedule, problem, tiling, is_estimated=is_estimated, is_spilled=is_spilled)
+    launch = launch_kind(has_products=program.flops > 0, is_spilled=is_spilled) if is_launch(schedule) else ""
+    return validated(device, schedule, problem, tiling, launch=launch, is_estimated=is_estimated, is_spilled=is_spilled)
 
 
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from itertools import combinations, groupby
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
 from reports.parts.document import Section, gather, percent, save_page, table
+from reports.tune.record import GAP_US, recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["write"]
 
-#: Predictions as `record.py` wrote them.
-RECORDED = Path(__file__).resolve().parent / "predictions.csv"
-#: Between launches of a graph on the chip that measured the sweep.  source: the sweep's description, 1.2 to 1.5.
-GAP_US = 1.3
 #: Pairs of configurations whose measured times are nearer are no pairs to rank; errors are over configurations whose
 #: times are within so many times the best.
 APART, WITHIN = 1.02, 2.0
@@ -72,8 +70,7 @@ def write(folder: Path) -> list[Path]:
 
 def sweeps() -> list[Sweep]:
     """Return the recorded sweeps in the order of the file."""
-    with RECORDED.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = recorded()
     found = []
     for (kernel, shape), group in groupby(rows, lambda r: (r["kernel"], r["shape"])):
         every = list(group)

@@ -1,7 +1,7 @@
 """Predict every configuration of a sweep that was measured: ``python reports/tune/record.py SWEEP.csv FILE.py ...``.
 
 The kernels are public and stay where they are published: each file is given by its path, and has the function that
-`LAUNCHES` names.  Writes ``predictions.csv`` beside this script, from which ``reports/build.py tune`` makes the page.
+`LAUNCHES` names.  Writes `FILE` beside this script, from which ``reports/build.py tune`` makes the page.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npusim.config.bands import numbers_of
+from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.simulation.request import Request
 from npusim.studies.tune.configurations import configurations_of
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     from npusim.studies.tune.prediction import Configuration
 
 HERE = Path(__file__).resolve().parent
-DEVICE = "h100"
+DEVICE, FILE = "h100", "predictions.csv"
+#: Between launches of a graph on the chip that measured the sweep.  source: the sweep's description, 1.2 to 1.5.
+GAP_US = 1.3
 
 
 class Launch(NamedTuple):
     """A kernel's launch.
 
-    ``sizes``: of a shape, in the order that the sweep writes them; ``tile``: how names of a tile's M, N and K begin.
+    ``sizes``: of a shape, in the order that the sweep writes them; ``tile``: how names of the M, N and K of a product's
+    tile begin, empty for a kernel without products.
     """
 
     text: str
@@ -69,7 +74,11 @@ LAUNCHES: Mapping[str, Launch] = MappingProxyType(
         ),
     }
 )
-COLUMNS = ("kernel", "shape", "config", "measured_us", "hash", "predicted_us", "class", "spilled", "warps", "limit")
+#: ``numbers``: a hash of the device file's numbers (`npusim.config.bands.numbers_of`) that the predictions use.
+COLUMNS = (
+    *("kernel", "shape", "config", "measured_us", "hash"),
+    *("predicted_us", "class", "spilled", "warps", "limit", "numbers"),
+)
 
 
 def configurations(rows: list[dict[str, str]], files: Mapping[str, Path]) -> Iterator[Configuration]:
@@ -90,6 +99,12 @@ def _field(launch: Launch, name: str) -> str:
     return launch.tile + name[1:] if name in ("BM", "BN", "BK") else name
 
 
+def recorded() -> list[dict[str, str]]:
+    """Return the rows of the file, by `COLUMNS`."""
+    with (HERE / FILE).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def main() -> None:
     """Write the predictions of the kernels whose files are given."""
     parser = argparse.ArgumentParser(description="Predict every configuration of a sweep that was measured.")
@@ -103,13 +118,13 @@ def main() -> None:
     rows = [r for r in every if r["kernel"] in LAUNCHES and LAUNCHES[r["kernel"]].text.partition("[")[0] in files]
     listed = list(configurations(rows, files))
     made = predict_all(listed, given.jobs, lambda n, of: sys.stderr.write(f"\r{n} of {of}"))
-    with (HERE / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    with (HERE / FILE).open("w", encoding="utf-8", newline="") as file:
+        writer, numbers = csv.writer(file, lineterminator="\n"), numbers_of(load_device(DEVICE))
         writer.writerow(COLUMNS)
         for row, p in zip(rows, made, strict=True):
             us = "" if p.us is None else f"{p.us:.2f}"
             measured = row["kernel"], row["shape"], row["config"], row["us"], row["output_hash"]
-            writer.writerow((*measured, us, p.key, p.spilled, p.warps, p.limit))
+            writer.writerow((*measured, us, p.key, p.spilled, p.warps, p.limit, numbers))
 
 
 if __name__ == "__main__":

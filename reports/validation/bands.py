@@ -19,7 +19,20 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, band, cores_of, kind_of, numbers_of, sizes_of, tile_of
+from npusim.config.bands import (
+    A_DOUBLING,
+    FILE,
+    LAUNCHES,
+    SPILLED,
+    MeasuredCase,
+    band,
+    cores_of,
+    kind_of,
+    launch_kind,
+    numbers_of,
+    sizes_of,
+    tile_of,
+)
 from npusim.config.device_tables import ESTIMATED
 from npusim.config.family import NODE_FAMILY
 from npusim.config.node_file import NodeDevice, load_machine
@@ -27,6 +40,7 @@ from npusim.config.packaged import packaged_folder, read_table
 from npusim.library import SCHEDULES
 from npusim.report.output import write_whole
 from npusim.studies.validate.measured_times import Predictor
+from reports.tune import record
 from reports.validation import study
 
 if TYPE_CHECKING:
@@ -58,6 +72,8 @@ def table(*devices: str) -> str:
     """Return the file's text, lines of other devices than these (all, where none is named) as they are."""
     kept = [tuple(row.values()) for row in read_table(FILE) if devices and row["device"] not in devices]
     lines = [line for device in devices or (None,) for line in _lines(study.times(device))]
+    if not devices or record.DEVICE in devices:
+        lines += _launches()
     return HEAD + "\n".join(",".join(line) for line in [MeasuredCase._fields, *sorted([*kept, *lines])]) + "\n"
 
 
@@ -79,6 +95,23 @@ def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
         kernel = kind_of(plan.tiling), tile_of(plan.tiling, is_spilled=plan.program().is_spilled)
         of_device = device, cores_of(machine), numbers_of(machine)
         lines.append((*of_device, schedule, group, fitted, *errors, sizes, *kernel))
+    return lines
+
+
+def _launches() -> list[tuple[str, ...]]:
+    """Return the lines of launches of Triton kernels that are predicted by the numbers that their device has now."""
+    machine = load_machine(record.DEVICE)
+    of_device = record.DEVICE, cores_of(machine), numbers_of(machine)
+    lines = list[tuple[str, ...]]()
+    for row in record.recorded():
+        if row["measured_us"] and row["predicted_us"] and row["numbers"] == of_device[2]:
+            launch = record.LAUNCHES[row["kernel"]]
+            error = f"{(float(row['predicted_us']) + record.GAP_US) / float(row['measured_us']) - 1:.4f}"
+            kind = launch_kind(has_products=bool(launch.tile), is_spilled=bool(int(row["spilled"])))
+            if kind == SPILLED:
+                continue
+            shape = " ".join(f"{n}={x}" for n, x in zip(launch.sizes, row["shape"].split("x"), strict=True))
+            lines.append((*of_device, LAUNCHES, row["kernel"], "", error, "", shape, kind, ""))
     return lines
 
 

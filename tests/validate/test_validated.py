@@ -13,6 +13,7 @@ import npusim
 from npusim.config.bands import (
     A_DOUBLING,
     FILE,
+    LAUNCHES,
     LIKE,
     SPILLED,
     STUDENT,
@@ -21,6 +22,7 @@ from npusim.config.bands import (
     band,
     cores_of,
     kind_of,
+    launch_kind,
     measured_cases,
     numbers_of,
     tile_of,
@@ -30,7 +32,7 @@ from npusim.config.bands import (
 from npusim.config.cases import Interval, load_measurements
 from npusim.config.load import load_device, load_workload
 from npusim.config.packaged import packaged_folder
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
 from npusim.report.latency_rows import latency_rows
@@ -343,3 +345,22 @@ def test_bands_hold_for_cases_kept_out() -> None:
     holding = {factor: bands.holding(factor) for factor in bands.FACTORS}
     assert holding[A_DOUBLING] >= 0.6 * 2 * len(kept)
     assert holding[A_DOUBLING] >= max(holding.values()) - 1, "others widen better"
+
+
+def test_launches_of_triton_kernels_have_the_band_of_their_kind_where_some_were_measured() -> None:
+    problem, h100, h200 = KernelProblem.of({"m": 8, "rows": 1 << 20}), load_device("h100"), load_device("h200")
+    plain, products = (
+        validated(h100, "k.py::f[1]()", problem, launch=launch_kind(has_products=has, is_spilled=False))
+        for has in (False, True)
+    )
+    assert plain.band is not None
+    assert products.band is not None
+    assert 0.1 < plain.band < products.band < 0.4
+    spilled = launch_kind(has_products=True, is_spilled=True)
+    assert validated(h100, "k.py::f[1]()", problem, launch=spilled).verdict == "not measured"
+    assert products.like is None  # their sizes have names of their own
+    assert validated(h200, "k.py::f[1]()", problem, launch="products").verdict == "not measured"
+    assert validated(h100, "k.py::f[1]()", problem).verdict == "not measured"
+    pool = [case for case in measured_cases(cores_of(h100)) if case.schedule == LAUNCHES]
+    errors = [abs(case.error) for case in pool if case.kind == "no products"]
+    assert 0.85 <= sum(error <= plain.band for error in errors) / len(errors) <= 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.program.ir.families import shapes_of
 from npusim.program.ir.opaque import Coordinate, OpaqueRange, Symbol, constant_of, terms_of
@@ -122,8 +122,8 @@ def _items(items: Iterable[Item], walker: Walker) -> Iterator[ListedItem]:
             yield ListedLoop(item.name, *_extent(item.indices), tuple(_items(body, walker)))
 
 
-def _extent(indices: Any) -> tuple[str, str, int]:
-    """Return the first index, how many there are, and their distance, of a range or of an opaque one."""
+def _extent(indices: Sequence[int] | OpaqueRange) -> tuple[str, str, int]:
+    """Return the first index, the number of indices, and their distance, of a range or an opaque one."""
     if isinstance(indices, OpaqueRange):
         return number_text(indices.start), number_text(indices.count), 1
     step = indices[1] - indices[0] if len(indices) > 1 else 1

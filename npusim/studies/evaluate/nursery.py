@@ -28,6 +28,7 @@ from npusim.studies.evaluate.limits import Limits, confine, guard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from io import FileIO
 
 #: Bytes of a line, and its most file descriptors.
 LINE, DESCRIPTORS = 1 << 16, 2
@@ -107,7 +108,7 @@ def _serve(asked: Mapping[str, Any], questions: int, answers: int) -> None:
         _answer_all(source, sink)
 
 
-def _answer_all(questions: BinaryIO, sink: Any) -> None:
+def _answer_all(questions: BinaryIO, sink: FileIO) -> None:
     while True:
         try:
             token, question = pickle.load(questions)
