@@ -27,7 +27,7 @@ from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
-from npusim.kernels.triton.values import Affine, Floats, Integers, Known, Listed, Number, answers, lesser
+from npusim.kernels.triton.values import Affine, Booleans, Floats, Integers, Known, Listed, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -486,7 +486,7 @@ class Reader(Memory):
             np.ptp(walk.counts) == 0 and walk.counts[0, 0] <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later)
         )
 
-    def _once(self, op: Op, is_left: Any) -> None:
+    def _once(self, op: Op, is_left: Booleans) -> None:
         """Read a loop of one iteration that only stores, as an if: programs without it are done."""
         self._return(op, is_left)
         self._unroll(op, 1, cast("Affine", self.values[op.operands[1]]).base, np.ones((1, 1), np.int64))

@@ -113,9 +113,9 @@ class Streams:
         None where no block has a loop: each begins when another ends, all of them again in step, unless each reads rows
         of its own: then the blocks that begin behind others wait as long as the link is busy.
         """
-        falls_apart = has_loops(phase) or self._replaces_rows(phase)
         known = [catch_up(self.device, link) for link in self.device.links]
-        return known if any(most for most, _ in known) and falls_apart else [NO_CATCH_UP] * len(known)
+        falls_apart = any(most for most, _ in known) and (has_loops(phase) or self._replaces_rows(phase))
+        return known if falls_apart else [NO_CATCH_UP] * len(known)
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
