@@ -348,7 +348,7 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
-def _with_axes(values: Integers, shape: tuple[int, ...], how: Any) -> Integers:
+def _with_axes(values: Integers, shape: tuple[int, ...], how: Callable[..., Any]) -> Integers:
     """Return elements whose axes, in the same order, are others: some of one element go or come, or become longer."""
     sizes = (1 if i is None else values.shape[i] for i in how(tuple(range(2, values.ndim)), None))
     return np.broadcast_to(values.reshape(*values.shape[:2], *sizes), (*values.shape[:2], *shape))
