@@ -197,7 +197,7 @@ class Reader(Memory):
             # A return may be that of later branches too.
             rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
 
-    def _return(self, op: Op, is_left: Any) -> None:
+    def _return(self, op: Op, is_left: Booleans) -> None:
         """Go on without the programs that are done."""
         if is_left.all():
             raise op.fail("every program returns early: nothing is stored")
