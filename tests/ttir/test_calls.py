@@ -50,7 +50,7 @@ REFUSED = {
     "tl.store(Y + i, tl.cumsum(x, 0, reverse=True))": "reverse",
     "tl.store(Y + i, x, mask=x > 0)": "a condition of computed values",
     "tl.store(Y + i, tl.where(x > 0, i, 0).to(tl.float32))": "of other than floats",
-    "tl.store(Y + i // 2, x)": "a block goes along one axis or two",
+    "tl.store(Y + i // 2, x)": "several elements of a block to one element of the tensor",
     "tl.store(Y + i + 1, x)": "no mask keeps it from that",
     "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",
     "tl.store(Y + i, tl.rand(n, i))": "",

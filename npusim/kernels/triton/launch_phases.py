@@ -75,7 +75,7 @@ def is_row(reader: Reader) -> bool:
         return False
     blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
     blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2]
-    return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
+    return not any(axis is not None and reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
 
 
 def is_part(reader: Reader, view: View) -> bool:

@@ -467,6 +467,8 @@ class Memory(Arithmetic):
             raise op.fail(f"{pointer.of}: a store to indices that start again within a block: mask those that do")
         self._check_indices(op, pointer, left)
         if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
+            if any(n > 1 and not np.any(step) for n, step in zip(pointer.shape, pointer.steps, strict=True)):
+                raise op.fail(f"{pointer.of}: a store of several elements of a block to one element of the tensor")
             raise op.fail(f"{pointer.of} is stored transposed: use tl.trans, and pointers in the tensor's order")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
