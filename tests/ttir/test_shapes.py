@@ -253,3 +253,12 @@ def test_a_loop_that_stores_a_vector_before_a_tile_is_refused() -> None:
     words = {"X": x, "Y": np.zeros_like(x), "S": zeros(4), "T": 4, "D": 16}
     with pytest.raises(ProgramError, match=r"shape_kernels\.py:\d+: "):
         check("vector_before_tile", (1,), words, {"Y": np.cumsum(x, 0), "S": x.sum(1)}, "h200")
+
+
+def test_sums_down_the_rows_of_a_product_are_refused_at_the_product() -> None:
+    a, b = normal(0, 32, 16, fmt="float16"), normal(1, 16, 64, fmt="float16")
+    words = {"A": a, "B": b, "Y": zeros(64), "M": 32, "K": 16, "N": 32}
+    with pytest.raises(
+        ProgramError, match=r"shape_kernels\.py:\d+: .*: a product of a block that each row has for itself"
+    ):
+        check("products_down", (2,), words, {"Y": zeros(64)}, "h200")
