@@ -194,7 +194,9 @@ def test_every_second_element_of_a_row(hw: str) -> None:
     x, c, s = normal(0, 7, 32), normal(1, 7, 16), normal(2, 7, 16)
     a, b, exact = x[:, ::2].astype(np.float64), x[:, 1::2].astype(np.float64), np.empty((7, 32))
     exact[:, ::2], exact[:, 1::2] = a * c - b * s, a * s + b * c
-    check("turned_pairs", (7,), {"X": x, "Cos": c, "Sin": s, "Y": np.zeros_like(x), "HALF": 16}, {"Y": exact}, hw)
+    words = {"X": x, "Cos": c, "Sin": s, "Y": np.zeros_like(x), "HALF": 16}
+    notes = check("turned_pairs", (7,), words, {"Y": exact}, hw).notes
+    assert sum(n.endswith(": a block of elements 2 apart is timed as one of neighbours") for n in notes) == 2
 
 
 @pytest.mark.parametrize("hw", DEVICES)
