@@ -297,7 +297,7 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
         plan.exact_programs["kernel"] = schedule.program(plan.problem, tiling, of_device, precision)
     program = plan.exact_programs["kernel"]
     written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
-    return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
+    return np.concatenate([written[at] for at in sorted(written) if at[0] == batch])[-rows:].astype(np.float64)
 
 
 def _in_float64(plan: Plan) -> Schedule:

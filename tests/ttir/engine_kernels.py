@@ -439,3 +439,11 @@ def doubled(X, Y, B: tl.constexpr):
     """Elements, loaded once and then stored."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(Y + i, tl.load(X + i) * 2)
+
+
+@triton.jit
+def doubled_rows(X, Y, T, LAG: tl.constexpr, D: tl.constexpr):
+    """Rows of each program, twice the row that is ``LAG`` rows before."""
+    first, d = tl.program_id(0) * T * D, tl.arange(0, D)
+    for t in range(LAG, T):
+        tl.store(Y + first + t * D + d, tl.load(X + first + (t - LAG) * D + d) * 2)

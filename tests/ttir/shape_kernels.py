@@ -244,3 +244,11 @@ def vector_before_tile(X, Y, S, T, D: tl.constexpr):
         tl.store(S + t, tl.sum(x, 0))
         state += x
         tl.store(Y + t * D + d, state)
+
+
+@triton.jit
+def products_down(A, B, Y, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    """Sums down the rows of a product."""
+    r, k, c = tl.arange(0, M), tl.arange(0, K), tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.dot(tl.load(A + r[:, None] * K + k[None, :]), tl.load(B + k[:, None] * 2 * N + c[None, :]))
+    tl.store(Y + c, tl.sum(tl.exp(x), axis=0))

@@ -364,3 +364,11 @@ def test_one_memory_by_two_names_is_not_loaded_behind_a_store() -> None:
     halves = normal(1, 128)
     words |= {"X": halves[:64], "P": halves[64:]}
     check(Launch("stored_then_loaded", (4,), words, "Q", halves[:64].astype(np.float64).reshape(4, 16).sum(1)), "h200")
+
+
+def test_one_memory_by_two_names_is_in_place_where_all_offsets_are_the_same() -> None:
+    x = normal(0, 2, 7, 16)
+    words = {"X": x, "Y": x, "T": 7, "LAG": 0, "D": 16}
+    check(Launch("doubled_rows", (2,), words, "Y", 2 * x.astype(np.float64)), "h200")
+    with pytest.raises(SpecError, match=r"engine_kernels\.py:\d+: X is loaded behind a store to Y"):
+        check(Launch("doubled_rows", (2,), words | {"LAG": 1}, "Y", x), "h200")

@@ -107,7 +107,11 @@ KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128,
     ("why", "call", "words"),
     [
         ("rows and columns of a product are the same axis: load its second", SQUARE, {"N": 64, "D": 32}),
-        ("a block that is loaded or made transposed is a factor", ("weighted_keys", (1,), *KEYS), {"D": 64, "B": 64}),
+        (
+            "weighted_keys: acc2 .* is the left factor of a product in a loop and computed from",
+            ("weighted_keys", (1,), *KEYS),
+            {"D": 64, "B": 64},
+        ),
         (
             r"a reduction of several blocks at once \(tl\.argmax",
             ("largest_at", (7,), drawn(7, 60), drawn(7), 60),

@@ -381,6 +381,8 @@ class Product:
             right.name = f"{name}_read"
         if not isinstance(right, Value) or len(a.axes) < 2 or len(right.axes) < 2:
             fail(f"{a} @ {right}: a product needs two tiles; vectors of rows and numbers are multiplied by *")
+        if len(a.axes) > 2 or len(right.axes) > 2:
+            fail(f"{a} @ {right}: a product of a block that each row has for itself; its tiles have two axes each")
         inner, outer = right.axes[::-1] if isinstance(b, Transposed) else right.axes
         if a.axes[1] != inner:
             other = f"; write {a.written()} @ {right.written()}.T" if right is b and a.axes[1] == outer else ""

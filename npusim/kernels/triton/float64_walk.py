@@ -398,7 +398,7 @@ class ExactLaunch:
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]
         #: Of the latest rows: which rows and programs, and what the programs store: others of theirs may follow.
-        self._latest: tuple[Any, NDArray[np.float64]] | None = None
+        self._latest: tuple[Any, dict[tuple[int, int], Array]] | None = None
         self.values = dict[str, Any]()
         parameters = list(function.parameters.items())
         while parameters:
@@ -421,26 +421,27 @@ class ExactLaunch:
     def rows(self, inputs: HeadSource, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows (rows, columns) of a head, NaN where no program of the launch stores."""
         programs, (first, count) = self.grid.programs_of(batch, head, row, rows)
-        key = batch, head, first, count, tuple(map(tuple, programs))
+        key = first, count, tuple(map(tuple, programs))
         if self._inputs_of is not inputs:
             self._inputs_of, self._latest = inputs, None
             self._matrix = lru_cache(maxsize=MATRICES)(lambda *of: formats.cast(inputs(*of), F64))
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._stored(batch, head, (first, count), programs)
+            self._latest = key, self._stored((first, count), programs)
         made: NDArray[np.float64] = np.full((rows, self.grid.placed_result[1].shape[-1]), np.nan)
         low, high = max(row, first), min(row + rows, first + count)
-        made[low - row : high - row] = self._latest[1][low - first : high - first]
+        if (stored := self._latest[1].get((batch, head))) is not None:
+            made[low - row : high - row] = stored[low - first : high - first]
         return made
 
-    def _stored(
-        self, batch: int, head: int, span: tuple[int, int], programs: Sequence[Sequence[int]]
-    ) -> NDArray[np.float64]:
-        """Return what some programs store of a head, (rows, columns), of so many rows from a first one on."""
+    def _stored(self, span: tuple[int, int], programs: Sequence[Sequence[int]]) -> dict[tuple[int, int], Array]:
+        """Return what some programs store of each head, (rows, columns), of so many rows from a first one on.
+
+        By batch, which counts splits too, and head.
+        """
         name, tensor = self.grid.placed_result
         memory = LaunchMemory(
             self.arguments, self._matrix, self._inputs, (name, tensor), self.values, self._scratch, span
         )
         for ids in programs:
             ExactProgram(self.function.operations, memory, ids, self.size)
-        made = memory.stored.get((batch, head))
-        return np.full((span[1], tensor.shape[-1]), np.nan) if made is None else made
+        return memory.stored

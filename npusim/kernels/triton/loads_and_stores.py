@@ -346,6 +346,7 @@ class Memory(Arithmetic):
             why = f"{pointer.of}: a block across its tensor's rows is timed as one along them"
             self.notes.append(f"{op.line}: {why}")
             tensor = replace(tensor, is_exchanged=True)
+        self._note_step(op, tensor, pointer)
         self.accesses.setdefault(pointer.of, []).append((pointer, left))
         view = tensor.fitted(self.accesses[pointer.of])
         if view is None:
@@ -356,6 +357,14 @@ class Memory(Arithmetic):
             )
         self.arguments[pointer.of] = view
         return view
+
+    def _note_step(self, op: Op, tensor: View, pointer: Affine) -> None:
+        """Note a block of every so many-th element of an axis of its tensor."""
+        steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1 and s]
+        if steps and (step := min(steps)) > 1 and step not in tensor.by:
+            why = f"{tensor.parameter}: a block of elements {step} apart is timed as one of neighbours"
+            if not any(n.endswith(why) for n in self.notes):
+                self.notes.append(f"{op.line}: {why}")
 
     def _is_exchanged(self, op: Op, pointer: Affine) -> bool:
         """Return whether a block's rows go along the smaller stride, and no product or transposition reads it so."""

@@ -400,6 +400,10 @@ class Reader(Memory):
         if stores and not self.walks and all(isinstance(self.values[n], Affine) for n in starts):
             self._go_through(op, walk.counts[:, 0], first, each)
             return
+        if stores and not self.stored and self._is_last(op) and not np.all(walk.counts):
+            self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing
+            self._scf_for(op)
+            return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         is_still = not self._is_walked(op)

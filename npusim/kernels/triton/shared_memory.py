@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 
 class _Access(NamedTuple):
-    """A load or store: its place in the text, its outermost loop (0 outside of loops), and the name of its offset."""
+    """A load or store: its place in the text, its outermost loop (0 outside of loops), and the names of its offsets.
+
+    ``offsets``: all that are added to the parameter; none where it is not known which these are.
+    """
 
     op: Op
     place: int
     loop: int
-    offset: str
+    offsets: tuple[str, ...]
     parameters: set[str]
 
 
@@ -41,7 +44,7 @@ def check_shared(function: Function, call: Call) -> None:
         is_one = tensors[stored].offset == tensors[other].offset
         for store in (x for x in accesses if x.op.name in STORES and stored in x.parameters):
             for x in (x for x in accesses if other in x.parameters):
-                is_in_place = is_one and bool(x.offset) and x.offset == store.offset
+                is_in_place = is_one and bool(x.offsets) and x.offsets == store.offsets
                 is_behind = x.place > store.place or (x.loop == store.loop > 0 and not is_in_place)
                 if x.op.name in LOADS and is_behind:
                     raise _refused(x.op, f"{other} is loaded behind a store to {stored}")
@@ -59,9 +62,20 @@ def _accesses(function: Function) -> Iterator[_Access]:
     made = {r: op for op, _ in listed for r in op.results}
     for place, (op, loop) in enumerate(listed):
         if op.name in (*LOADS, *STORES):
-            pointer = made.get(op.operands[0])
-            offset = pointer.operands[1] if pointer is not None and pointer.name == "tt.addptr" else ""
-            yield _Access(op, place, loop, offset, roots_of(op.operands[0], sources))
+            roots = roots_of(op.operands[0], sources)
+            yield _Access(op, place, loop, _offsets(op.operands[0], made, function), roots)
+
+
+def _offsets(name: str, made: Mapping[str, Op], function: Function) -> tuple[str, ...]:
+    """Return the names of all integers that a pointer adds to a parameter; none where the pointer is another one."""
+    offsets = list[str]()
+    while name not in function.parameters:
+        op = made.get(name)
+        if op is None or op.name not in ("tt.addptr", "tt.splat", "tt.broadcast"):
+            return ()
+        name = op.operands[0]
+        offsets += op.operands[1:]
+    return tuple(offsets)
 
 
 def _in_order(operations: Sequence[Op], loop: int) -> Iterator[tuple[Op, int]]:

@@ -19,6 +19,7 @@ from npusim.program.ir.op import Opcode, Step
 from npusim.program.numerics.bits_result import ChoiceCounts, ErrorSummary, NumericResult
 from npusim.program.numerics.diagnosis import Probe
 from npusim.program.numerics.executor import (
+    POISON,
     Alternative,
     Execution,
     Observer,
@@ -238,8 +239,8 @@ class _Alternatives:
         if tensors is not None:
             return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at][-self.count :]
         only: Any = {"batches": {batch}, "most": self.count}
-        (rows,) = execute_rows(program, inputs, [self.last], {head}, **only)[1].values()
-        return rows[-self.count :]
+        written = execute_rows(program, inputs, [self.last], {head}, **only)[1]
+        return next(rows for at, rows in written.items() if at[:2] == (batch, head))[-self.count :]
 
 
 def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
@@ -284,12 +285,31 @@ def execute_rows(
 def _written(
     program: TileProgram, needed: Blocks, heads: Container[int], tensors: TensorStore, output: str = "o"
 ) -> dict[BlockRows, Array]:
-    """Return, by batch, head and first row, the chosen heads of the last phase's blocks in ``tensors``."""
+    """Return, by batch, head and first row, the chosen heads of the last phase's blocks in ``tensors``.
+
+    A stacked output has several matrices a block: each of them that a block stores to is returned.
+    """
+    tensor, outputs = program.tensors[output], _outputs(program, needed, heads, output)
+    if not is_stacked(program, output):
+        return {
+            (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
+            for (batch, head, row), (of, count, at) in outputs.items()
+        }
+    stored, written, ends = tensors.written(tensor), dict[BlockRows, Array](), dict[tuple[int, int], int]()
+    for (_, head, row), (of, count, at) in sorted(outputs.items(), key=lambda x: (x[0][1:], -x[1][1])):
+        for batch in sorted(b for b, h in stored if h == of):
+            skipped = max(0, ends.get((batch, head), 0) - row)  # rows of a block of another batch that has more
+            rows = stored[batch, of][at + skipped : at + count]
+            if np.any(np.ascontiguousarray(rows).view(np.uint8) != POISON):
+                written[batch, head, row + skipped] = rows
+                ends[batch, head] = row + count
+    return written
+
+
+def is_stacked(program: TileProgram, output: str) -> bool:
+    """Return whether an output has more matrices than its blocks have batches: a block may store to any of them."""
     tensor = program.tensors[output]
-    return {
-        (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
-        for (batch, head, row), (of, count, at) in _outputs(program, needed, heads, output).items()
-    }
+    return not tensor.added and tensor.batch > 1 + max(b.batch for b in _final(program).blocks)
 
 
 def _outputs(
@@ -318,8 +338,10 @@ def needed_blocks(
 
     ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; ``since``: of each head's
     rows in a block those from this one on, and what lies between.  No operation looks from one row at another.
+    Of a stacked output all blocks are needed, whatever ``batches``.
     """
     tensor = program.tensors[output]
+    batches = None if is_stacked(program, output) else batches
     most = sample_rows(tensor) if rows == "sample" else most
     blocks = [
         b if most is None or b.rows <= most or tensor.packed > 1 else b.part(b.row + b.rows - most, most)
