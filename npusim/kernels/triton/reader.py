@@ -390,19 +390,7 @@ class Reader(Memory):
             raise op.fail("a loop whose step is 0 or less, or whose numbers have no sign: steps are above 0")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
-        stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
-        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
-        if stores and not loads and self.walks and walk.most_once and (np.all(walk.counts) or self._is_last(op)):
-            self._once(op, walk.counts[:, 0] == 0)
-            return
-        if stores and self.walks and not self.choices.is_apart:
-            raise UnlikeLoopsError
-        if stores and not self.walks and all(isinstance(self.values[n], Affine) for n in starts):
-            self._go_through(op, walk.counts[:, 0], first, each)
-            return
-        if stores and not self.stored and self._is_last(op) and not np.all(walk.counts):
-            self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing
-            self._scf_for(op)
+        if self._is_stored_by(op, walk, first, each):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
@@ -456,6 +444,26 @@ class Reader(Memory):
         if each > MOST_EACH or times > MOST_TIMES:
             allowed = f"allowed: at most {MOST_EACH:,} and {MOST_TIMES:,}"
             raise op.fail(f"a program goes through a loop {each:,} times, all programs {times:,} times; {allowed}")
+
+    def _is_stored_by(self, op: Op, walk: Walk, first: Integers, each: Integers) -> bool:
+        """Return whether a loop that stores is read: as an if, block by block, or without programs that skip it."""
+        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
+        if not any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
+            return False
+        if not loads and self.walks and walk.most_once and (np.all(walk.counts) or self._is_last(op)):
+            self._once(op, walk.counts[:, 0] == 0)
+        elif self.walks:
+            if not self.choices.is_apart:
+                raise UnlikeLoopsError
+            return False
+        elif all(isinstance(self.values[n], Affine) for n in op.operands[4:][1::2]):
+            self._go_through(op, walk.counts[:, 0], first, each)
+        elif not self.stored and self._is_last(op) and not np.all(walk.counts):
+            self._return(op, walk.counts[:, 0] == 0)  # an empty sequence: its program stores nothing
+            self._scf_for(op)
+        else:
+            return False
+        return True
 
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
         """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
