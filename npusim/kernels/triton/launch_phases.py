@@ -74,7 +74,8 @@ def is_row(reader: Reader) -> bool:
     if len(stored := reader.stored[0].value.axes) >= 2:
         return False
     blocks = [x.axes[x.dims.index(ROWS)] for x in reader.loads.values() if len(x.axes) == 2]
-    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2]
+    # A state of one row has no axis of rows, nor has a number that is stored.
+    blocks += [axes[0] for _, axes, _ in reader.states.values() if len(axes) == 2 and axes[0] is not None]
     return not any(reader.root(axis) == reader.root(stored[0]) for axis in blocks if stored)
 
 
