@@ -27,7 +27,7 @@ from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readin
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
-from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Elements, Integers, Tensor
+from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Booleans, Elements, Integers, Tensor
 from npusim.program.ir.tile import GlobalTensor, Role
 
 if TYPE_CHECKING:
@@ -122,14 +122,9 @@ class LaunchGrid:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         #: Recorded views with all of their axes; the result's is given.
         self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
-        walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
-        counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
-        self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
-        for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
-            self.is_visited = self.is_visited & (left > 0)
         #: Which programs store anything: of others nothing follows for the axes of tensors.
         self.stores = _stores(reader)
-        self.is_visited = self.is_visited & self.stores
+        self.is_visited = _visited(reader) & self.stores
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
@@ -163,18 +158,19 @@ class LaunchGrid:
         self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[COLUMNS]))
         self.sizes["row"] = min(height, self.out.shape[ROWS])
         self.sizes["value"] = min(width, self.out.shape[COLUMNS])
-        self._place_all()
-        for other in reader.stored[1:]:
-            self._check_second(other)
-        self._check_parts()
-
-    def _place_all(self) -> None:
-        """Place the axes of all loads, and check that a loop's tiles are added up as the result needs them."""
-        for load in self.reader.loads.values():
+        for load in reader.loads.values():
             with refusing(load.line, load.of):
                 self._place(load)
         if self.stored.is_walked:
             self._place(self.stored)
+        self._check_walk()
+        for other in reader.stored[1:]:
+            self._check_second(other)
+        self._check_parts()
+        self._check_bounds()
+
+    def _check_walk(self) -> None:
+        """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum of a part."""
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
             raise self._fault(self.stored.line, why)
@@ -183,7 +179,6 @@ class LaunchGrid:
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
             if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
-        self._check_bounds()
 
     def _stacked(
         self, places: Sequence[Integers], rows: Integers, cols: Integers
@@ -813,11 +808,22 @@ class LaunchGrid:
         return tuple(runs)
 
 
-def _stores(reader: Reader) -> Any:
+def _visited(reader: Reader) -> Booleans:
+    """Return the iterations of each program, loop after loop, that read anything."""
+    walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
+    counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(reader.ids), 1), bool)]
+    visited = np.concatenate(counts, 1)
+    for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
+        visited = visited & (left > 0)
+    return visited
+
+
+def _stores(reader: Reader) -> Booleans:
     """Return of each program whether it stores any element, (programs, 1)."""
     one, count = np.ones((1, 1), bool), len(reader.ids)
     left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
-    return np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
+    made: Booleans = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
+    return made
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
