@@ -403,6 +403,7 @@ NAMED: dict[str, frozenset[str]] = {
     "kernels/tilelang/program.py": frozenset({"tilelang"}),  # the library, in whose place a stand-in is
     "kernels/tilelang/recording.py": frozenset({"tilelang"}),  # the library
     "__init__.py": frozenset({"triton"}),  # the public function of that name
+    "config/bands.py": frozenset({"triton"}),  # the family of bands of recorded launches
     "kernels/triton/calls.py": frozenset({"triton"}),  # the library, as in the next three
     "kernels/triton/recording.py": frozenset({"triton", "tilelang"}),
     "kernels/triton/compiler.py": frozenset({"triton"}),
