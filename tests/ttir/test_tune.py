@@ -91,8 +91,8 @@ def test_a_kernel_bound_by_memory_says_so_and_ties_go_to_more_warps() -> None:
 def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> None:
     made = predict_all(configurations_of(request_of(NORM, R=256, C=5120), {"warps": (1, 2, 4, 8, 16)}))
     errors = [abs(((p.us or 0.0) + GAP_US) / us - 1) for p, us in zip(made, SHORT_NORM_US, strict=True)]
-    # Too slow by a third: reads evict lines of the launch before, as 64 KiB a multiprocessor showed on an H200; rows this
-    # short do not show it, and nothing explains why.
+    # Too slow by a third: reads evict lines of the launch before, as 64 KiB a multiprocessor showed on an H200. Rows so
+    # short do not show it, which nothing explains.
     assert median(errors) <= 0.36, errors
     problem, hw = KernelProblem.of({"R": 256, "C": 5120}), "h100"
     alone = npusim.run(NORM, hw=hw, problem=problem, l2="clean", overrides=THROUGH, numerics=False).timing
