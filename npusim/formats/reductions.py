@@ -92,8 +92,10 @@ def reduce_sum(
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
     (values,) = check_operands((x,), target)
     first = _start_of(values, target, start)
+    if order == "mma_lanes":
+        layout = *MMA_LANES, math.prod(MMA_LANES[:2])
     if times is not None:
-        return _of_products(values, times, target, order, first)
+        return _of_products(values, times, target, order, layout, first)
     if order == "sequential":
         return _sequential(values, target, first)
     if values.shape[-1] == 0:
@@ -106,7 +108,7 @@ def reduce_sum(
     elif order == "vector_lanes":
         total = _lanes(values, target, VECTOR_BLOCK_BYTES // target.size_bytes)
     else:
-        layout = layout or (*MMA_LANES, math.prod(MMA_LANES[:2]))
+        assert layout is not None
         total = _of_lanes(values, target, *layout, in_trees=order.startswith(_TREES))
     return total if first is None else add(first, total, target)
 
@@ -241,13 +243,19 @@ def _of_lanes(
     return _tree(_tree(sums, target), target)
 
 
-def _of_products(x: Array, times: ArrayLike, target: FloatFormat, order: str, first: Array | None) -> Array:
+def _of_products(
+    x: Array,
+    times: ArrayLike,
+    target: FloatFormat,
+    order: str,
+    layout: tuple[int, int, int, int] | None,
+    first: Array | None,
+) -> Array:
     """Return the sum of products: as `_of_lanes` and `_sequential`, with one ``fma`` for each lane's own additions."""
     (y,) = check_operands((times,), target)
     x, y = np.broadcast_arrays(x, y)
     if order == "sequential":
         return _chained(x, y, target, first)
-    layout = (*MMA_LANES, math.prod(MMA_LANES[:2])) if order == "mma_lanes" else _layout(order)
     if layout is None:
         raise FormatError(f"a sum of products in order {order!r}: the orders are sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
