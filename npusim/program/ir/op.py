@@ -48,8 +48,8 @@ class Opcode(Enum):
     TANH a: the hyperbolic tangent of a, as named by ``variant``
     ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row; NaN as of MAX
-    ROW_SUM a: (rows, 1), the sum of each row in the named order
-    ROW_SUM a, b: (rows, 1), the sum of each row of a b in the named order; a lane adds each product unrounded (fma)
+    ROW_SUM a: (rows, 1), the sum of each row in the named order;
+        with a second operand b, the sum of each row of a b: a lane adds each product unrounded (fma)
     CUMSUM a: the cumulative sums of each row in the named order, restarted after ``every`` columns
     INVERSE a: for each square of a, one below the other, the inverse of I + L, L its strictly lower triangle, in the
         named order
