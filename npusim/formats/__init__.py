@@ -15,7 +15,7 @@ from npusim.formats.block_formats import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
-from npusim.formats.elementwise import MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
+from npusim.formats.elementwise import DIVISIONS, MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
@@ -26,6 +26,7 @@ from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt
 __all__ = [
     "ARITHMETICS",
     "BLOCK_FORMATS",
+    "DIVISIONS",
     "FORMATS",
     "IEEE",
     "MAX_NANS",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats import exponential
+from npusim.formats import cuda_functions, exponential
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
 from npusim.formats.exact_rounding import function_value, round_fraction
@@ -93,41 +93,47 @@ POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
         ),
     }
 )
-#: Bits of 1.0 in float32.
-ONE_PATTERN = 0x3F800000
-#: CUDA's erff: from where on it is 1 - 2**p; of p, and of the polynomial in x**2 below that, coefficients from the
-#: highest power to the first, less the 1 that a last multiply-add adds.
-ERFF_LARGE = np.uint32(0x3F8060FE).view(np.float32)
-ERFF: Array = np.array(
-    [
-        (0x3789CA3C, 0xB9F560B9, 0x3BAC840B, 0xBD0C8162, 0x3E1CF906, 0x3F6A937E, 0x3F20D842),
-        (0x38B1E96A, 0xBA574D20, 0x3BAAD5EA, 0xBCDC1BE7, 0x3DE718AF, 0xBEC093AC, 0x3E0375D3),
-    ],
-    np.uint32,
-).view(np.float32)
 #: Ascend C's Erf: x held to 3.92 times one polynomial of its square over another, from the highest power to the first.
 ASCEND_ERF = (
     (0.053443748819, 0.75517016694e1, 0.10162808918e3, 0.13938061484e4, 0.50637915060e4, 0.29639384698e5),
     (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),
 )
-_ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 compiles tl.erf to; its ex2.approx is assumed correctly rounded"
+_LIBDEVICE = "libdevice's function: the PTX that Triton 3.6 compiles; its ex2.approx and rcp.approx as on an H200"
 _ASCEND_ERF = "Ascend C, Erf: asc-devkit, adv_api/math/erf.h, its default PADE_APPROXIMATION; NaN assumed to stay"
-_SQRT = "sqrt.approx.ftz.f32 on an H100, every input (reports/silicon/roots.py)"
+_SQRT = "sqrt.approx.ftz.f32 on an H100, every input (reports/silicon/special_functions.py)"
+_UNIT = "on an H200, every input (reports/silicon/special_functions.py)"
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
+
+
+def _library() -> UnaryVariant:
+    return UnaryVariant(("float32",), None, "derived", _LIBDEVICE)
+
+
+def _of_unit(instruction: str) -> UnaryVariant:
+    return UnaryVariant(("float32",), None, "hardware-vectors", f"{instruction} {_UNIT}")
+
+
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
-        "exp": {"hopper_hexp": _measured(("float16",), None, "hexp")},
+        "exp": {"hopper_hexp": _measured(("float16",), None, "hexp"), "libdevice": _library()},
         "exp2": {
             "exp2p": UnaryVariant(("float32",), None, "hardware-vectors", "golden/README.md, exp2p"),
             **{f"fa4_degree{degree}": UnaryVariant(("float32",), None, "published-model", _FA4) for degree in (3, 5)},
-            "hopper_ex2": _measured(("float16", "bfloat16"), "ex2", "ex2.approx(.ftz)"),
+            "hopper_ex2": _measured(("float16", "bfloat16", "float32"), "ex2", "ex2.approx(.ftz)"),
+            "hopper_ex2_subnormal": _of_unit("ex2.approx.f32"),
             "hopper_hexp2": _measured(("float16",), None, "hexp2"),
         },
-        "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp")},
-        "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx")},
+        "log": {"libdevice": _library()},
+        "log2": {"libdevice": _library()},
+        "rcp": {
+            "hopper_hrcp": _measured(("float16",), None, "hrcp"),
+            "hopper_approx": _of_unit("rcp.approx.ftz.f32"),
+        },
+        "rsqrt": {"hopper_approx": _of_unit("rsqrt.approx.ftz.f32")},
+        "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"), "libdevice": _library()},
         "sqrt": {"hopper_approx": UnaryVariant(("float32",), "sqrt", "hardware-vectors", _SQRT)},
         "erf": {
-            "libdevice": UnaryVariant(("float32",), None, "derived", _ERFF),
+            "libdevice": _library(),
             "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF),
         },
     }
@@ -172,20 +178,9 @@ def unary_table(name: str, fmt: FloatFormat, variant: str) -> Array:
     table = _rounded(name, widen(patterns.view(fmt.dtype)), fmt).view(fmt.bits_dtype)
     difference_key = VARIANTS[name][variant].table
     if difference_key is not None:
-        table = table + _packaged_difference(f"{difference_key}_{fmt.name}").astype(table.dtype)
+        table = table + cuda_functions.difference(f"{difference_key}_{fmt.name}").astype(table.dtype)
     table.setflags(write=False)
     return table
-
-
-@functools.cache
-def _packaged_difference(key: str) -> Array:
-    """Return a packaged table of (hardware - correctly rounded) patterns."""
-    from importlib.resources import files
-
-    path = files("npusim.formats").joinpath("hopper_unary.npz")
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        difference: Array = archive[key]
-    return difference
 
 
 def _apply(name: str, x: ArrayLike, fmt: str | FloatFormat, variant: str) -> Array:
@@ -202,10 +197,11 @@ def _apply(name: str, x: ArrayLike, fmt: str | FloatFormat, variant: str) -> Arr
     flat = np.ascontiguousarray(values).reshape(-1)
     if variant in POLYNOMIALS:
         return _polynomial(flat, variant).reshape(values.shape)
-    if name == "sqrt" and variant != "correct":
-        return _approximate_root(flat, chosen).reshape(values.shape)
+    if (of_cuda := cuda_functions.FUNCTIONS.get(f"{name}.{variant}")) is not None:
+        with np.errstate(all="ignore"):
+            return with_canonical_nan(of_cuda(flat), target).reshape(values.shape)
     if name == "erf" and variant != "correct":
-        return (_erff if variant == "libdevice" else _ascend_erf)(flat).reshape(values.shape)
+        return _ascend_erf(flat).reshape(values.shape)
     if target.name == "float64":
         return _float64(name, flat).reshape(values.shape)
     if target.name == "float32" and name in ("exp", "exp2"):
@@ -230,28 +226,6 @@ def _polynomial(flat: Array, variant: str) -> Array:
     out = np.empty(flat.size, np.int32)
     elementwise_kernels.exp2_polynomial(flat, out, np.array(coefficients, np.float32), np.float32(lowest))
     return out.view(np.float32)
-
-
-def _approximate_root(x: Array, variant: UnaryVariant) -> Array:
-    """Return an approximate root of flat float32: 0 of subnormals; the table of two binades from 1 on serves all."""
-    root, fmt = _rounded("sqrt", x, get_format("float32")).view(np.int32), np.finfo(np.float32)
-    difference = _packaged_difference(f"{variant.table}_float32")[(x.view(np.int32) - ONE_PATTERN) & (1 << 24) - 1]
-    is_normal = (x >= fmt.tiny) & (x <= fmt.max)
-    near = np.where(is_normal, root + difference, root).view(np.float32)
-    return np.where(np.abs(x) < fmt.tiny, np.copysign(np.float32(0), x), near)
-
-
-def _erff(x: Array) -> Array:
-    """Return CUDA's erff of flat float32: subnormals are 0 to its multiply-adds."""
-    magnitude = np.abs(x)
-    is_large, is_normal = magnitude >= ERFF_LARGE, ~(magnitude < np.finfo(np.float32).tiny)
-    x = np.where(is_normal, x, np.copysign(np.float32(0), x))
-    argument, times = np.where(is_large, magnitude, mul(x, x, "float32")), np.where(is_large, -magnitude, x)
-    coefficients = (np.where(is_large, large, small) for large, small in ERFF.T)
-    power = functools.reduce(lambda total, c: fma(total, argument, c, "float32"), coefficients)
-    power = fma(power, times, times, "float32")
-    rest = sub(np.float32(1), exp2(np.where(is_large, power, np.float32(0)), "float32"), "float32")
-    return np.where(is_large, np.copysign(rest, x), power)
 
 
 def _ascend_erf(x: Array) -> Array:

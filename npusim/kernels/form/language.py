@@ -39,7 +39,7 @@ TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
 WORDS = (
-    "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, .to(format), "
+    "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, .to(format), "
     ".max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write what a value that has no name is made by.
@@ -558,6 +558,11 @@ def tanh(a: Value, variant: str = "") -> Value:
 def erf(a: Value, variant: str = "") -> Value:
     """Return the error function of a, correctly rounded or as named by ``variant``."""
     return _unary(Opcode.ERF, a, variant)
+
+
+def divided(a: Source, b: Source, variant: str = "") -> Value:
+    """Return a / b, rounded once or as named by ``variant`` (``div.hopper_full``: a GPU's ``div.full.f32``)."""
+    return _binary(Opcode.DIV, a, b, Attributes(variant=variant))
 
 
 def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:

@@ -45,15 +45,17 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.triton.ttir_text import Line
 
-_OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "/": "divf", "max": "maxnumf", "min": "minnumf"})
+_OF_FLOATS = MappingProxyType({"+": "addf", "-": "subf", "*": "mulf", "max": "maxnumf", "min": "minnumf"})
+#: CUDA's division, rounded once, which is not Triton's ``/``.
+_DIVISION = "tt.precise_divf"
 _OF_INTEGERS = MappingProxyType(
     {"+": "addi", "-": "subi", "*": "muli", "//": "divsi", "%": "remsi", "rem": "remsi", "max": "maxsi", "min": "minsi"}
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-#: Functions of one number, by TileLang's name.
+#: Functions of one number, by TileLang's name; expf is CUDA's, of which Triton has a faster one.
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
-    {"exp2": "math.exp2", "exp": "math.exp", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
+    {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
 )
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
@@ -267,7 +269,11 @@ class _Writer:
             v = self.value(e.operands[0])
             if v.fmt not in FLOATS:
                 raise refused(self.line, f"T.{e.word} of {v.fmt}")
-            return self.op(f"{FUNCTIONS[e.word]} %{v.name} : {v.type}", v.shape, v.fmt)
+            name = FUNCTIONS[e.word]
+            if "." not in name:
+                text = f'tt.extern_elementwise %{v.name} {{symbol = "{name}"}} : ({v.type}) -> {v.type}'
+                return self.op(text, v.shape, v.fmt)
+            return self.op(f"{name} %{v.name} : {v.type}", v.shape, v.fmt)
         if e.word == "not":
             v = self.value(e.operands[0])
             true = self.constant(1, v.shape, "bool")
@@ -311,6 +317,8 @@ class _Writer:
             sign = "u" if word == "ne" and not whole else sign
             text = f"arith.cmp{'i' if whole else 'f'} {sign}{word}, %{a.name}, %{b.name} : {a.type}"
             return self.op(text, a.shape, "bool")
+        if word == "/" and not whole:
+            return self.op(f"{_DIVISION} %{a.name}, %{b.name} : {a.type}", a.shape, a.fmt)
         names = _OF_INTEGERS if whole else _OF_FLOATS
         if word not in names:
             raise refused(self.line, f"{word} of {a.fmt}")

@@ -75,9 +75,11 @@ from npusim.kernels.triton.values import (
     truth,
 )
 
+#: Operations of two floats by TTIR's names; `tl.div_rn` is rounded once on every device.
 BINARY = MappingProxyType(
-    {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum propagate"}
-    | {"minnumf": "minimum", "minimumf": "minimum propagate"}
+    {"arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/", "tt.precise_divf": "/"}
+    | {"arith.maxnumf": "maximum", "arith.maximumf": "maximum propagate"}
+    | {"arith.minnumf": "minimum", "arith.minimumf": "minimum propagate"}
 )
 NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"+": add, "-": sub, "*": mul, "/": div, "maximum": maximum, "minimum": minimum}
@@ -93,16 +95,17 @@ def _root(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
 
-#: How functions are written, and what they make of a number; those of `Choices` by its fields.
+#: How functions are written where `Choices` has no form of them, and what they make of a number.
 UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
-        "math.exp2": ("exp2", lambda x: 2.0**x),
-        "math.exp": ("exp", math.exp),
+        "math.exp2": ("exp({}, 'exp2.correct')", lambda x: 2.0**x),
+        "math.exp": ("exp({}, 'exp.correct')", math.exp),
         "math.log2": ("log({}, 'log2.correct')", lambda x: math.log2(x) if x > 0 else math.nan),
         "math.log": ("log({})", lambda x: math.log(x) if x > 0 else math.nan),
         "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
         "tt.precise_sqrt": ("sqrt({})", _root),
-        "math.erf": ("erf", math.erf),
+        "math.sqrt": ("sqrt({})", _root),
+        "math.erf": ("erf({})", math.erf),
         "math.tanh": ("tanh({})", math.tanh),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
@@ -122,8 +125,6 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fast_expf": "math.exp",
     }
 )
-#: Functions whose subnormal results are 0, and the smallest number above 0 that they give.
-_FLUSHING, SMALLEST = ("__nv_fast_expf",), 2.0**-126
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
@@ -474,6 +475,8 @@ class Arithmetic(Draft, ABC):
         for one, other, form in ways if how in "+-" and self.choices.fuses else ():
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
+        if how == "/" and (form := self.choices.form(op.name, shape_of(op.type)[1], "")):
+            return form.format(self.text(a), self.text(b))
         return _written(how, self.text(a), self.text(b))
 
     def _cast(self, op: Op, x: Known) -> None:
@@ -495,13 +498,11 @@ class Arithmetic(Draft, ABC):
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
         self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
 
-    def _math_sqrt(self, op: Op, x: Known) -> None:
-        is_named = isinstance(x, Floats) and x.fmt == "f32"  # of float64 there is one instruction, IEEE's
-        self._function(op, x, self.choices.sqrt if is_named else "sqrt({})", _root)
-
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
-    def _function(self, op: Op, x: Known, text: str, of_pad: Callable[[float], float]) -> None:
+    def _function(self, op: Op, x: Known, name: str, symbol: str = "") -> None:
+        """Read a function of `UNARY`; ``symbol``: a library's, whose form may be another."""
+        text, of_pad = UNARY[name]
         if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
             self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
             return
@@ -510,24 +511,15 @@ class Arithmetic(Draft, ABC):
             x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
+        text = self.choices.form(symbol or name, x.fmt, self.choices.form(name, x.fmt, text))
         pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else of_pad(x.pad)
         is_low = op.name == "math.absf" and pad == 0
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known = dict[str, tuple[str, Callable[[float], float]]]()
-        for symbol, name in LIBDEVICE.items():
-            text, function = UNARY[name]
-            known[symbol] = getattr(self.choices, text, text), function
-        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
-            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
-        self._function(op, x[0], *known[symbol])
-        made = self.values[op.results[0]]
-        if symbol in _FLUSHING and isinstance(made, Floats) and not self.choices.is_exact:
-            made = self._named(op, made)
-            pad = 0.0 if made.pad is not None and made.pad < SMALLEST else made.pad
-            text = f"where(compare({made.text}, {SMALLEST!r}, 'olt'), 0.0, {made.text})"
-            self._bind(op, replace(made, text=text, pad=pad))
+        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
+        self._function(op, x[0], LIBDEVICE[symbol], symbol)
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
         x = self._of_table(op, x) if isinstance(x, ListedMask) else x
@@ -574,6 +566,7 @@ class Arithmetic(Draft, ABC):
                 raise op.fail("a sum of one value over and over: multiply it")
             self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
             return
+        self._leave_rows(op, axis, x.axes[:-1])
         self.reduced.append((axis, op.line))
         how = self._order(op) if kind == "sum" else nan
         text = f"{self.text(x)}.{kind}({how and repr(how)})"
@@ -584,6 +577,12 @@ class Arithmetic(Draft, ABC):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _leave_rows(self, op: Op, axis: str | None, rows: Sequence[str | None]) -> None:
+        """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
+        self.left |= {a for a in rows if a is not None}
+        if {*map(self.root, self.left)} & {*map(self.root, (axis, *(a for a, _ in self.reduced)))}:
+            raise op.fail("a sum or maximum of a block along both of its axes: load the block as one row")
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""

@@ -226,8 +226,8 @@ class ExactProgram:
             return method(op, *x)
         if family == "arith" and name in _INTEGERS:
             return np.asarray(_INTEGERS[name](*x))
-        if family == "arith" and name in BINARY:
-            return np.asarray(NUMBERS[BINARY[name]](*x, F64))
+        if op.name in BINARY:
+            return np.asarray(NUMBERS[BINARY[op.name]](*x, F64))
         if op.name in _FUNCTIONS:
             return self._float(_FUNCTIONS[op.name], x[0])
         if op.name in _SHAPED:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
-    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma"),
+    *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "filled"),
 )
 #: Numbers of that language that have a name.
@@ -53,9 +53,10 @@ AXES_IN_TEXT = re.compile("'@([^']*)'")
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, the forms of 2^x, e^x, erf
-    and roots.
+    """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, and functions' forms.
 
+    ``forms``: how functions and divisions of float32 are written that a unit or a library computes in its own way, by
+    the operation of TTIR or the library's symbol.
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
@@ -65,10 +66,7 @@ class Choices:
 
     is_fresh: bool
     fuses: bool
-    exp2: str
-    exp: str
-    erf: str
-    sqrt: str
+    forms: Mapping[str, str] = field(default_factory=dict)
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
@@ -76,6 +74,10 @@ class Choices:
     is_exact: bool = False
     is_apart: bool = False
     lists_elements: bool = False
+
+    def form(self, name: str, fmt: str, usual: str) -> str:
+        """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
+        return self.forms.get(name, usual) if fmt == "f32" else usual
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
@@ -178,6 +180,8 @@ class Draft:
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
+        #: Rows that a sum or maximum along the other axis of a block leaves.
+        self.left: set[str] = set()
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []

@@ -27,6 +27,7 @@ from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
 from npusim.errors import FormatError, ProgramError, SpecError
+from npusim.formats import VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
@@ -108,10 +109,10 @@ class TritonPrecision:
 
     exp_variant
         The implementation of a power of two; ``exp.*``: as e^(x ln 2), where a unit has no other.
-    erf_variant
-        The implementation of the error function: the vendor's library.
-    sqrt_variant
-        The implementation of ``tl.sqrt`` for float32: on GPUs the approximate instruction.  ``tl.sqrt_rn`` is correct.
+    functions
+        Whose implementations other functions and divisions of float32 are, by the operation of TTIR, as `FUNCTIONS`
+        has them; empty: correctly rounded.  On GPUs ``tl.sqrt`` and ``/`` are approximate instructions, and
+        ``tl.sqrt_rn`` and ``tl.div_rn`` are correct.
     sum_order
         Order of a row's sum; empty: that of NVIDIA's code by its layouts (``mma_lanes`` where Triton compiles none),
         else the device's.
@@ -127,8 +128,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
-    erf_variant: str = "erf.correct"
-    sqrt_variant: str = "sqrt.correct"
+    functions: str = ""
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -144,16 +144,34 @@ EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithm
 TURNS = "depth=0: a state is used before and after a product, so that neither side of it runs tiles ahead"
 UNCOUNTED_RETURNS = "the time of programs that return early is not counted: the device file does not have it"
 _ON_GPUS = ("compiled", "unfused")
-#: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
-MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is assumed to be that of an H100"
+#: Functions of float32 by whose they are: their forms by the operation of TTIR, or by the symbol of a library.
+FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "": {},
+        "cuda": {
+            "__nv_expf": "exp({}, 'exp.libdevice')",
+            "math.log": "log({}, 'log.libdevice')",
+            "math.log2": "log({}, 'log2.libdevice')",
+            "math.rsqrt": "rsqrt({}, 'rsqrt.hopper_approx')",
+            "math.sqrt": f"sqrt({{}}, {APPROXIMATE_ROOT!r})",
+            "math.erf": "erf({}, 'erf.libdevice')",
+            "math.tanh": "tanh({}, 'tanh.libdevice')",
+            "arith.divf": "divided({}, {}, 'div.hopper_full')",
+        },
+        "ascend_c": {"math.erf": "erf({}, 'erf.ascend_c')"},
+    }
+)
+#: Compute capability on which GPUs' functions were measured, times ten, and what a run says elsewhere.
+MEASURED_FUNCTIONS = 90
+ASSUMED_FUNCTIONS = "GPU's exponentials, roots, logarithms and divisions of float32 are assumed to be those of an H200"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {
         "gpu": tuple(
-            TritonPrecision(n, erf_variant="erf.libdevice", sqrt_variant=APPROXIMATE_ROOT, contracts=n == "compiled")
+            TritonPrecision(n, "exp2.hopper_ex2", "cuda", contracts=n == "compiled")
             for n in _ON_GPUS
         )
     }
-    | {"npu": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
+    | {"npu": (TritonPrecision("ascend", "exp.correct", "ascend_c", accumulate="fresh", contracts=False),)}
     | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
 )
 
@@ -455,9 +473,10 @@ def _phases_of(
     decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
     notes = (*phase.notes, *filter(None, [untried()]))
     phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
-    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-    if is_approximate and _capability(device) != MEASURED_ROOTS:
-        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
+    measured = ("hopper", "libdevice") if is_gpu and _capability(device) != MEASURED_FUNCTIONS else ()
+    variants = {r.attributes.variant.partition(".")[2] for s in phase.stages for r in s.rows}
+    if any(variant.startswith(measured) for variant in variants if variant):
+        phase = replace(phase, notes=(*phase.notes, ASSUMED_FUNCTIONS))
     if blocks.reader.returned and not (machine.has_groups and counts_turnover(device)):
         phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
     if machine.has_groups:
@@ -475,12 +494,18 @@ def _phases_of(
 
 
 def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
-    """Return the choices of a precision, and of compiled code, as the reader writes them."""
-    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
-    if not p.exp_variant.startswith("exp2."):
-        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
-    erf, sqrt = f"erf({{}}, {p.erf_variant!r})", f"sqrt({{}}, {p.sqrt_variant!r})"
-    return replace(Choices(p.accumulate == "fresh", False, exp2, exp, erf, sqrt, is_exact=p.is_exact), **of_code)
+    """Return the choices of a precision, and of compiled code, as the reader writes them.
+
+    ``tl.exp`` has subnormal results; ``tl.exp2`` and ``fast_expf`` have zeros where the variant names a second form.
+    """
+    base, _, variant = p.exp_variant.partition(".")
+    subnormal = f"{variant}_subnormal" if f"{variant}_subnormal" in VARIANTS[base] else variant
+    exp2, exp = f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, '{base}.{subnormal}')"
+    fast = f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})"
+    if base != "exp2":
+        exp2, exp, fast = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2, exp2
+    forms = {"math.exp2": exp2, "math.exp": exp, "__nv_fast_expf": fast, **FUNCTIONS[p.functions]}
+    return replace(Choices(p.accumulate == "fresh", False, forms, is_exact=p.is_exact), **of_code)
 
 
 def read_as(

@@ -232,11 +232,10 @@ class Reader(Memory):
                 raise op.fail(why)
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
-        if family == "arith" and name in BINARY:
-            self._binary(op, BINARY[name])
+        if op.name in BINARY:
+            self._binary(op, BINARY[op.name])
         elif op.name in UNARY:
-            text, function = UNARY[op.name]
-            self._function(op, operands[0], getattr(self.choices, text, text), function)
+            self._function(op, operands[0], op.name)
         elif op.name == "ttg.convert_layout":
             self._set(op, operands[0])
         elif method is not None:

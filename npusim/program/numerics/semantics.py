@@ -72,6 +72,14 @@ def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
     return lambda sources, _before, fmt, _attributes: function(sources[0], sources[1], fmt)
 
 
+def _division(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    """Return a quotient: by ``variant``, ``div.hopper_full``, or rounded once."""
+    name, _, variant = (attributes.variant or f"div.{formats.DIVISIONS[0]}").partition(".")
+    if name != "div":
+        raise FormatError(f"unknown division {attributes.variant!r}; there are div.{', div.'.join(formats.DIVISIONS)}")
+    return formats.div(sources[0], sources[1], fmt, variant=variant)
+
+
 def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:
     """Return a function by its name and variant, ``exp.correct``; the first one's ``correct`` by default."""
 
@@ -144,7 +152,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.ADD: _binary(formats.add),
         Opcode.SUB: _binary(formats.sub),
         Opcode.MUL: _binary(formats.mul),
-        Opcode.DIV: _binary(formats.div),
+        Opcode.DIV: _division,
         Opcode.FMA: _fma,
         Opcode.COMPARE: _compare,
         Opcode.LOGIC: _logic,
