@@ -125,6 +125,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fast_expf": "math.exp",
     }
 )
+#: The division of a GPU that multiplies by an approximate inverse, `npusim.formats.div`.
+APPROXIMATE = "hopper_full"
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
@@ -382,7 +384,8 @@ class Arithmetic(Draft, ABC):
         if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
             return
-        if how == "*" and self._fused(op):
+        inverse = self._inverse(op, b) if how == "/" else ""
+        if how == "*" and self._fused(op) or inverse:
             a, b = self._named(op, a), self._named(op, b)
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
@@ -391,12 +394,25 @@ class Arithmetic(Draft, ABC):
         pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
         pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
         factors = (self.text(a), self.text(b)) if how == "*" else None
+        factors = (inverse, self.text(a)) if inverse else factors
         is_maximum = how.startswith("maximum")
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
         axes, place = self._joined(*blocks), op.place if factors else ""
         text = self._combined(op, how, a, b)
         made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
         self._bind(op, made)
+
+    def _inverse(self, op: Op, divisor: Known) -> str:
+        """Return the inverse of a divisor where compiled code multiplies by it and additions alone take the product in.
+
+        ptxas makes a division of a product, which it contracts like others, but not one that something else reads.
+        """
+        form, fused = self.choices.form(op.name, shape_of(op.type)[1], ""), self._fused(op)
+        if not form or not fused or not all(fused):
+            return ""
+        if isinstance(divisor, Number):
+            return literal(float(div(1.0, divisor.value, "float32", variant=APPROXIMATE))) if divisor.is_known else ""
+        return form.format("1.0", self.text(self._named(op, divisor)))
 
     def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
         """Write a product and a sum that are rounded once."""
@@ -660,6 +676,8 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        # Compiled code contracts no product that a choice stands behind, even one that chooses alike everywhere.
+        a, b = (replace(x, factors=None, place="") if isinstance(x, Floats) else x for x in (a, b))
         is_computed = isinstance(mask, ListedMask) and not mask.at.of and isinstance(a, Floats | Number)
         if isinstance(mask, Elements) or Elements in (type(a), type(b)) or is_computed:
             self._by_elements(op, mask, a, b)
