@@ -27,6 +27,8 @@ from npusim.studies.tune.prediction import kept, lettered, predict_all
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.config.device import L2State
+
 prune, perf_model = npusim.triton.prune, npusim.triton.perf_model
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
 KERNELS = Path(__file__).parent / "tuned_kernels.py"
@@ -51,13 +53,14 @@ SOFTMAX_US = {
 NORM_US = (25.8, 25.5, 25.1, 24.8, 24.8)
 #: What L2 does with writes where a launch follows another.
 THROUGH = {"memory.l2.writes": "through"}
-#: The same of 256 rows of 5120, which take less than the gap and what they wait for.
+#: The same of 256 rows of 5120. Their inputs are in L2: a copy of 2 MiB from memory takes an H100 1.8 us without its
+#: launch (reports/silicon/dirty_h100.json), these norms of 2.5 MiB 1.5 to 1.8 us without the gap.
 SHORT_NORM_US = (3.86, 3.12, 2.95, 2.86, 2.84)
 GAP_US = 1.3
 
 
-def request_of(launch: str, hw: str = "h100", **sizes: int) -> Request:
-    return Request(launch, hw=hw, problem=KernelProblem.of(sizes), l2="steady")
+def request_of(launch: str, hw: str = "h100", l2: L2State = "steady", **sizes: int) -> Request:
+    return Request(launch, hw=hw, problem=KernelProblem.of(sizes), l2=l2)
 
 
 def test_row_kernels_are_met_and_ranked_as_on_the_chip() -> None:
@@ -88,12 +91,15 @@ def test_a_kernel_bound_by_memory_says_so_and_ties_go_to_more_warps() -> None:
     assert len(set(lettered(made, ranked(made)).values())) == 5
 
 
-def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> None:
-    made = predict_all(configurations_of(request_of(NORM, R=256, C=5120), {"warps": (1, 2, 4, 8, 16)}))
+def test_rows_whose_inputs_are_in_l2_are_met() -> None:
+    request = request_of(NORM, l2="repeated", R=256, C=5120)
+    made = predict_all(configurations_of(request, {"warps": (1, 2, 4, 8, 16)}))
     errors = [abs(((p.us or 0.0) + GAP_US) / us - 1) for p, us in zip(made, SHORT_NORM_US, strict=True)]
-    # Too slow by a third: reads evict lines of the launch before, as 64 KiB a multiprocessor showed on an H200. Rows so
-    # short do not show it, which nothing explains.
-    assert median(errors) <= 0.36, errors
+    assert max(errors) <= 0.12, errors
+    assert median(errors) <= 0.08, errors
+
+
+def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> None:
     problem, hw = KernelProblem.of({"R": 256, "C": 5120}), "h100"
     alone = npusim.run(NORM, hw=hw, problem=problem, l2="clean", overrides=THROUGH, numerics=False).timing
     followed = npusim.run(NORM, hw=hw, problem=problem, l2="steady", numerics=False).timing
