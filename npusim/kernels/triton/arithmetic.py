@@ -52,6 +52,7 @@ from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
+    Booleans,
     Condition,
     Elements,
     Floats,
@@ -87,20 +88,35 @@ NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 #: Format of masks of compared values, as TTIR has it.
 MASK = "i1"
+#: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
+_MOST_EXPONENT = 700.0
 
 
 def _root(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
 
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf if x == 0 else math.nan
+
+
+def _inverse_root(x: float) -> float:
+    return 1 / math.sqrt(x) if x > 0 else math.copysign(math.inf, x) if x == 0 else math.nan
+
+
+def _power(x: float, base: float) -> float:
+    """Return a power; infinity beyond the largest float64."""
+    return float(np.power(base, x)) if x < _MOST_EXPONENT else math.inf
+
+
 #: How functions are written, and what they make of a number; those of `Choices` by its fields.
 UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
-        "math.exp2": ("exp2", lambda x: 2.0**x),
-        "math.exp": ("exp", math.exp),
-        "math.log2": ("log({}, 'log2.correct')", lambda x: math.log2(x) if x > 0 else math.nan),
-        "math.log": ("log({})", lambda x: math.log(x) if x > 0 else math.nan),
-        "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "math.exp2": ("exp2", partial(_power, base=2.0)),
+        "math.exp": ("exp", partial(_power, base=math.e)),
+        "math.log2": ("log({}, 'log2.correct')", lambda x: _log(x) / math.log(2)),
+        "math.log": ("log({})", _log),
+        "math.rsqrt": ("rsqrt({})", _inverse_root),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.erf": ("erf", math.erf),
         "math.tanh": ("tanh({})", math.tanh),
@@ -693,7 +709,7 @@ class Arithmetic(Draft, ABC):
         elif isinstance(b, Floats | Number):
             self._selected(op, mask, a, b)
         else:
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            raise op.fail("tl.where of other than a mask of indices, and blocks of floats or numbers")
 
     def _by_elements(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         """Read a choice by a mask that is not linear along two axes, or between such integers."""
@@ -715,7 +731,8 @@ class Arithmetic(Draft, ABC):
             self._set(op, Masking(of, b.value))
             return
         if not isinstance(a, Floats) or not isinstance(b, Number):
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            self._fixed_choice(op, of, a, b)
+            return
         self._hidden_by(op, b)
         self._mask(op, a, b, of)
 
@@ -757,7 +774,8 @@ class Arithmetic(Draft, ABC):
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
         if not isinstance(b, Number) or not isinstance(a, Floats):
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            self._fixed_choice(op, mask, a, b)
+            return
         pad = -math.inf if self._hidden_by(op, b) else b.value
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
@@ -822,8 +840,8 @@ class Arithmetic(Draft, ABC):
         return True
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
-        if len(mask.shape) != 2:
-            raise op.fail("a mask that is no comparison of rows and columns of a tile")
+        if len(mask.shape) != 2 and self._walk is not None:
+            raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
             a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
         if self._walk is None:
@@ -851,14 +869,34 @@ class Arithmetic(Draft, ABC):
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        is_one = isinstance(mask, Elements) or not any(np.ptp(d.base) for _, d in mask.every)
-        matrix = elements_in(op, mask).values.astype(bool)
-        if not is_one or np.any(matrix != matrix[:1, :1]):
-            raise op.fail("a mask outside of a loop that differs between programs")
+        matrix = self._fixed(op, mask)
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), matrix[0, 0]
-        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        self.seen[name] = Floats(name, a.axes, a.fmt), matrix
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
+
+    def _fixed(self, op: Op, mask: Condition | Elements) -> Booleans:
+        """Return the elements of a mask outside of loops; refuse one that differs between programs."""
+        matrix = elements_in(op, mask).values.astype(bool)
+        if np.any(matrix != matrix[:1, :1]):
+            raise op.fail("a mask outside of a loop that differs between programs: tl.where of a block and a number")
+        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        return np.asarray(matrix[0, 0])
+
+    def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
+        values = [x for x in (a, b) if isinstance(x, Floats)]
+        if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
+        matrix, fmt = self._fixed(op, mask), shape_of(op.type.rpartition(", ")[2])[1]
+        for axis in range(matrix.ndim):  # where all along an axis are alike, one stands for them
+            if np.all(matrix == (first := np.take(matrix, [0], axis))):
+                matrix = first
+        name = self._unique("seen")
+        self.seen[name] = seen = Floats(name, self._axes(matrix.shape), fmt), matrix
+        one, other = _hidden(a), _hidden(b)
+        text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
+        text += ")" if values else f", {self.choices.fmt(fmt)!r})"
+        self._bind(op, Floats(text, self._joined(seen[0], *values), fmt, one if one == other else None))
 
 
 def _is_decided(x: Condition) -> bool:

@@ -39,6 +39,7 @@ from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.ttir_text import Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
@@ -422,6 +423,14 @@ def launched(
 
     Raises `ProgramError` for a kernel that neither is read.
     """
+    made = _launched(function, arguments, grid, choices)
+    check_programs([each.reader for each in made])
+    return made
+
+
+def _launched(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+) -> list[LaunchGrid]:
     listed = replace(choices, lists_elements=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]

@@ -27,7 +27,18 @@ from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readin
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
-from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Booleans, Elements, Integers, Tensor
+from npusim.kernels.triton.values import (
+    COLUMNS,
+    RELATIONS,
+    ROWS,
+    SPLIT,
+    Affine,
+    Booleans,
+    Elements,
+    Floats,
+    Integers,
+    Tensor,
+)
 from npusim.program.ir.tile import GlobalTensor, Role
 
 if TYPE_CHECKING:
@@ -149,6 +160,7 @@ class LaunchGrid:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+            self.col = _least(places[-1], self.is_visited)  # from the last tile to the first too
         for each in reader.stored:
             self._check_stored(each)
         self.rows, self.cols = (
@@ -602,7 +614,7 @@ class LaunchGrid:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.mask for w in r.walks) else {}
-        axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
+        axes |= {n: self._axes_of_mask(x, matrix) for n, (x, matrix) in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
         for walk in r.walks if r.choices.is_apart else r.walks[:1]:
@@ -665,9 +677,12 @@ class LaunchGrid:
             )
         values = dict[str, Any]()
         for n, (x, matrix) in r.seen.items():
-            known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
-            rows, columns = matrix.shape
-            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
+            known, shared = self._matrix(x, matrix), 1
+            known = known.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)
+            if known.shape[2] == 1:  # all rows share it
+                shared = self.out.shape[ROWS]
+                known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
+            bound[n] = GlobalTensor(n, 1, 1, *known.shape[2:], fmt, "constant", shared_rows=shared)
             values[n] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):
@@ -687,6 +702,18 @@ class LaunchGrid:
         flops = _flops(phase) if attention is None else None
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
+
+    def _axes_of_mask(self, x: Floats, matrix: Booleans) -> str:
+        """Return the names of the axes of a mask that is read; one of columns has rows, which share it."""
+        is_of_columns = self._matrix(x, matrix).shape[2] == 1
+        columns = [self.names[self.reader.root(x.axes[-1])]] if is_of_columns and x.axes[-1] is not None else []
+        return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
+
+    def _matrix(self, x: Floats, matrix: Booleans) -> Booleans:
+        """Return a mask that is read, (1, 1, rows, columns)."""
+        is_of_rows = matrix.ndim == 1 and self._is_of_rows(x.axes)
+        rows, columns = matrix.shape if matrix.ndim == 2 else (-1, 1) if is_of_rows else (1, -1)
+        return matrix.reshape(1, 1, rows, columns)
 
     def _refuse_exchanged(self) -> None:
         """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""
@@ -816,6 +843,13 @@ def _visited(reader: Reader) -> Booleans:
     for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
         visited = visited & (left > 0)
     return visited
+
+
+def _least(at: Integers, is_visited: Booleans) -> Integers:
+    """Return the least place of a program's visited iterations; of programs without one that of the first."""
+    at = np.broadcast_to(at, is_visited.shape)
+    least = np.where(is_visited, at, np.iinfo(np.int64).max).min(1, keepdims=True)
+    return np.where(is_visited.any(1, keepdims=True), least, at[:, :1])
 
 
 def _stores(reader: Reader) -> Booleans:

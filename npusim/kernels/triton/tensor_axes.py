@@ -8,7 +8,7 @@ by their index in each program (`npusim.kernels.triton.launch_axes`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
@@ -37,7 +37,7 @@ class View(Tensor):
 
     ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
     ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
-    stride is the smaller one.
+    stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
     """
 
     sizes: tuple[int, ...] = ()
@@ -47,6 +47,8 @@ class View(Tensor):
     described: tuple[int, ...] = ()
     described_by: tuple[int, ...] = ()
     is_exchanged: bool = False
+    storage: int = field(default=-1, compare=False)
+    offset: int = field(default=0, compare=False)
 
     @property
     def rest(self) -> Group:
@@ -350,4 +352,5 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
         data = None if x.data is None else x.elements().astype(np.int64)
         return IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by)
     fmt = "float64" if is_exact else get_format(x.fmt).name
-    return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)
+    memory: Mapping[str, int] = {"storage": x.storage, "offset": x.offset}
+    return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides, **memory)
