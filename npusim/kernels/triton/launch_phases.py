@@ -22,7 +22,15 @@ from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
-from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
+from npusim.kernels.triton.kernel_draft import (
+    AXES_IN_TEXT,
+    LANGUAGE,
+    NUMBERS,
+    Load,
+    Stored,
+    UnlikeProgramsError,
+    Walk,
+)
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
@@ -115,6 +123,8 @@ def placed(reader: Reader) -> LaunchGrid:
             return LaunchGrid(reader, result, freedom=freedom)
         except ProgramError as error:
             faults.append(error)
+    if unlike := [x for x in faults if isinstance(x, UnlikeProgramsError)]:
+        raise unlike[0]
     if len(ways) == 1:
         raise faults[0]
     raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
@@ -186,6 +196,11 @@ class LaunchGrid:
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
             raise self._fault(self.stored.line, why)
+        is_idle = ~self.is_visited.any(1) & ((self.rows > 0) & (self.cols > 0))[:, 0]
+        if self.walk and not self.is_summed and np.any(is_idle):
+            first = self.reader.program(int(np.argmax(is_idle)))
+            why = f"{self.stored.line}: {first} goes through its loop 0 times: let it return early"
+            raise UnlikeProgramsError(why, self.reader.ids[is_idle])
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
@@ -609,7 +624,7 @@ class LaunchGrid:
     def written(self, prelude: Prelude | None = None) -> Written:
         """Return the kernel of tiles as text; the result of a prelude is an operand in place of its sources."""
         r, lines = self.reader, list[tuple[str, int]]()
-        names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        names = {n: self._of_all(n) if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
         if prelude:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
@@ -630,6 +645,13 @@ class LaunchGrid:
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
+
+    def _of_all(self, name: str) -> str:
+        """Return the name of all tiles of a walked operand, which no other operand has."""
+        whole = name.removesuffix("j")
+        while whole in self.reader.loads:
+            whole += "_"
+        return whole
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
@@ -775,9 +797,6 @@ class LaunchGrid:
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
-            if self.walk and not self.is_summed and not runs:
-                why = f"{self.reader.program(int(i))} goes through its loop 0 times: let it return early"
-                raise self._fault(self.stored.line, why)
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
@@ -796,8 +815,9 @@ class LaunchGrid:
                     "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
                 )
                 raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
-            # Left to another launch.
-            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
+            # Left to another launch, or to programs of another kind.
+            left = "by this kind of programs" if self.reader.choices.programs else "these are NaN here"
+            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return tuple(cells)
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
