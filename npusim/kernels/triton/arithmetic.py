@@ -104,6 +104,11 @@ def _inverse_root(x: float) -> float:
     return 1 / math.sqrt(x) if x > 0 else math.copysign(math.inf, x) if x == 0 else math.nan
 
 
+def rounded_away(x: Any) -> Any:
+    """Return whole numbers nearest to values, halves away from zero."""
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
 def _power(x: float, base: float) -> float:
     """Return a power; infinity beyond the largest float64."""
     return float(np.power(base, x)) if x < _MOST_EXPONENT else math.inf
@@ -124,6 +129,28 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
+#: Functions that round to whole numbers: how the whole number nearest to a value, ``r``, becomes theirs of ``x``; and
+#: the same of a number.  Below 2^23 the sum with 2^23 is rounded to a whole number, ties to even.
+TO_WHOLE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "math.ceil": ("where(compare({r}, {x}, 'olt'), {r} + 1.0, {r})", np.ceil),
+        "math.floor": ("where(compare({r}, {x}, 'ogt'), {r} - 1.0, {r})", np.floor),
+        "math.roundeven": ("{r}", np.rint),
+        "math.round": (
+            "where(compare(maximum({x} - {r}, {r} - {x}), 0.5, 'oeq'), "
+            "where(compare({x}, 0.0, 'olt'), {x} - 0.5, {x} + 0.5), {r})",
+            rounded_away,
+        ),
+        "npusim.trunc": (
+            "where(compare({x}, 0.0, 'olt'), where(compare({r}, {x}, 'olt'), {r} + 1.0, {r}), "
+            "where(compare({r}, {x}, 'ogt'), {r} - 1.0, {r}))",
+            np.trunc,
+        ),
+    }
+)
+_WHOLE_FROM = 2.0**23
+#: Minima by the maxima of the opposite values.
+_MINIMA: Mapping[str, str] = MappingProxyType({"arith.minnumf": "arith.maxnumf", "arith.minimumf": "arith.maximumf"})
 #: Functions of a number's sign, which round nothing.
 _OF_SIGN = ("math.absf", "arith.negf")
 #: The same of libdevice, by symbol; of two operands none.
@@ -136,6 +163,11 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
         "__nv_fast_expf": "math.exp",
+        "__nv_ceilf": "math.ceil",
+        "__nv_floorf": "math.floor",
+        "__nv_roundf": "math.round",
+        "__nv_rintf": "math.roundeven",
+        "__nv_nearbyintf": "math.roundeven",
     }
 )
 #: Functions whose subnormal results are 0, and the smallest number above 0 that they give.
@@ -531,19 +563,49 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known = dict[str, tuple[str, Callable[[float], float]]]()
-        for symbol, name in LIBDEVICE.items():
-            text, function = UNARY[name]
-            known[symbol] = getattr(self.choices, text, text), function
-        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
-            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
-        self._function(op, x[0], *known[symbol])
+        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
+        if (name := LIBDEVICE[symbol]) in TO_WHOLE:
+            self._to_whole(op, x[0], name)
+            return
+        text, function = UNARY[name]
+        self._function(op, x[0], getattr(self.choices, text, text), function)
         made = self.values[op.results[0]]
         if symbol in _FLUSHING and isinstance(made, Floats) and not self.choices.is_exact:
             made = self._named(op, made)
             pad = 0.0 if made.pad is not None and made.pad < SMALLEST else made.pad
             text = f"where(compare({made.text}, {SMALLEST!r}, 'olt'), 0.0, {made.text})"
             self._bind(op, replace(made, text=text, pad=pad))
+
+    def _math_ceil(self, op: Op, x: Known) -> None:
+        self._to_whole(op, x, op.name)
+
+    _math_floor = _math_roundeven = _math_round = _math_ceil
+
+    def _to_whole(self, op: Op, x: Known, name: str) -> None:
+        """Write a value as the whole number near to it that a function gives: by sums and comparisons."""
+        text, function = TO_WHOLE[name]
+        if isinstance(x, Number) and x.is_known:
+            self._set(op, replace(x, value=(value := float(function(x.value))), text=literal(value)))
+            return
+        if not isinstance(x, Floats) or x.fmt not in ("f32", "f64"):
+            raise op.fail(f"{name} of other than a block of float32")
+        pad = None if x.pad is None else float(function(x.pad)) if math.isfinite(x.pad) else x.pad
+        self.notes.append(f"{op.line}: {name.partition('.')[2]}: timed as the sums and comparisons that give its bits")
+        x = self._named(op, x)
+        assert isinstance(x, Floats)
+        plain = replace(x, pad=None, factors=None, narrow=None, is_low=False)
+
+        def named(text: str, called: str) -> str:
+            return str(self._named(op, replace(plain, text=text), called).text)
+
+        size = named(f"maximum({x.text}, -{x.text})", "size")
+        whole = f"(({size} + {_WHOLE_FROM!r}) - {_WHOLE_FROM!r})"
+        near = named(f"where(compare({x.text}, 0.0, 'olt'), {whole} * -1.0, {whole})", "near")
+        made = named(text.format(x=x.text, r=near), "whole")
+        zero = f"where(compare({made}, 0.0, 'oeq'), {x.text} * 0.0, {made})"  # with the sign of x
+        text = f"where(compare({size}, {_WHOLE_FROM!r}, 'olt'), {zero}, {x.text})"
+        self._bind(op, replace(plain, text=text, pad=pad))
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
         x = self._of_table(op, x) if isinstance(x, ListedMask) else x
@@ -574,13 +636,17 @@ class Arithmetic(Draft, ABC):
                 "a reduction of several blocks at once (tl.argmax, tl.argmin): sums and maxima alone are read"
             )
         inner = [o.name for o in op.body]
+        if inner[:1] and inner[0] in _MINIMA and len(inner) == 2 and isinstance(x, Floats):
+            self._least(op, x)
+            return
         kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
-            raise op.fail("a reduction other than a sum or a maximum of floats")
+            raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         self._refuse_anew(op, axis)
-        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
+        floor = x.pad if kind == "max" and not x.is_low and x.pad != neutral and self._is_always_cut(axis) else None
+        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low) and floor is None:
             hidden = "unknown" if x.pad is None else x.pad
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
@@ -599,7 +665,28 @@ class Arithmetic(Draft, ABC):
         elif self._sums_products(op, x.place):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
+        text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
+
+    def _least(self, op: Op, x: Floats) -> None:
+        """Write a minimum as the maximum of the opposite values, and its opposite."""
+        pad = None if x.pad is None else -x.pad
+        opposite = self._named(op, replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False))
+        body = [replace(op.body[0], name=_MINIMA[op.body[0].name]), *op.body[1:]]
+        self._tt_reduce(replace(op, body=body), opposite)
+        made = self.values[op.results[0]]
+        assert isinstance(made, Floats)
+        self._bind(op, replace(made, text=f"({self.text(made)} * -1.0)"))
+
+    def _is_always_cut(self, axis: str | None) -> bool:
+        """Return whether a load's mask hides elements along an axis in every program, outside of loops."""
+        loads = [x for x in self.loads.values() if self.root(axis) in map(self.root, x.axes)]
+        return self._walk is None and any(
+            bool(np.all(left < n))
+            for x in loads
+            for own, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True)
+            if not x.is_walked and self.root(own) == self.root(axis)
+        )
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""

@@ -16,7 +16,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of, limits_of
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Condition,
@@ -92,7 +92,7 @@ class Choices:
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
-        return "float64" if self.is_exact else FORMATS[name]
+        return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
 
 
 @dataclass
@@ -198,6 +198,8 @@ class Draft:
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
+        #: Tensors of integers of which loads decide addresses and masks.
+        self.looked: set[str] = set()
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
@@ -213,7 +215,7 @@ class Draft:
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
         self._stores: list[str] = []  # pointers
-        self._products = 0
+        self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
         self._count(function.operations)
         parameters = list(function.parameters.items())
         while parameters:
@@ -243,6 +245,7 @@ class Draft:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._products += op.name == "tt.dot"
+            self._made.append(op)
             self._count(op.body)
             self._count(op.otherwise)
 

@@ -447,7 +447,8 @@ def _launched(
             with suppress(ProgramError):
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
     if len(made) > 1:
-        why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored; errors are of the first"
+        why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
+        why += "; errors are of the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
 
@@ -474,7 +475,9 @@ def _by_programs(
         return made
     counts = ", ".join(str(each.reader.programs) for each in made)
     why = f"programs do unlike things: read as {len(made)} kernels, of {counts} programs; errors are of the first"
-    made[0].reader.notes.append(f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    made[0].reader.notes.append(
+        f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}"
+    )
     return made
 
 

@@ -22,15 +22,7 @@ from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
-from npusim.kernels.triton.kernel_draft import (
-    AXES_IN_TEXT,
-    LANGUAGE,
-    NUMBERS,
-    Load,
-    Stored,
-    UnlikeProgramsError,
-    Walk,
-)
+from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, UnlikeProgramsError, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
@@ -704,7 +696,8 @@ class LaunchGrid:
             if known.shape[2] == 1:  # all rows share it
                 shared = self.out.shape[ROWS]
                 known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
-            bound[n] = GlobalTensor(n, 1, 1, *known.shape[2:], fmt, "constant", shared_rows=shared)
+            rows, columns = known.shape[2:]
+            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant", shared_rows=shared)
             values[n] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):
@@ -728,7 +721,8 @@ class LaunchGrid:
     def _axes_of_mask(self, x: Floats, matrix: Booleans) -> str:
         """Return the names of the axes of a mask that is read; one of columns has rows, which share it."""
         is_of_columns = self._matrix(x, matrix).shape[2] == 1
-        columns = [self.names[self.reader.root(x.axes[-1])]] if is_of_columns and x.axes[-1] is not None else []
+        last = x.axes[-1] if x.axes else None
+        columns = [self.names[self.reader.root(last)]] if is_of_columns and last is not None else []
         return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
 
     def _matrix(self, x: Floats, matrix: Booleans) -> Booleans:

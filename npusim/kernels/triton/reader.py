@@ -168,11 +168,11 @@ class Reader(Memory):
     def _read_ones(self) -> None:
         """Choose the first result's numbers by a mask that always holds: a kernel of tiles has an operand at least."""
         stored = self.stored[0]
-        if stored.is_walked or not any(stored.axes):
+        if stored.is_walked:
             why = "reads no block of a tensor, and a kernel of tiles computes from one at least"
             raise ProgramError(f"{stored.line}: {self.function.name} {why}")
         name, value = self._unique("ones"), stored.value
-        shape = (1,) * (len(stored.axes) - 1) + stored.pointer.shape[-1:]
+        shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
         self.seen[name] = Floats(name, axes, value.fmt), np.ones(shape, bool)
         self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
