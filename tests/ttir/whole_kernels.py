@@ -157,3 +157,20 @@ def integer_sum(A, W, C, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
         k = t + tl.arange(0, BK)
         acc += tl.dot(tl.load(A + i[:, None] * K + k[None, :]), tl.load(W + k[:, None] * N + j[None, :]))
     tl.store(C + i[:, None] * N + j[None, :], acc.to(tl.float32))
+
+
+@triton.jit
+def normed_in_place(X, N, B: tl.constexpr, AGAIN: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m, s = -float("inf"), 0.0
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        high = tl.maximum(m, tl.max(x, 0))
+        s = s * tl.exp(m - high) + tl.sum(tl.exp(x - high), 0)
+        m = high
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        tl.store(X + p * N + t + j, tl.exp(x - m) / s, mask=t + j < N)
+        if AGAIN:
+            x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+            tl.store(X + p * N + t + j, x * 2, mask=t + j < N)

@@ -99,6 +99,8 @@ class Memory(WholeNumbers):
         self.cuts |= {a for a, is_cut in zip(axes, cut, strict=True) if is_cut}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+            if any(x.of == pointer.of for x in self.stored):
+                raise op.fail(f"{pointer.of} is loaded behind a store to it: give the kernel a copy")
             if before.pointer.shape != pointer.shape:
                 raise op.fail(f"{pointer.of} is read in tiles of other sizes than in the loop before: visit the same")
             if not self.choices.is_apart:

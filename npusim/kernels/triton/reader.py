@@ -243,11 +243,16 @@ class Reader(Memory):
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
-        """Return whether a program stores once, and behind its loads, which are of the same elements."""
+        """Return whether a program stores once, and behind its loads, which are of the same elements.
+
+        In a loop: each tile is stored where it is loaded, and no later loop loads any.
+        """
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
+        later = {n for walk in self.walks[x.walk :] for n in walk.loads} if x.is_walked else set[str]()
         return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
-            (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+            (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
             and y.after <= x.after
+            and y.name not in later
             and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
             for y in loads
         )
