@@ -89,13 +89,6 @@ def doubled(X, Y, Z, n, B: tl.constexpr):
 
 
 @triton.jit
-def largest_at(X, Y, n, B: tl.constexpr):
-    row, c = tl.program_id(0), tl.arange(0, B)
-    x = tl.load(X + row * n + c, mask=c < n, other=-float("inf"))
-    tl.store(Y + row, tl.argmax(x, 0).to(tl.float32))
-
-
-@triton.jit
 def written_out(X, Y, N: tl.constexpr, B: tl.constexpr):
     r = tl.program_id(0) * B + tl.arange(0, B)
     x = tl.load(X + r)

@@ -112,11 +112,6 @@ KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128,
             ("weighted_keys", (1,), *KEYS),
             {"D": 64, "B": 64},
         ),
-        (
-            r"a reduction of several blocks at once \(tl\.argmax",
-            ("largest_at", (7,), drawn(7, 60), drawn(7), 60),
-            {"B": 64},
-        ),
     ],
 )
 def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:

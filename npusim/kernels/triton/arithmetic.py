@@ -52,6 +52,7 @@ from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
+    Booleans,
     Condition,
     Elements,
     Floats,
@@ -89,20 +90,40 @@ NUMBERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
 #: Format of masks of compared values, as TTIR has it.
 MASK = "i1"
+#: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
+_MOST_EXPONENT = 700.0
 
 
 def _root(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
 
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf if x == 0 else math.nan
+
+
+def _inverse_root(x: float) -> float:
+    return 1 / math.sqrt(x) if x > 0 else math.copysign(math.inf, x) if x == 0 else math.nan
+
+
+def rounded_away(x: Any) -> Any:
+    """Return whole numbers nearest to values, halves away from zero."""
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
+def _power(x: float, base: float) -> float:
+    """Return a power; infinity beyond the largest float64."""
+    return float(np.power(base, x)) if x < _MOST_EXPONENT else math.inf
+
+
 #: How functions are written where `Choices` has no form of them, and what they make of a number.
 UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
-        "math.exp2": ("exp({}, 'exp2.correct')", lambda x: 2.0**x),
-        "math.exp": ("exp({}, 'exp.correct')", math.exp),
-        "math.log2": ("log({}, 'log2.correct')", lambda x: math.log2(x) if x > 0 else math.nan),
-        "math.log": ("log({})", lambda x: math.log(x) if x > 0 else math.nan),
-        "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "math.exp2": ("exp({}, 'exp2.correct')", partial(_power, base=2.0)),
+        "math.exp": ("exp({}, 'exp.correct')", partial(_power, base=math.e)),
+        "math.log2": ("log({}, 'log2.correct')", lambda x: _log(x) / math.log(2)),
+        "math.log": ("log({})", _log),
+        "math.rsqrt": ("rsqrt({})", _inverse_root),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.sqrt": ("sqrt({})", _root),
         "math.erf": ("erf({})", math.erf),
@@ -111,6 +132,28 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
+#: Functions that round to whole numbers: how the whole number nearest to a value, ``r``, becomes theirs of ``x``; and
+#: the same of a number.  Below 2^23 the sum with 2^23 is rounded to a whole number, ties to even.
+TO_WHOLE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "math.ceil": ("where(compare({r}, {x}, 'olt'), {r} + 1.0, {r})", np.ceil),
+        "math.floor": ("where(compare({r}, {x}, 'ogt'), {r} - 1.0, {r})", np.floor),
+        "math.roundeven": ("{r}", np.rint),
+        "math.round": (
+            "where(compare(maximum({x} - {r}, {r} - {x}), 0.5, 'oeq'), "
+            "where(compare({x}, 0.0, 'olt'), {x} - 0.5, {x} + 0.5), {r})",
+            rounded_away,
+        ),
+        "npusim.trunc": (
+            "where(compare({x}, 0.0, 'olt'), where(compare({r}, {x}, 'olt'), {r} + 1.0, {r}), "
+            "where(compare({r}, {x}, 'ogt'), {r} - 1.0, {r}))",
+            np.trunc,
+        ),
+    }
+)
+_WHOLE_FROM = 2.0**23
+#: Minima by the maxima of the opposite values.
+_MINIMA: Mapping[str, str] = MappingProxyType({"arith.minnumf": "arith.maxnumf", "arith.minimumf": "arith.maximumf"})
 #: Functions of a number's sign, which round nothing.
 _OF_SIGN = ("math.absf", "arith.negf")
 #: The same of libdevice, by symbol; of two operands none.
@@ -123,6 +166,11 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
         "__nv_fast_expf": "math.exp",
+        "__nv_ceilf": "math.ceil",
+        "__nv_floorf": "math.floor",
+        "__nv_roundf": "math.round",
+        "__nv_rintf": "math.roundeven",
+        "__nv_nearbyintf": "math.roundeven",
     }
 )
 #: The division of a GPU that multiplies by an approximate inverse, `npusim.formats.div`.
@@ -535,7 +583,40 @@ class Arithmetic(Draft, ABC):
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
             raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
-        self._function(op, x[0], LIBDEVICE[symbol], symbol)
+        if (name := LIBDEVICE[symbol]) in TO_WHOLE:
+            self._to_whole(op, x[0], name)
+            return
+        self._function(op, x[0], name, symbol)
+
+    def _math_ceil(self, op: Op, x: Known) -> None:
+        self._to_whole(op, x, op.name)
+
+    _math_floor = _math_roundeven = _math_round = _math_ceil
+
+    def _to_whole(self, op: Op, x: Known, name: str) -> None:
+        """Write a value as the whole number near to it that a function gives: by sums and comparisons."""
+        text, function = TO_WHOLE[name]
+        if isinstance(x, Number) and x.is_known:
+            self._set(op, replace(x, value=(value := float(function(x.value))), text=literal(value)))
+            return
+        if not isinstance(x, Floats) or x.fmt not in ("f32", "f64"):
+            raise op.fail(f"{name} of other than a block of float32")
+        pad = None if x.pad is None else float(function(x.pad)) if math.isfinite(x.pad) else x.pad
+        self.notes.append(f"{op.line}: {name.partition('.')[2]}: timed as the sums and comparisons that give its bits")
+        x = self._named(op, x)
+        assert isinstance(x, Floats)
+        plain = replace(x, pad=None, factors=None, narrow=None, is_low=False)
+
+        def named(text: str, called: str) -> str:
+            return str(self._named(op, replace(plain, text=text), called).text)
+
+        size = named(f"maximum({x.text}, -{x.text})", "size")
+        whole = f"(({size} + {_WHOLE_FROM!r}) - {_WHOLE_FROM!r})"
+        near = named(f"where(compare({x.text}, 0.0, 'olt'), {whole} * -1.0, {whole})", "near")
+        made = named(text.format(x=x.text, r=near), "whole")
+        zero = f"where(compare({made}, 0.0, 'oeq'), {x.text} * 0.0, {made})"  # with the sign of x
+        text = f"where(compare({size}, {_WHOLE_FROM!r}, 'olt'), {zero}, {x.text})"
+        self._bind(op, replace(plain, text=text, pad=pad))
 
     def _arith_uitofp(self, op: Op, x: Known) -> None:
         x = self._of_table(op, x) if isinstance(x, ListedMask) else x
@@ -566,13 +647,17 @@ class Arithmetic(Draft, ABC):
                 "a reduction of several blocks at once (tl.argmax, tl.argmin): sums and maxima alone are read"
             )
         inner = [o.name for o in op.body]
+        if inner[:1] and inner[0] in _MINIMA and len(inner) == 2 and isinstance(x, Floats):
+            self._least(op, x)
+            return
         kind, neutral, nan = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0, ""))
         if not kind or len(inner) != 2 or not isinstance(x, Floats):
-            raise op.fail("a reduction other than a sum or a maximum of floats")
+            raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         self._refuse_anew(op, axis)
-        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
+        floor = x.pad if kind == "max" and not x.is_low and x.pad != neutral and self._is_always_cut(axis) else None
+        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low) and floor is None:
             hidden = "unknown" if x.pad is None else x.pad
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
@@ -592,13 +677,13 @@ class Arithmetic(Draft, ABC):
         elif self._sums_products(op, x.place):
             why = "compiled code contracts the products of this sum (fma), and its bits differ"
             self.notes.append(f"{op.line}: {why}: here each product is rounded before it is added")
+        text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
 
-    def _leave_rows(self, op: Op, axis: str | None, rows: Sequence[str | None]) -> None:
-        """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
-        self.left |= {a for a in rows if a is not None}
-        if {*map(self.root, self.left)} & {*map(self.root, (axis, *(a for a, _ in self.reduced)))}:
-            raise op.fail("a sum or maximum of a block along both of its axes: load the block as one row")
+        if (name := LIBDEVICE[symbol]) in TO_WHOLE:
+            self._to_whole(op, x[0], name)
+            return
+        self._function(op, x[0], name, symbol)
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
@@ -710,7 +795,7 @@ class Arithmetic(Draft, ABC):
         elif isinstance(b, Floats | Number):
             self._selected(op, mask, a, b)
         else:
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            raise op.fail("tl.where of other than a mask of indices, and blocks of floats or numbers")
 
     def _by_elements(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         """Read a choice by a mask that is not linear along two axes, or between such integers."""
@@ -732,7 +817,8 @@ class Arithmetic(Draft, ABC):
             self._set(op, Masking(of, b.value))
             return
         if not isinstance(a, Floats) or not isinstance(b, Number):
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            self._fixed_choice(op, of, a, b)
+            return
         self._hidden_by(op, b)
         self._mask(op, a, b, of)
 
@@ -774,7 +860,8 @@ class Arithmetic(Draft, ABC):
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
         if not isinstance(b, Number) or not isinstance(a, Floats):
-            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+            self._fixed_choice(op, mask, a, b)
+            return
         pad = -math.inf if self._hidden_by(op, b) else b.value
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
@@ -839,8 +926,8 @@ class Arithmetic(Draft, ABC):
         return True
 
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
-        if len(mask.shape) != 2:
-            raise op.fail("a mask that is no comparison of rows and columns of a tile")
+        if len(mask.shape) != 2 and self._walk is not None:
+            raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
             a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
         if self._walk is None:
@@ -868,14 +955,34 @@ class Arithmetic(Draft, ABC):
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        is_one = isinstance(mask, Elements) or not any(np.ptp(d.base) for _, d in mask.every)
-        matrix = elements_in(op, mask).values.astype(bool)
-        if not is_one or np.any(matrix != matrix[:1, :1]):
-            raise op.fail("a mask outside of a loop that differs between programs")
+        matrix = self._fixed(op, mask)
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), matrix[0, 0]
-        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        self.seen[name] = Floats(name, a.axes, a.fmt), matrix
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
+
+    def _fixed(self, op: Op, mask: Condition | Elements) -> Booleans:
+        """Return the elements of a mask outside of loops; refuse one that differs between programs."""
+        matrix = elements_in(op, mask).values.astype(bool)
+        if np.any(matrix != matrix[:1, :1]):
+            raise op.fail("a mask outside of a loop that differs between programs: tl.where of a block and a number")
+        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
+        return np.asarray(matrix[0, 0])
+
+    def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
+        """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
+        values = [x for x in (a, b) if isinstance(x, Floats)]
+        if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
+        matrix, fmt = self._fixed(op, mask), shape_of(op.type.rpartition(", ")[2])[1]
+        for axis in range(matrix.ndim):  # where all along an axis are alike, one stands for them
+            if np.all(matrix == (first := np.take(matrix, [0], axis))):
+                matrix = first
+        name = self._unique("seen")
+        self.seen[name] = seen = Floats(name, self._axes(matrix.shape), fmt), matrix
+        one, other = _hidden(a), _hidden(b)
+        text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
+        text += ")" if values else f", {self.choices.fmt(fmt)!r})"
+        self._bind(op, Floats(text, self._joined(seen[0], *values), fmt, one if one == other else None))
 
 
 def _is_decided(x: Condition) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
-from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS
+from npusim.kernels.triton.arithmetic import BINARY, LIBDEVICE, NUMBERS, TO_WHOLE
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
@@ -71,12 +71,15 @@ _NAMED = (formats.exp, formats.exp2, formats.log, formats.log2, formats.rsqrt, f
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]]({f"math.{f.__name__}": partial(f, fmt=F64) for f in _NAMED})
     | {"tt.precise_sqrt": partial(formats.sqrt, fmt=F64), "math.absf": np.abs, "arith.negf": np.negative}
+    | {name: function for name, (_, function) in TO_WHOLE.items()}
 )
 _REDUCTIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType(
     {
         "arith.addf": summed,
         "arith.maxnumf": partial(formats.reduce_max, fmt=F64),
         "arith.maximumf": partial(formats.reduce_max, fmt=F64, nan="propagate"),
+        "arith.minnumf": lambda x: -formats.reduce_max(-x, fmt=F64),
+        "arith.minimumf": lambda x: -formats.reduce_max(-x, fmt=F64, nan="propagate"),
     }
 )
 #: Operations without rounding, and what gives a block its shape.
@@ -213,7 +216,7 @@ class ExactProgram:
                 with refusing(op.line, op.name):
                     made = self._made(op)
                 if op.results:
-                    several = made if op.name.startswith("scf.") else [made]
+                    several = made if isinstance(made, list) else [made]
                     self.env.update(zip(op.results, several, strict=True))
         return []
 
@@ -311,11 +314,27 @@ class ExactProgram:
         symbol = re.findall(r'symbol = "(\w*)"', op.text)[0]
         return self._float(_FUNCTIONS[LIBDEVICE[symbol]], x)
 
-    def _tt_reduce(self, op: Op, x: Array) -> Array:
+    def _arith_fptosi(self, op: Op, x: Array) -> Array:
+        ends = np.iinfo(_DTYPES[shape_of(op.type)[1]])
+        return self._converted(op, np.clip(np.trunc(x), ends.min, ends.max))
+
+    def _tt_reduce(self, op: Op, x: Array, *others: Array) -> Any:
+        if others:
+            return self._with_index(op, x, *others)
         function = _REDUCTIONS.get(op.body[0].name)
         if function is None or len(op.body) != 2:
-            raise op.fail("a reduction other than a sum or a maximum of floats")
+            raise op.fail("a reduction other than a sum, a maximum or a minimum of floats")
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
+
+    @staticmethod
+    def _with_index(op: Op, x: Array, *others: Array) -> list[Array]:
+        """Return maxima, or minima, with the index of the first of equal ones."""
+        relations = {o.text.split()[1].rstrip(",") for o in op.body if o.name == "arith.cmpf"}
+        if len(others) != 1 or not relations & {"ogt", "olt"}:
+            raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
+        axis = op.number("axis")
+        at = np.expand_dims((np.argmax if "ogt" in relations else np.argmin)(x, axis), axis)
+        return [np.take_along_axis(np.asarray(of), at, axis).squeeze(axis) for of in (x, *others)]
 
     def _tt_scan(self, op: Op, x: Array) -> Array:
         if op.body[0].name != "arith.addf" or len(op.body) != 2 or "reverse = true" in op.text:
@@ -323,7 +342,9 @@ class ExactProgram:
         return np.cumsum(x, axis=op.number("axis"))
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
-        return multiplied(a, b) + c
+        kind = np.asarray(c).dtype
+        made = multiplied(np.asarray(a, np.float64), np.asarray(b, np.float64)) + c
+        return np.asarray(made, kind if kind.kind == "i" else np.float64)
 
     # ---------------------------------------------------------------- memory
 

@@ -16,7 +16,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of, limits_of
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Condition,
@@ -51,6 +51,17 @@ _OF_CALLS = frozenset({"p", *signature(Kernel.phase).parameters})
 AXES_IN_TEXT = re.compile("'@([^']*)'")
 
 
+class UnlikeProgramsError(ProgramError):
+    """Programs do unlike things, so that no one kernel of tiles does them all; ``some``: those with one of the ways.
+
+    ``some`` has their numbers in the grid; all others go the other way.
+    """
+
+    def __init__(self, message: str, some: Integers) -> None:
+        super().__init__(message)
+        self.some = frozenset(map(tuple, some.tolist()))
+
+
 @dataclass(frozen=True)
 class Choices:
     """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, and functions' forms.
@@ -61,7 +72,8 @@ class Choices:
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
-    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.  ``programs``:
+    the programs that are read, by their numbers in the grid; empty: all.
     """
 
     is_fresh: bool
@@ -74,6 +86,7 @@ class Choices:
     is_exact: bool = False
     is_apart: bool = False
     lists_elements: bool = False
+    programs: tuple[tuple[int, ...], ...] = ()
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
@@ -81,7 +94,7 @@ class Choices:
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
-        return "float64" if self.is_exact else FORMATS[name]
+        return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])
 
 
 @dataclass
@@ -165,6 +178,9 @@ class Draft:
         self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
+        if choices.programs:
+            self.ids = np.array(choices.programs, np.int64)
+        self.programs = len(self.ids)  #: that are read
         self.values: dict[str, Known] = {}
         self.lines: list[tuple[str, Line]] = []
         self.loads: dict[str, Load] = {}
@@ -186,6 +202,8 @@ class Draft:
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
+        #: Tensors of integers of which loads decide addresses and masks.
+        self.looked: set[str] = set()
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
@@ -201,7 +219,7 @@ class Draft:
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
         self._stores: list[str] = []  # pointers
-        self._products = 0
+        self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
         self._count(function.operations)
         parameters = list(function.parameters.items())
         while parameters:
@@ -231,6 +249,7 @@ class Draft:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
             self._products += op.name == "tt.dot"
+            self._made.append(op)
             self._count(op.body)
             self._count(op.otherwise)
 
@@ -354,6 +373,14 @@ class Draft:
             raise ProgramError(f"{self.line}: {why}: for other work load it along its tensor's rows")
         is_product = isinstance(x, Floats) and x.is_product
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
+
+    def unlike(self, op: Op, why: str, every: Any) -> ProgramError:
+        """Return the error for programs that do unlike things; ``every``: which do one of them, (programs, 1)."""
+        error = op.fail(why)
+        if every.shape[1] > 1:
+            return error
+        does = np.broadcast_to(every, (len(self.ids), 1))[:, 0]
+        return UnlikeProgramsError(str(error), self.ids[does])
 
     def _keep(self, programs: Integers) -> None:
         """Go on with some of the programs, in that order."""

@@ -16,7 +16,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, count
+from itertools import chain, count, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,11 +35,12 @@ from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch
-from npusim.kernels.triton.kernel_draft import Choices
+from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.ttir_text import Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
@@ -63,6 +64,8 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
+#: Kinds of programs that one launch may have, and what is said of the times of several kernels.
+MOST_KINDS, _LAUNCHES = 4, "their times, with {} launches, not the one kernel's"
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 
 
@@ -436,29 +439,63 @@ def phase_read(
 def launched(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
 ) -> list[LaunchGrid]:
-    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them.
+    """Return the blocks of a launch; of a kernel whose results have unlike shapes those of one for each of them, and of
+    one whose programs do unlike things those of one for each kind of programs.
 
-    Raises `ProgramError` for a kernel that neither is read.
+    Raises `ProgramError` for a kernel that none of these is read of.
     """
+    made = _launched(function, arguments, grid, choices, MOST_KINDS)
+    check_programs([each.reader for each in made])
+    for i, one in enumerate(made[1:], 2):
+        one.number = i
+    return made
+
+
+def _launched(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch; ``kinds``: how many kinds of programs there may be."""
     listed = replace(choices, lists_elements=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
-    except ProgramError:
-        made = list[LaunchGrid]()
+    except ProgramError as error:
+        made, fault = list[LaunchGrid](), error
         apart = results_apart(function)
         for how, parts in ((listed, [function]), (choices, apart), (listed, apart)):
             with suppress(ProgramError):
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
-        if not made:
-            raise
-    if len(made) == 1:
+    if len(made) > 1:
+        why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
+        why += "; errors are of the first"
+        made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _by_programs(
+    fault: ProgramError,
+    function: Function,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+    kinds: int,
+) -> list[LaunchGrid]:
+    """Return the blocks of a launch whose programs do unlike things, kind by kind; raise the fault of other ones."""
+    if not isinstance(fault, UnlikeProgramsError) or kinds < 2:
+        raise fault
+    every = choices.programs or tuple(tuple(at[::-1]) for at in product(*(range(n) for n in grid[::-1])))
+    some, others = (tuple(at for at in every if (at in fault.some) is is_one) for is_one in (True, False))
+    if not some or not others:
+        raise fault
+    made = list[LaunchGrid]()
+    for programs in sorted((some, others), key=len, reverse=True):
+        made += _launched(function, arguments, grid, replace(choices, programs=programs), kinds - 1)
+    if choices.programs:
         return made
-    for i, one in enumerate(made[1:], 2):
-        one.number = i
-    why = (
-        f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored; their times, with as many"
+    counts = ", ".join(str(each.reader.programs) for each in made)
+    why = f"programs do unlike things: read as {len(made)} kernels, of {counts} programs; errors are of the first"
+    made[0].reader.notes.append(
+        f"{fault}".partition(": ")[0] + f": {function.name}: {why}; {_LAUNCHES.format(len(made))}"
     )
-    made[0].reader.notes.append(f"{function.name}: {why} launches, not the one kernel's")
     return made
 
 
@@ -466,7 +503,7 @@ def _phases_of(
     made: Compiled, name: str, blocks: LaunchGrid, problem: AnyProblem, tiling: Tiling, p: TritonPrecision, machine: Any
 ) -> list[Any]:
     """Return the phases of the blocks of a launch, the last with its fields if it has any."""
-    device, is_gpu, grid = machine.device, _is_gpu(machine.device), blocks.reader.grid
+    device, is_gpu = machine.device, _is_gpu(machine.device)
     keeps = machine.keeps_factors
     *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
     phase = replace(phase, name=name, is_named=True) if blocks.number else phase
@@ -481,7 +518,7 @@ def _phases_of(
         phase = replace(phase, notes=(*phase.notes, UNCOUNTED_RETURNS))
     if machine.has_groups:
         phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
-        programs, returned = math.prod(grid), blocks.reader.returned
+        programs, returned = blocks.reader.programs, blocks.reader.returned
         return [*before, (phase, with_code(lies, made.body, phase, programs, device, returned))]
     if "depth" not in tiling.model_fields_set and not blocks.piece:
         turns = machine.in_turns(name, phase, tiling)

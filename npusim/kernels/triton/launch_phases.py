@@ -22,12 +22,23 @@ from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
-from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
+from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, UnlikeProgramsError, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View
 from npusim.kernels.triton.ttir_text import refusing
-from npusim.kernels.triton.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Booleans, Elements, Integers, Tensor
+from npusim.kernels.triton.values import (
+    COLUMNS,
+    RELATIONS,
+    ROWS,
+    SPLIT,
+    Affine,
+    Booleans,
+    Elements,
+    Floats,
+    Integers,
+    Tensor,
+)
 from npusim.program.ir.tile import GlobalTensor, Role
 
 if TYPE_CHECKING:
@@ -104,6 +115,8 @@ def placed(reader: Reader) -> LaunchGrid:
             return LaunchGrid(reader, result, freedom=freedom)
         except ProgramError as error:
             faults.append(error)
+    if unlike := [x for x in faults if isinstance(x, UnlikeProgramsError)]:
+        raise unlike[0]
     if len(ways) == 1:
         raise faults[0]
     raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
@@ -149,6 +162,7 @@ class LaunchGrid:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+            self.col = _least(places[-1], self.is_visited)  # from the last tile to the first too
         for each in reader.stored:
             self._check_stored(each)
         self.rows, self.cols = (
@@ -174,6 +188,11 @@ class LaunchGrid:
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = "a result adds up the loop's tiles element by element: sum each over its columns, or multiply it"
             raise self._fault(self.stored.line, why)
+        is_idle = ~self.is_visited.any(1) & ((self.rows > 0) & (self.cols > 0))[:, 0]
+        if self.walk and not self.is_summed and np.any(is_idle):
+            first = self.reader.program(int(np.argmax(is_idle)))
+            why = f"{self.stored.line}: {first} goes through its loop 0 times: let it return early"
+            raise UnlikeProgramsError(why, self.reader.ids[is_idle])
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
@@ -597,12 +616,12 @@ class LaunchGrid:
     def written(self, prelude: Prelude | None = None) -> Written:
         """Return the kernel of tiles as text; the result of a prelude is an operand in place of its sources."""
         r, lines = self.reader, list[tuple[str, int]]()
-        names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        names = {n: self._of_all(n) if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
         if prelude:
             names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.mask for w in r.walks) else {}
-        axes |= {n: self.called(x.axes) for n, (x, _) in r.seen.items()}
+        axes |= {n: self._axes_of_mask(x, matrix) for n, (x, matrix) in r.seen.items()}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
         for walk in r.walks if r.choices.is_apart else r.walks[:1]:
@@ -618,6 +637,13 @@ class LaunchGrid:
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
+
+    def _of_all(self, name: str) -> str:
+        """Return the name of all tiles of a walked operand, which no other operand has."""
+        whole = name.removesuffix("j")
+        while whole in self.reader.loads:
+            whole += "_"
+        return whole
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
@@ -665,9 +691,13 @@ class LaunchGrid:
             )
         values = dict[str, Any]()
         for n, (x, matrix) in r.seen.items():
-            known = matrix.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)[None, None]
-            rows, columns = matrix.shape
-            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant")
+            known, shared = self._matrix(x, matrix), 1
+            known = known.astype(get_format(fmt := r.choices.fmt(x.fmt)).dtype)
+            if known.shape[2] == 1:  # all rows share it
+                shared = self.out.shape[ROWS]
+                known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
+            rows, columns = known.shape[2:]
+            bound[n] = GlobalTensor(n, 1, 1, rows, columns, fmt, "constant", shared_rows=shared)
             values[n] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):
@@ -687,6 +717,19 @@ class LaunchGrid:
         flops = _flops(phase) if attention is None else None
         phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
         return (before, phase) if prelude else (phase,)
+
+    def _axes_of_mask(self, x: Floats, matrix: Booleans) -> str:
+        """Return the names of the axes of a mask that is read; one of columns has rows, which share it."""
+        is_of_columns = self._matrix(x, matrix).shape[2] == 1
+        last = x.axes[-1] if x.axes else None
+        columns = [self.names[self.reader.root(last)]] if is_of_columns and last is not None else []
+        return " ".join(["row", *columns]) if is_of_columns else self.called(x.axes)
+
+    def _matrix(self, x: Floats, matrix: Booleans) -> Booleans:
+        """Return a mask that is read, (1, 1, rows, columns)."""
+        is_of_rows = matrix.ndim == 1 and self._is_of_rows(x.axes)
+        rows, columns = matrix.shape if matrix.ndim == 2 else (-1, 1) if is_of_rows else (1, -1)
+        return matrix.reshape(1, 1, rows, columns)
 
     def _refuse_exchanged(self) -> None:
         """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""
@@ -748,9 +791,6 @@ class LaunchGrid:
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
-            if self.walk and not self.is_summed and not runs:
-                why = f"{self.reader.program(int(i))} goes through its loop 0 times: let it return early"
-                raise self._fault(self.stored.line, why)
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
@@ -769,8 +809,9 @@ class LaunchGrid:
                     "" if np.any(times > 1) else "; for a last block that is not whole cdiv(size, block), and masks"
                 )
                 raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
-            # Left to another launch.
-            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
+            # Left to another launch, or to programs of another kind.
+            left = "by this kind of programs" if self.reader.choices.programs else "these are NaN here"
+            self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return tuple(cells)
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
@@ -816,6 +857,13 @@ def _visited(reader: Reader) -> Booleans:
     for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
         visited = visited & (left > 0)
     return visited
+
+
+def _least(at: Integers, is_visited: Booleans) -> Integers:
+    """Return the least place of a program's visited iterations; of programs without one that of the first."""
+    at = np.broadcast_to(at, is_visited.shape)
+    least = np.where(is_visited, at, np.iinfo(np.int64).max).min(1, keepdims=True)
+    return np.where(is_visited.any(1, keepdims=True), least, at[:, :1])
 
 
 def _stores(reader: Reader) -> Booleans:

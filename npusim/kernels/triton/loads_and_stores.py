@@ -8,7 +8,6 @@ from itertools import count
 
 import numpy as np
 
-from npusim.kernels.triton.arithmetic import Arithmetic
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.integers import bits_of, wrapped
 from npusim.kernels.triton.kernel_draft import Load, Stored
@@ -40,12 +39,13 @@ from npusim.kernels.triton.values import (
     one_hot,
     truth,
 )
+from npusim.kernels.triton.whole_numbers import WholeNumbers
 
 #: What leaves a block's elements in their order, or exchanges its axes.
 CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
 
 
-class Memory(Arithmetic):
+class Memory(WholeNumbers):
     """Operations that load and store blocks."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
@@ -53,6 +53,12 @@ class Memory(Arithmetic):
             raise op.fail("a load from an address that is computed of floats")
         of = pointer.rest.of if isinstance(pointer, Listed) else pointer.of
         if isinstance(tensor := self.arguments[of], IntegerTensor):
+            if self._is_of_values(op):
+                self._load_numbers(op, tensor, pointer, mask, other)
+                return
+            self.looked.add(of)
+            if any(x.of == of for x in self.stored):
+                raise op.fail(f"{of}: integers that a kernel stores and loads: give the kernel a copy")
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         pointer = self._as_listed(op, pointer, mask) if self.choices.lists_elements else pointer
@@ -93,6 +99,8 @@ class Memory(Arithmetic):
         self.cuts |= {a for a, is_cut in zip(axes, cut, strict=True) if is_cut}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+            if any(x.of == pointer.of for x in self.stored):
+                raise op.fail(f"{pointer.of} is loaded behind a store to it: give the kernel a copy")
             if before.pointer.shape != pointer.shape:
                 raise op.fail(f"{pointer.of} is read in tiles of other sizes than in the loop before: visit the same")
             if not self.choices.is_apart:
@@ -461,12 +469,14 @@ class Memory(Arithmetic):
         return left
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        value = self._stored_integers(op, value) if isinstance(value, Affine) and not value.of else value
         if isinstance(value, Number) and isinstance(pointer, Affine | Listed):  # of all elements
             fmt = self._element_of(pointer)
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Affine | Listed) or not isinstance(value, Floats):
             raise op.fail("a store of a value that is no block of floats: integers, or masks")
+        self._result_of(op, pointer.rest.of if isinstance(pointer, Listed) else pointer.of, value.fmt)
         self.text(value)  # refuses a transposed one
         pointer = self._in_rows(op, pointer, mask)
         pointer, _ = self._in_part(pointer)

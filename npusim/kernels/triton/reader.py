@@ -141,9 +141,9 @@ class Reader(Memory):
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self._drop_unread()
         if not self.loads and not self.seen:
-            why = "reads no block of a tensor, and a kernel of tiles computes from one at least"
-            raise ProgramError(f"{self.stored[0].line}: {function.name} {why}")
+            self._read_ones()
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
             raise ProgramError(
@@ -151,6 +151,7 @@ class Reader(Memory):
             )
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
             self._drop_rows()
+        self._join_free()
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
@@ -163,6 +164,38 @@ class Reader(Memory):
                 x.drop_rows()
         for stored in self.stored:
             stored.value = replace(stored.value, axes=stored.axes)
+
+    def _read_ones(self) -> None:
+        """Choose the first result's numbers by a mask that always holds: a kernel of tiles has an operand at least."""
+        stored = self.stored[0]
+        if stored.is_walked:
+            why = "reads no block of a tensor, and a kernel of tiles computes from one at least"
+            raise ProgramError(f"{stored.line}: {self.function.name} {why}")
+        name, value = self._unique("ones"), stored.value
+        shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
+        axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
+        self.seen[name] = Floats(name, axes, value.fmt), np.ones(shape, bool)
+        self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
+        text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
+        stored.value = replace(value, text=text)
+
+    def _drop_unread(self) -> None:
+        """Leave out loads outside of loops that no statement reads, as compiled code does."""
+        texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
+        texts += [self.text(x.value) for x in self.stored]
+        words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
+        self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+
+    def _join_free(self) -> None:
+        """Join axes of stored blocks whose elements are alike along them with those of the first result."""
+        first, *others = self.stored
+        known = {self.root(a) for x in (first, *self.loads.values()) for a in x.axes if a is not None}
+        known |= {self.root(a) for _, axes, _ in self.states.values() for a in axes if a is not None}
+        sizes = {a: n for a, n in zip(first.axes, first.pointer.shape, strict=True) if a is not None}
+        for x in others:
+            for a, n in zip(x.axes, x.pointer.shape, strict=True):
+                if a is not None and self.root(a) not in known:
+                    self._join(next((b for b, size in sizes.items() if size == n), a), a)
 
     @property
     def is_misread(self) -> bool:
@@ -202,18 +235,24 @@ class Reader(Memory):
         if is_left.all():
             raise op.fail("every program returns early: nothing is stored")
         if is_left.any() and self.stored:
-            raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
+            why = "programs that end, or leave a store out, after they have stored: store under a mask"
+            raise self.unlike(op, why, is_left[:, None])
         if is_left.any():
             self.notes.append(f"{op.line}: {int(is_left.sum()):,} of {len(is_left):,} programs return early")
             self.returned += int(is_left.sum())
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
-        """Return whether a program stores once, and behind its loads, which are of the same elements."""
+        """Return whether a program stores once, and behind its loads, which are of the same elements.
+
+        In a loop: each tile is stored where it is loaded, and no later loop loads any.
+        """
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
+        later = {n for walk in self.walks[x.walk :] for n in walk.loads} if x.is_walked else set[str]()
         return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
-            (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+            (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
             and y.after <= x.after
+            and y.name not in later
             and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
             for y in loads
         )
@@ -265,7 +304,7 @@ class Reader(Memory):
             self._chosen_by_program(op, every)
         else:
             why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
-            raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+            raise self.unlike(op, f"{why} choice of integers: let the grid or tl.where decide", every)
 
     def _npusim_flat_range(self, op: Op) -> None:
         """Read flat indices as rows and columns, each part of a program's block as a program's own."""
@@ -304,7 +343,8 @@ class Reader(Memory):
         self._only = before
         for r, a, b in zip(op.results, *made, strict=True):
             if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
-                raise op.fail("an if that chooses between computed values by program: tl.where of a mask")
+                why = "an if that chooses between computed values by program: tl.where of a mask"
+                raise self.unlike(op, why, np.asarray(every))
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)

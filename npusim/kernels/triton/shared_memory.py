@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.errors import SpecError
+from npusim.errors import ProgramError, SpecError
 from npusim.formats import get_format
 from npusim.kernels.triton.calls import INTEGERS, Argument
+from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
+from npusim.kernels.triton.tensor_axes import GatheredView, View
 from npusim.kernels.triton.ttir_text import Function, Op
+from npusim.kernels.triton.values import MOST_ELEMENTS, Integers
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Call
+    from npusim.kernels.triton.kernel_draft import Load
+    from npusim.kernels.triton.reader import Reader
+
+#: Elements whose addresses are looked at in one go.
+_AT_ONCE = 1 << 22
 
 
 class _Access(NamedTuple):
@@ -116,3 +125,114 @@ def _range(x: Argument) -> tuple[int, int]:
     ends = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
     low, high = (x.offset + sum(how(0, e) for e in ends) for how in (min, max))
     return low * _bytes(x), (high + 1) * _bytes(x)
+
+
+def check_programs(readers: Sequence[Reader]) -> None:
+    """Raise `ProgramError` for an element that one program loads and another stores to by another argument's name.
+
+    Which of them comes first is free.  ``readers``: those of one launch.  A launch with too many such elements to look
+    at has a note.
+    """
+    stores = [(r, x) for r in readers for x in r.stored]
+    for reader, x in ((r, x) for r in readers for x in r.loads.values()):
+        view = reader.arguments[x.of]
+        for of, stored in stores:
+            other = of.arguments[stored.of]
+            if not isinstance(view, View) or not isinstance(other, View) or view.parameter == other.parameter:
+                continue
+            if _memory(view).storage != _memory(other).storage or _memory(view).storage < 0:
+                continue
+            if reader is not of or not _is_same(x, stored, view, other):
+                _check_pair(reader, x, of, stored)
+
+
+def _memory(view: View) -> View:
+    """Return the view whose offset its addresses count from."""
+    return view.source if isinstance(view, GatheredView) and view.source is not None else view
+
+
+def _is_same(x: Load, stored: Load, view: View, other: View) -> bool:
+    """Return whether each program loads the elements that it stores to."""
+    is_like = (view.offset, view.fmt, x.pointer.steps, x.pointer.shape) == (
+        *(other.offset, other.fmt, stored.pointer.steps, stored.pointer.shape),
+    )
+    return is_like and all(map(are_alike, (x.pointer.base, *x.left), (stored.pointer.base, *stored.left)))
+
+
+def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
+    """Raise `ProgramError` where a program loads what another one stores to."""
+    accesses = (reader, x), (of, stored)
+    count = sum(len(r.ids) * y.pointer.base.shape[1] * prod(y.pointer.shape) for r, y in accesses)
+    names = f"{x.of.partition('.')[0]} and {stored.of.partition('.')[0]}"
+    if count > MOST_ELEMENTS:
+        why = "one memory: whether a program loads what another one stores to is not looked at"
+        reader.notes.append(f"{x.line}: {names} are {why}, in {count:,} elements")
+        return
+    width = gcd(*(_bits(r.arguments[y.of].fmt) for r, y in accesses))
+    written = [np.concatenate(parts) for parts in zip(*_addresses(of, stored, width), strict=True)]
+    order = np.argsort(written[1], kind="stable")
+    owner, at = written[0][order], written[1][order]
+    for program, place in _addresses(reader, x, width):
+        if not len(at):
+            return
+        found = np.minimum(np.searchsorted(at, place), len(at) - 1)
+        is_others = (at[found] == place) & np.any(of.ids[owner[found]] != reader.ids[program], axis=1)
+        if np.any(is_others):
+            i = int(np.argmax(is_others))
+            own, other = reader.program(int(program[i])), of.program(int(owner[found[i]]))
+            does = f"{own} loads an element that {other} stores to at {stored.line}"
+            raise ProgramError(
+                f"{x.line}: {names} are one memory, and {does}: which comes first is free; give the kernel a copy"
+            )
+
+
+def _bits(fmt: str) -> int:
+    return get_format(fmt).bits
+
+
+def _addresses(reader: Reader, x: Load, width: int) -> Iterator[tuple[Integers, Integers]]:
+    """Yield program and place, in units of ``width`` bits of the memory, of the elements of an access."""
+    view, shape = reader.arguments[x.of], x.pointer.shape
+    times = x.pointer.base.shape[1]
+    steps = np.zeros((1, 1, *shape), np.int64)
+    for i, (n, step) in enumerate(zip(shape, x.pointer.steps, strict=True)):
+        steps = steps + step * _along(i, n, shape)
+    each = max(1, _AT_ONCE // (times * prod(shape)))
+    for first in range(0, len(reader.ids), each):
+        programs = np.arange(first, min(first + each, len(reader.ids)))
+        base = np.broadcast_to(x.pointer.base, (len(reader.ids), times))[programs]
+        places = base.reshape(*base.shape, *(1 for _ in shape)) + steps
+        is_used = np.broadcast_to(_is_visited(reader, x, times), (len(reader.ids), times))[programs]
+        used: Any = is_used.reshape(*is_used.shape, *(1 for _ in shape))
+        for i, (n, left) in enumerate(zip(shape, x.left, strict=True)):
+            most = np.broadcast_to(left, (len(reader.ids), left.shape[1]))[programs]
+            used = used & (_along(i, n, shape) < most.reshape(*most.shape, *(1 for _ in shape)))
+        used = np.broadcast_to(used, places.shape)
+        of_each = np.broadcast_to(programs.reshape(-1, *(1 for _ in places.shape[1:])), places.shape)[used]
+        at, parts = _in_memory(view, places[used]), _bits(view.fmt) // width
+        of_each, at = of_each[at >= 0], at[at >= 0]
+        yield np.repeat(of_each, parts), (at[:, None] * parts + np.arange(parts)).reshape(-1)
+
+
+def _along(axis: int, n: int, shape: tuple[int, ...]) -> Integers:
+    """Return the index along an axis, (1, 1, *axes)."""
+    return np.arange(n).reshape(1, 1, *(n if i == axis else 1 for i in range(len(shape))))
+
+
+def _in_memory(view: View, places: Integers) -> Integers:
+    """Return addresses in the memory, in elements; -1 of what a list of rows does not have."""
+    if not isinstance(view, GatheredView):
+        return places + view.offset
+    row, rest = places // view.by_row, places % view.by_row
+    known = np.array(view.listed, np.int64)
+    row = np.where((row >= 0) & (row < len(known)), row, -1)
+    first = np.where(row < 0, -1, known[row])
+    return np.where(first < 0, -1, first + rest + _memory(view).offset)
+
+
+def _is_visited(reader: Reader, x: Load, times: int) -> Any:
+    """Return which iterations of the programs an access is in; all where its loop is not known."""
+    counts = [np.arange(w.most)[None] < w.counts for w in reader.walks]
+    both = np.concatenate(counts, 1) if counts else np.ones((1, 1), bool)
+    own = counts[x.walk - 1] if 0 < x.walk <= len(counts) else both
+    return next((c for c in (own, both) if times > 1 and c.shape[1] == times), np.ones((1, times), bool))

@@ -37,7 +37,7 @@ class View(Tensor):
 
     ``fixed``: axes of which every program accesses one index.  Axes of one index, or of stride 0, are not among them;
     ``described``, ``described_by``: sizes and strides as a descriptor has them.  ``is_exchanged``: along its rows the
-    stride is the smaller one.
+    stride is the smaller one.  ``storage``, ``offset``: the memory that it is in, and its first element there.
     """
 
     sizes: tuple[int, ...] = ()
@@ -47,6 +47,8 @@ class View(Tensor):
     described: tuple[int, ...] = ()
     described_by: tuple[int, ...] = ()
     is_exchanged: bool = False
+    storage: int = field(default=-1, compare=False)
+    offset: int = field(default=0, compare=False)
 
     @property
     def rest(self) -> Group:
@@ -306,29 +308,31 @@ def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> 
 
 @dataclass(frozen=True)
 class MaskView(View):
-    """A tensor of integers as a mask: 1 where ``holds`` has it for the element, in the order of memory."""
+    """A tensor of integers as a mask, or as numbers: ``holds`` of each element, in the order of memory."""
 
-    holds: Booleans | None = field(default=None, compare=False, repr=False)
+    holds: Booleans | Integers | None = field(default=None, compare=False, repr=False)
 
     def array(self, values: Array | None = None) -> Array:
-        """Return the mask as (batch * splits, heads, rows, columns), int8."""
+        """Return the mask, or numbers, as (batch * splits, heads, rows, columns)."""
         places = np.zeros((1,) * len(self.sizes), np.int64)
         for i, (n, step) in enumerate(zip(self.sizes, self.by, strict=True)):
             places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.sizes[i + 1 :]))
         assert self.holds is not None
-        return super().array(self.holds[places].astype(np.int8))
+        return super().array(self.holds[places].astype(get_format(self.fmt).dtype))
 
 
 @dataclass(frozen=True)
 class IntegerTensor(Tensor):
     """A tensor of integers with known values: ``data`` in the order of memory, from its first element on.
 
-    ``sizes``, ``by``: as of `View`.
+    ``sizes``, ``by``, ``storage``, ``offset``: as of `View`.
     """
 
     data: Any = field(default=None, compare=False, repr=False)
     sizes: tuple[int, ...] = ()
     by: tuple[int, ...] = ()
+    storage: int = field(default=-1, compare=False)
+    offset: int = field(default=0, compare=False)
 
 
 def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
@@ -346,8 +350,10 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     if not x.is_integer and any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
         raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")
     sizes, by = tuple(n for n, _ in axes), tuple(s for _, s in axes)
+    memory = x.storage, x.offset
     if x.is_integer:
         data = None if x.data is None else x.elements().astype(np.int64)
-        return IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by)
+        return IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by, storage=memory[0], offset=memory[1])
     fmt = "float64" if is_exact else get_format(x.fmt).name
-    return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)
+    view = View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)
+    return replace(view, storage=memory[0], offset=memory[1])

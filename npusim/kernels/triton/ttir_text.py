@@ -19,6 +19,8 @@ FORMATS = MappingProxyType(
     {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
     | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
 )
+#: Formats of values of tiles that are integers (`npusim.kernels.triton.whole_numbers`).
+WHOLE = MappingProxyType({"i8": "int8", "i16": "float32", "i32": "float32", "i64": "float32"})
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
 #: Types in a list of them.
 TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")

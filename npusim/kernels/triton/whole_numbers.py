@@ -1,0 +1,237 @@
+"""Integers that are values of tiles: data of int8 products, results of quantization, indices of maxima.
+
+They are whole numbers in a format of floats that has them exactly: int8 itself, and float32 for wider ones, up to 2^24.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
+from npusim.kernels.triton.integers import limits_of
+from npusim.kernels.triton.kernel_draft import Choices
+from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
+from npusim.kernels.triton.ttir_text import WHOLE, Function, Op, shape_of
+from npusim.kernels.triton.values import AXES, Affine, Floats, Known, Listed, Number, ValueComparison, elements, literal
+
+#: Whole numbers up to this one are exact in float32.
+MOST_EXACT = 1 << 24
+#: What passes integers of a block on as they are, and what makes values of them.
+_PASSING = ("tt.broadcast", "tt.expand_dims", "tt.splat", "tt.trans", "ttg.convert_layout", "tt.reshape", "arith.extsi")
+_OF_VALUES = ("arith.sitofp", "arith.uitofp", "tt.dot")
+#: Comparisons of integers as those of floats.
+_RELATIONS: Mapping[str, str] = MappingProxyType(
+    {"eq": "oeq", "ne": "une", "slt": "olt", "sle": "ole", "sgt": "ogt", "sge": "oge"}
+)
+
+
+class WholeNumbers(Arithmetic, ABC):
+    """Operations on integers that are values of tiles."""
+
+    def __init__(
+        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+    ) -> None:
+        super().__init__(function, arguments, grid, choices)
+        self._places = set[str]()  # names of indices of maxima
+
+    @abstractmethod
+    def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
+        """Load a block of floats, or of a mask."""
+
+    def _is_of_values(self, op: Op, makers: tuple[str, ...] = _OF_VALUES) -> bool:
+        """Return whether floats, or a product, are made of what an operation gives."""
+        readers = self._uses.get(op.results[0], [])
+        return any(o.name in makers or (o.name in _PASSING and self._is_of_values(o, makers)) for o in readers)
+
+    def _load_numbers(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
+    ) -> None:
+        """Load integers as values of a tile."""
+        if not isinstance(pointer, Affine):
+            raise op.fail(f"{pointer.rest.of}: integers by loaded integers, of which floats or a product are made")
+        kind = shape_of(op.type)[1]
+        if tensor.data is None:
+            raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
+        if kind not in WHOLE or (tensor.fmt == "uint8") or np.abs(tensor.data).max(initial=0) > MOST_EXACT:
+            raise op.fail(f"{pointer.of}: floats of integers of {kind}; allowed: signed ones of at most 2^24")
+        ones, name = (1,) * len(AXES), f"{pointer.of}.numbers"
+        if self._is_of_values(op, ("tt.dot",)):  # no matrix unit here has products of integers
+            self.notes.append(f"{op.line}: {pointer.of}: products of integers have the time of those of float16")
+            kind = "f16"
+        view = MaskView(name, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by, holds=tensor.data)
+        self.arguments.setdefault(name, view)
+        self._said_as(op, pointer.of, kind)
+        if isinstance(other, Affine) and not any(other.steps) and not np.ptp(other.base):
+            other = Number(value := float(other.base.flat[0]), literal(value), pointer.shape)
+        self._load(op, replace(pointer, of=name), mask, other, kind)
+
+    def _said_as(self, op: Op, of: str, kind: str) -> None:
+        """Note integers that are stored here as floats."""
+        if WHOLE.get(kind, "int8") != "int8":
+            self.notes.append(f"{op.line}: {of}: integers of {kind} are {WHOLE[kind]} here, exact up to 2^24")
+
+    def _result_of(self, op: Op, of: str, kind: str) -> None:
+        """Make a tensor of integers one that values of tiles are stored to."""
+        tensor = self.arguments[of]
+        if not isinstance(tensor, IntegerTensor):
+            return
+        if of in self.looked or any(x.of.partition(".")[0] == of for x in self.loads.values()):
+            raise op.fail(f"{of}: integers that a kernel loads and stores: give the kernel a copy")
+        if kind not in WHOLE:
+            raise op.fail(f"a store of integers of {kind}; allowed: {', '.join(WHOLE)}")
+        self._said_as(op, of, kind)
+        ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
+        view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
+        self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
+
+    def _as_block(self, op: Op, x: Affine) -> Floats:
+        """Return indices, the same in all programs, as a block of numbers that is read."""
+        values = elements(op, x)
+        if self._walk is not None or np.any(values != values[:1, :1]) or np.abs(values).max() > MOST_EXACT:
+            raise op.fail("indices as values of a tile that differ between programs or tiles, or are beyond 2^24")
+        matrix = values[0, 0]
+        for axis in range(matrix.ndim):
+            if np.all(matrix == (first := np.take(matrix, [0], axis))):
+                matrix = first
+        name, kind = self._unique("indices"), f"i{x.bits}"
+        self.seen[name] = made = Floats(name, self._axes(matrix.shape), kind), matrix
+        self.notes.append(f"{op.line}: indices as values of a tile are a block that is read")
+        return made[0]
+
+    def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
+        """Return integers that are known at launch as a block, or one number, to be stored."""
+        if not any(x.steps) and not np.ptp(x.base):
+            return Number(value := float(x.base.flat[0]), literal(value), x.shape)
+        return self._as_block(op, x)
+
+    def _arith_sitofp(self, op: Op, x: Known) -> None:
+        fmt = shape_of(op.type)[1]
+        if isinstance(x, Affine) and any(x.steps):
+            x = self._as_block(op, x)
+        if not isinstance(x, Floats):
+            super()._arith_sitofp(op, x)
+        elif self.choices.fmt(fmt) == self.choices.fmt(x.fmt):
+            self._set(op, replace(x, fmt=fmt))
+        else:
+            self._cast(op, x)
+
+    def _arith_fptosi(self, op: Op, x: Known) -> None:
+        """Read floats as integers: cut toward 0; values beyond the type saturate here."""
+        kind = shape_of(op.type)[1]
+        if kind not in WHOLE or not isinstance(x, Floats):
+            raise op.fail(f"floats as integers of {kind}; allowed: blocks, as {', '.join(WHOLE)}")
+        made = next((o for o in self._made if op.operands[0] in o.results), None)
+        is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
+        if not is_whole:
+            self._to_whole(op, x, "npusim.trunc")
+            x = self.values[op.results[0]]
+        assert isinstance(x, Floats)
+        low, high = limits_of(int(kind[1:]))
+        self.notes.append(f"{op.line}: floats beyond {low} and {high} become these; on the device any number")
+        if WHOLE[kind] == "int8":
+            text = f"{self.text(x)}.to({self.choices.fmt(kind)!r}, overflow='saturate')"
+            text = self.text(x) if self.choices.is_exact else text
+            self._bind(op, Floats(text, x.axes, kind, None))
+        else:
+            self._set(op, replace(x, fmt=kind, factors=None))
+
+    def _resized(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Floats):
+            super()._resized(op, x)
+            return
+        kind = shape_of(op.type)[1]
+        if kind not in WHOLE or int(kind[1:]) < int(x.fmt[1:]) or op.name == "arith.extui":
+            raise op.fail(f"values of a tile of {x.fmt} as {kind}: allowed are signed ones of as many bits or more")
+        if self.choices.fmt(kind) == self.choices.fmt(x.fmt):
+            self._set(op, replace(x, fmt=kind))
+        else:
+            self._cast(op, x)
+
+    _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
+
+    def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
+        if not isinstance(a, Floats) and not isinstance(b, Floats):
+            super()._arith_cmpi(op, a, b)
+            return
+        relation = op.text.split()[1].rstrip(",")
+        if relation not in _RELATIONS:
+            raise op.fail("values of a tile that are compared without a sign")
+        one, other = (self._as_value(op, x) for x in (a, b))
+        text = f"compare({self.text(one)}, {self.text(other)}, {_RELATIONS[relation]!r})"
+        axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
+        is_place = any(isinstance(x, Floats) and x.text in self._places for x in (a, b))
+        is_hidden = is_place and Affine in (type(a), type(b))  # a maximum is at an element that no mask hides
+        pad = float(relation == "ne") if is_hidden and relation in ("eq", "ne") else None
+        self._bind(op, Floats(text, axes, MASK, pad))
+        self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
+
+    def _as_value(self, op: Op, x: Known) -> Floats | Number:
+        """Return an integer as a value of a tile: one that is there, one number, or indices."""
+        if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
+            return Number(value := float(x.base.flat[0]), literal(value), x.shape)
+        made = self._as_block(op, x) if isinstance(x, Affine) else x
+        if not isinstance(made, Floats):
+            raise op.fail(f"{op.name} of a value of a tile, and of integers that loads decide")
+        return made
+
+    def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        kind = shape_of(op.type)[1]
+        if kind in WHOLE:
+            is_zero = isinstance(c, Affine) and not any(c.steps) and not np.any(c.base)
+            most = MOST_EXACT >> 14
+            inner = shape_of("tensor" + re.findall(r"tensor(<[^>]*>)", op.text)[0])[0][1]
+            if not is_zero or inner > most:
+                why = f"a sum of products of integers in a loop, or of more than {most:,} of them"
+                raise op.fail(f"{why}: convert each product to float32, and add these")
+            c = Number(0.0, "0.0", shape_of(op.type)[0])
+        super()._tt_dot(op, a, b, c)
+
+    def _tt_reduce(self, op: Op, x: Known, *others: Known) -> None:
+        """Read a maximum with its index, the first of equal ones, beside other reductions."""
+        inner = {o.name for o in op.body}
+        is_indexed = len(others) == 1 and isinstance(x, Floats) and isinstance(others[0], Affine)
+        if not is_indexed or "arith.cmpf" not in inner:
+            super()._tt_reduce(op, x, *others)
+            return
+        relations = [o.text.split()[1].rstrip(",") for o in op.body if o.name == "arith.cmpf"]
+        is_maximum = "ogt" in relations
+        assert isinstance(x, Floats) and isinstance(others[0], Affine)
+        at, index = op.number("axis"), others[0]
+        is_along = all((step != 0) == (i == at) for i, step in enumerate(index.steps)) and index.steps[at] > 0
+        if not is_along or len(op.results) != 2 or not ({"ogt", "olt"} & set(relations)):
+            raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
+        if not is_maximum:
+            x = replace(x, text=f"({self.text(x)} * -1.0)", pad=None if x.pad is None else -x.pad, factors=None)
+        x = self._named(op, x, "compared")
+        assert isinstance(x, Floats)
+        largest = replace(op, results=op.results[:1], body=_maximum(op))
+        super()._tt_reduce(largest, x)
+        best = self.values[op.results[0]]
+        assert isinstance(best, Floats)
+        wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
+        block = self._as_block(op, index)
+        axes = self._joined(x, wide, block)
+        text = f"where(compare({self.text(x)}, {self.text(wide)}, 'oeq'), -{block.text}, {-float(MOST_EXACT)!r})"
+        first = self._named(op, Floats(text, axes, "f32", -float(MOST_EXACT), is_low=True), "places")
+        super()._tt_reduce(replace(largest, results=op.results[1:]), first)
+        found = self.values[op.results[1]]
+        assert isinstance(found, Floats)
+        place = self._named(op, replace(found, text=f"({found.text} * -1.0)", fmt="i32"), "place")
+        self.values[op.results[1]] = place
+        self._places.add(place.text)
+        if not is_maximum:
+            self.values[op.results[0]] = replace(best, text=f"({best.text} * -1.0)")
+        self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
+
+
+def _maximum(op: Op) -> list[Op]:
+    """Return the body of a maximum."""
+    end = op.body[-1]
+    return [Op("arith.maxnumf", [], [], "arith.maxnumf", "f32", op.line), replace(end, operands=end.operands[:1])]

@@ -1,0 +1,154 @@
+"""Programs that do unlike things, integers as values of tiles, choices by indices: against float64, or refused."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+from ttir.stored import stored
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+DEVICES = ("ascend_910b2", "h200")
+
+
+def _run(kernel: str, grid: tuple[int, ...], hw: str = "h200", **words: Any) -> tuple[Any, dict[str, Any]]:
+    from ttir import whole_kernels as kernels
+
+    with npusim.record(floats=True) as calls:
+        getattr(kernels, kernel)[grid](**words)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    return done, stored(done, words)
+
+
+def _drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_a_row_that_another_program_stores_by_another_name_is_not_read() -> None:
+    x = _drawn(128)
+    why = r"X and Y are one memory, and program \(0, 0, 0\) loads an element that program \(1, 0, 0\) stores to at"
+    with pytest.raises(ProgramError, match=why):
+        _run("doubled_by_name", (7,), X=x[16:], Y=x, B=16)
+    for source in (x, x[16:].copy()):
+        _, made = _run("doubled_by_name", (7,), X=source, Y=x, B=16)
+        assert np.array_equal(made["Y"][:112], 2 * source[:112])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_from_the_last_tile_to_the_first_stores_all_of_them(hw: str) -> None:
+    x = _drawn(8, 64)
+    _, made = _run("from_the_last", (8,), hw, X=x, Y=np.zeros_like(x), N=64, B=16)
+    tiles = x.astype(np.float64).reshape(8, 4, 16)
+    wanted = np.cumsum(tiles[:, ::-1], 1)[:, ::-1].reshape(8, 64)
+    assert np.abs(made["Y"] - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_choices_between_blocks_by_indices(hw: str) -> None:
+    x, z, j = _drawn(8, 60), _drawn(8, 60, seed=1), np.arange(60)
+    wanted = np.where(j % 2 == 0, -x, x.astype(np.float64) * z), np.where(j < 16, 2.0, 5.0) * x
+    for kind, values in enumerate(wanted):
+        _, made = _run("chosen_blocks", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64, KIND=kind)
+        assert np.abs(made["Y"] - values).max() < 1e-5
+    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: a mask outside of a loop that differs"):
+        _run("chosen_blocks", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64, KIND=2)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_programs_that_do_unlike_things_are_read_kind_by_kind(hw: str) -> None:
+    x, z, p = _drawn(8, 60), _drawn(8, 60, seed=1), np.arange(8)[:, None]
+    done, made = _run("by_program", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64)
+    wanted = np.where(p % 3 == 0, x - x.max(1, keepdims=True), np.where(p % 3 == 1, 2 * z, 0))
+    assert np.array_equal(made["Y"], wanted)
+    assert [n for n in done.notes if "read as 3 kernels, of 3, 2, 3 programs" in n]
+    _, made = _run("stored_by_program", (8,), hw, X=x, Z=z, Y=np.zeros_like(x), N=60, B=64)
+    assert np.array_equal(made["Y"], np.where(p >= 5, 2 * x, x - z))
+
+
+def test_programs_whose_loop_has_no_iteration_store_what_it_begins_with() -> None:
+    x, count = _drawn(5, 100), np.array([100, 0, 37, 64, 0], np.int32)
+    words = {"X": x, "COUNT": count, "Y": np.ones(5, np.float32), "L": np.ones(5, np.float32), "N": 100, "B": 32}
+    _, made = _run("sums_of_some", (5,), **words)
+    rows = [x[i, :n].astype(np.float64) for i, n in enumerate(count)]
+    assert np.array_equal(made["L"], [r.max(initial=-np.inf) for r in rows])
+    wanted = [np.exp(r - r.max()).sum() if len(r) else 0.0 for r in rows]
+    assert np.abs(made["Y"] - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    list(enumerate((np.ceil, np.floor, lambda v: np.copysign(np.floor(np.abs(v) + 0.5), v), np.rint))),
+)
+def test_functions_to_whole_numbers_have_all_bits(hw: str, kind: int, function: Any) -> None:
+    edges = [0.0, -0.0, -0.3, 0.3, -0.5, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e30, 0.49999997, -0.49999997]
+    edges += [8388607.5, -8388607.5, 8388608.0, 4194304.5, 4194303.5]
+    x = np.concatenate([np.array(edges, np.float32), 10 * _drawn(200), 1e6 * _drawn(36)]).astype(np.float32)
+    _, made = _run("whole", (4,), hw, X=x, Y=np.zeros_like(x), B=64, KIND=kind)
+    got, wanted = made["Y"].astype(np.float32), function(x.astype(np.float64)).astype(np.float32)
+    is_nan = np.isnan(wanted)
+    assert np.array_equal(got.view(np.uint32)[~is_nan], wanted.view(np.uint32)[~is_nan]) and np.isnan(got[is_nan]).all()
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("rounds", [True, False])
+def test_floats_as_int8_are_cut_toward_0(hw: str, rounds: bool) -> None:
+    x = _drawn(6, 100)
+    words = {"X": x, "Q": np.zeros((6, 100), np.int8), "S": np.zeros(6, np.float32), "N": 100, "B": 128}
+    _, made = _run("quantized", (6,), hw, **words, ROUNDS=rounds)
+    scale = (np.abs(x).max(1) / np.float32(127)).astype(np.float32)
+    ratio = (x / scale[:, None]).astype(np.float32)
+    whole = np.copysign(np.floor(np.abs(ratio) + 0.5), ratio) if rounds else np.trunc(ratio)
+    assert np.array_equal(made["S"], scale)
+    assert np.array_equal(made["Q"], whole)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_products_of_int8_are_exact(hw: str) -> None:
+    rng = np.random.default_rng(0)
+    a, w = (rng.integers(-127, 128, shape).astype(np.int8) for shape in ((64, 128), (128, 64)))
+    words = {"A": a, "W": w, "S": np.ones(64, np.float32), "C": np.zeros((64, 64), np.float32), "N": 64}
+    _, made = _run("integer_product", (2, 2), hw, **words, K=128, BM=32, BN=32)
+    assert np.array_equal(made["C"], a.astype(np.int64) @ w.astype(np.int64))
+    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: "):
+        _run("integer_sum", (2, 2), hw, A=a, W=w, C=words["C"], N=64, K=128, BM=32, BN=32, BK=32)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_loaded_integers_as_floats_and_as_a_mask(hw: str) -> None:
+    x, count = _drawn(3, 100), np.random.default_rng(1).integers(-1, 4, (3, 100)).astype(np.int32)
+    _, made = _run("counted", (3,), hw, X=x, COUNT=count, Y=np.zeros_like(x), N=100, B=128)
+    assert np.abs(made["Y"] - (np.where(count > 1, x * 0.5, x) - 3.0 * count)).max() < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("least", [True, False])
+def test_the_index_of_an_extremum_is_that_of_the_first(hw: str, least: bool) -> None:
+    x = np.random.default_rng(0).integers(-5, 5, (8, 60)).astype(np.float32)
+    words = {"X": x, "V": np.zeros(8, np.float32), "I": np.zeros(8, np.int32), "N": 60, "B": 64, "LEAST": least}
+    _, made = _run("best", (8,), hw, **words)
+    assert np.array_equal(made["V"], x.min(1) if least else x.max(1))
+    assert np.array_equal(made["I"], x.argmin(1) if least else x.argmax(1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_the_largest_weights_and_their_indices(hw: str) -> None:
+    x = _drawn(8, 60)
+    words = {"X": x, "V": np.zeros((8, 3), np.float32), "I": np.zeros((8, 3), np.int32), "N": 60, "K": 3, "B": 64}
+    _, made = _run("best_weights", (8,), hw, **words)
+    weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    weights /= weights.sum(1, keepdims=True)
+    order = np.argsort(-weights, 1, kind="stable")[:, :3]
+    assert np.array_equal(made["I"], order)
+    assert np.abs(made["V"] - np.take_along_axis(weights, order, 1)).max() < 1e-6
+
+
+def test_integers_that_a_kernel_loads_and_stores_are_refused() -> None:
+    words = {"X": _drawn(4, 32), "Q": np.arange(4, dtype=np.int32), "N": 32, "B": 32}
+    with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: "):
+        _run("integers_again", (4,), **words)

@@ -1,0 +1,176 @@
+"""Kernels whose programs do unlike things, whose integers are values of tiles, and that choose by indices."""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def doubled_by_name(X, Y, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i) * 2)
+
+
+@triton.jit
+def from_the_last(X, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    s = tl.zeros((B,), tl.float32)
+    for t in range(N - B, -1, -B):
+        s += tl.load(X + p * N + t + j)
+        tl.store(Y + p * N + t + j, s)
+
+
+@triton.jit
+def chosen_blocks(X, Z, Y, N, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    z = tl.load(Z + p * N + j, mask=j < N, other=0.0)
+    if KIND == 0:
+        y = tl.where(j % 2 == 0, -x, x * z)
+    elif KIND == 1:
+        y = tl.where(j < B // 4, 2.0, 5.0) * x
+    else:
+        y = tl.where((j + p) % 2 == 0, x, z)
+    tl.store(Y + p * N + j, y, mask=j < N)
+
+
+@triton.jit
+def by_program(X, Z, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    if p % 3 == 0:
+        y = tl.load(X + p * N + j, mask=j < N, other=0.0)
+        y = y - tl.max(y, 0)
+    elif p % 3 == 1:
+        y = tl.load(Z + p * N + j, mask=j < N, other=0.0) * 2
+    else:
+        y = tl.zeros((B,), tl.float32)
+    tl.store(Y + p * N + j, y, mask=j < N)
+
+
+@triton.jit
+def stored_by_program(X, Z, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    if p >= 5:
+        tl.store(Y + p * N + j, x * 2, mask=j < N)
+    else:
+        tl.store(Y + p * N + j, x - tl.load(Z + p * N + j, mask=j < N, other=0.0), mask=j < N)
+
+
+@triton.jit
+def sums_of_some(X, COUNT, Y, L, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    n = tl.load(COUNT + p)
+    m, s = -float("inf"), 0.0
+    for t in range(0, n, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < n, other=-float("inf"))
+        high = tl.maximum(m, tl.max(x, 0))
+        s = s * tl.exp(m - high) + tl.sum(tl.exp(x - high), 0)
+        m = high
+    tl.store(Y + p, s)
+    tl.store(L + p, m)
+
+
+@triton.jit
+def whole(X, Y, B: tl.constexpr, KIND: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i)
+    if KIND == 0:
+        y = tl.ceil(x)
+    elif KIND == 1:
+        y = tl.floor(x)
+    elif KIND == 2:
+        y = libdevice.round(x)
+    else:
+        y = libdevice.rint(x)
+    tl.store(Y + i, y)
+
+
+@triton.jit
+def quantized(X, Q, S, N, B: tl.constexpr, ROUNDS: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    s = tl.max(tl.abs(x), 0) / 127
+    x = x / s
+    x = libdevice.round(x) if ROUNDS else x
+    tl.store(Q + p * N + j, x.to(tl.int8), mask=j < N)
+    tl.store(S + p, s)
+
+
+@triton.jit
+def integer_product(A, W, S, C, N, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, K)
+    a, w = tl.load(A + i[:, None] * K + k[None, :]), tl.load(W + k[:, None] * N + j[None, :])
+    c = tl.dot(a, w).to(tl.float32) * tl.load(S + i)[:, None]
+    tl.store(C + i[:, None] * N + j[None, :], c)
+
+
+@triton.jit
+def counted(X, COUNT, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    c = tl.load(COUNT + p * N + j, mask=j < N, other=0)
+    x = tl.where(c > 1, x * 0.5, x)
+    tl.store(Y + p * N + j, x - c.to(tl.float32) * 3.0, mask=j < N)
+
+
+@triton.jit
+def best(X, V, I, N, B: tl.constexpr, LEAST: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    if LEAST:
+        x = tl.load(X + p * N + j, mask=j < N, other=float("inf"))
+        tl.store(V + p, tl.min(x, 0))
+        tl.store(I + p, tl.argmin(x, 0))
+    else:
+        x = tl.load(X + p * N + j, mask=j < N, other=-float("inf"))
+        tl.store(V + p, tl.max(x, 0))
+        tl.store(I + p, tl.argmax(x, 0))
+
+
+@triton.jit
+def best_weights(X, V, I, N, K: tl.constexpr, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, 0))
+    w = e / tl.sum(e, 0)
+    for k in tl.static_range(K):
+        i = tl.argmax(w, 0)
+        tl.store(V + p * K + k, tl.max(w, 0))
+        tl.store(I + p * K + k, i)
+        w = tl.where(j == i, -1.0, w)
+
+
+@triton.jit
+def integers_again(X, Q, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    q = tl.load(Q + p)
+    x = tl.load(X + p * N + j)
+    tl.store(Q + p, (tl.max(x, 0) + 0.0 * q).to(tl.int32))
+
+
+@triton.jit
+def integer_sum(A, W, C, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.int32)
+    for t in range(0, K, BK):
+        k = t + tl.arange(0, BK)
+        acc += tl.dot(tl.load(A + i[:, None] * K + k[None, :]), tl.load(W + k[:, None] * N + j[None, :]))
+    tl.store(C + i[:, None] * N + j[None, :], acc.to(tl.float32))
+
+
+@triton.jit
+def normed_in_place(X, N, B: tl.constexpr, AGAIN: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m, s = -float("inf"), 0.0
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        high = tl.maximum(m, tl.max(x, 0))
+        s = s * tl.exp(m - high) + tl.sum(tl.exp(x - high), 0)
+        m = high
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        tl.store(X + p * N + t + j, tl.exp(x - m) / s, mask=t + j < N)
+        if AGAIN:
+            x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+            tl.store(X + p * N + t + j, x * 2, mask=t + j < N)
