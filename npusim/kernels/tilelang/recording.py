@@ -277,7 +277,7 @@ class RecordedKernel:
         for p, x in zip(parameters, values, strict=True):
             name = p.name if isinstance(p, TileBuffer) else p[0]
             arguments[name] = self._recorder.argument(name, x)
-            if why := _unlike(p, arguments[name]):
+            if why := difference(p, arguments[name]):
                 raise SpecError(f"{name_of(self.prim_func)}: {name}: {why}")
         kernels = [_read(v, sizes) for v in self._variants]
         made = next((k for k in kernels if not isinstance(k, str)), None)
@@ -366,7 +366,7 @@ def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:
     return torch.empty(p.shape, dtype=getattr(torch, fmt))
 
 
-def _unlike(p: TileBuffer | tuple[str, str], x: object) -> str:
+def difference(p: TileBuffer | tuple[str, str], x: object) -> str:
     """Return how an argument differs from its parameter; empty where it does not."""
     if not isinstance(p, TileBuffer):
         return "a number is needed" if isinstance(x, Argument) else ""

@@ -223,6 +223,36 @@ def tiles_read(expressions: Iterable[Expression]) -> set[TileBuffer]:
     return {x.buffer for x in elements if not x.buffer.is_global}
 
 
+def walked(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield statements and all statements in them."""
+    for s in statements:
+        yield s
+        if isinstance(s, SerialLoop):
+            yield from walked(s.body)
+        elif isinstance(s, Conditional):
+            yield from walked((*s.then, *s.otherwise))
+
+
+def expressions_in(statements: Iterable[Statement]) -> Iterator[Expression]:
+    """Yield the expressions of statements: values, indices, conditions and bounds."""
+    for s in walked(statements):
+        if isinstance(s, BoundValue):
+            yield s.value
+        elif isinstance(s, ParallelNest):
+            for x in s.body:
+                yield x.value
+                if isinstance(x, Elementwise):
+                    yield from (*x.indices, *(() if x.condition is None else (x.condition,)))
+        elif isinstance(s, MatrixProduct):
+            yield from (*s.a.start, *s.b.start, *s.c.start, s.clears)
+        elif isinstance(s, TileReduction):
+            yield from (*s.source.start, *s.target.start)
+        elif isinstance(s, SerialLoop):
+            yield from (s.low, s.high)
+        else:
+            yield s.condition
+
+
 def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
     """Return an expression with others in place of some variables."""
     if isinstance(e, Variable):
@@ -231,6 +261,16 @@ def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
         return replace(e, operands=tuple(substituted(x, by) for x in e.operands))
     if isinstance(e, BufferElement):
         return replace(e, indices=tuple(substituted(x, by) for x in e.indices))
+    return e
+
+
+def simpler(e: Applied) -> Expression:
+    """Return a sum or product without a neutral number of integers."""
+    a, b = e.operands
+    for x, y in ((a, b), (b, a)):
+        neutral = {"+": 0, "*": 1}.get(e.word)
+        if isinstance(x, Literal) and x.fmt in ("int32", "int64") and x.value == neutral:
+            return y
     return e
 
 

@@ -170,6 +170,10 @@ class Recorder:
             return x.item()
         return x if isinstance(x, bool | int | float | str | None) else str(x)
 
+    def fresh_storage(self) -> int:
+        """Return the number of a storage that no other argument has."""
+        return self._number(-1 - len(self._storages), None)
+
     def _number(self, address: int, storage: Any) -> int:
         return self._storages.setdefault(address, (len(self._storages), storage))[0]
 
