@@ -282,3 +282,167 @@ def refused(kind="both", rows=64, columns=32, tile=16):
             T.copy(y, Y[row, 0])
 
     return main
+
+
+@tilelang.jit(out_idx=[3], workspace_idx=[4, 5, 6])
+def two_cores(heads=2, length=128, dim=64, tile_rows=32, tile_columns=64, change=""):
+    blocks, half = length // tile_rows, tile_rows // 2
+    shape = [heads, length, dim]
+    count = blocks * heads
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor(shape, "float16"),
+        K: T.Tensor(shape, "float16"),
+        V: T.Tensor(shape, "float16"),
+        O: T.Tensor(shape, "float16"),
+        scores_of: T.Tensor([count, tile_rows, tile_columns], "float"),
+        weights_of: T.Tensor([count, tile_rows, tile_columns], "float16"),
+        parts_of: T.Tensor([count, tile_rows, dim], "float"),
+    ):
+        with T.Kernel(count, is_npu=True) as (cid, vid):
+            block, head = block_of(cid, blocks, heads)
+            q = T.alloc_L1([tile_rows, dim], "float16")
+            k = T.alloc_L1([tile_columns, dim], "float16")
+            v = T.alloc_L1([tile_columns, dim], "float16")
+            p = T.alloc_L1([tile_rows, tile_columns], "float16")
+            s = T.alloc_L0C([tile_rows, tile_columns], "float")
+            o = T.alloc_L0C([tile_rows, dim], "float")
+            scores = T.alloc_ub([half, tile_columns], "float")
+            weights = T.alloc_ub([half, tile_columns], "float16")
+            part = T.alloc_ub([half, dim], "float")
+            result = T.alloc_ub([half, dim], "float")
+            narrow = T.alloc_ub([half, dim], "float16")
+            largest = T.alloc_ub([half], "float")
+            before = T.alloc_ub([half], "float")
+            total = T.alloc_ub([half], "float")
+            sums = T.alloc_ub([half], "float")
+            columns = T.alloc_ub([tile_columns], "float")
+            first = vid * tile_rows // 2
+            if change == "places":
+                T.annotate_address({scores: 0, weights: 0, part: 8192})
+            with T.Scope("C"):
+                T.copy(Q[head, block * tile_rows : (block + 1) * tile_rows, :], q)
+                T.barrier_all()
+                for j in T.serial(length // tile_columns):
+                    T.copy(K[head, j * tile_columns : (j + 1) * tile_columns, :], k)
+                    T.barrier_all()
+                    T.gemm_v0(q, k, s, transpose_B=True, init=True)
+                    T.barrier_all()
+                    T.copy(s, scores_of[cid, :, :])
+                    T.barrier_all()
+                    T.set_cross_flag("FIX", 0)
+                    if change != "unset":
+                        T.wait_cross_flag(1)
+                    else:
+                        T.wait_cross_flag(5)  # unset
+                    T.barrier_all()
+                    T.copy(weights_of[cid, :, :], p)
+                    T.copy(V[head, j * tile_columns : (j + 1) * tile_columns, :], v)
+                    T.barrier_all()
+                    T.gemm_v0(p, v, o, init=True)
+                    T.barrier_all()
+                    T.copy(o, parts_of[cid, :, :])
+                    T.barrier_all()
+                    T.set_cross_flag("FIX", 2)
+                    T.wait_cross_flag(3)
+            with T.Scope("V"):
+                T.tile.fill(result, 0.0)
+                T.tile.fill(total, 0.0)
+                T.tile.fill(largest, -(2.0**30))
+                T.barrier_all()
+                for _ in T.serial(length // tile_columns + (1 if change == "bounds" else 0)):  # bounds
+                    T.copy(largest, before)
+                    T.wait_cross_flag(0)
+                    if change == "halves":
+                        T.copy(scores_of[cid, vid * 8 : vid * 8 + half, :], scores)  # halves
+                    elif change == "same":
+                        T.copy(scores_of[cid, 0:half, :], scores)  # same
+                    else:
+                        T.copy(scores_of[cid, first : first + half, :], scores)
+                    T.barrier_all()
+                    T.tile.mul(scores, scores, (1.0 / dim) ** 0.5)
+                    T.barrier_all()
+                    if change == "across":
+                        T.reduce_max(scores, columns, dim=0)  # across
+                    T.reduce_max(scores, largest, dim=-1)
+                    T.barrier_all()
+                    T.tile.max(largest, largest, before)
+                    T.barrier_all()
+                    T.tile.sub(before, before, largest)
+                    T.barrier_all()
+                    T.tile.exp(before, before)
+                    T.barrier_all()
+                    for h in range(half):
+                        T.tile.sub(scores[h, :], scores[h, :], largest[h])
+                        T.barrier_all()
+                    T.tile.exp(scores, scores)
+                    T.barrier_all()
+                    T.copy(scores, weights)
+                    T.barrier_all()
+                    T.copy(weights, weights_of[cid, first : first + half, :])
+                    T.barrier_all()
+                    T.set_cross_flag("MTE3", 1)
+                    T.reduce_sum(scores, sums, dim=-1)  # places
+                    T.barrier_all()
+                    T.tile.mul(total, total, before)
+                    T.barrier_all()
+                    T.tile.add(total, total, sums)
+                    T.barrier_all()
+                    scale_rows(result, before, half)
+                    T.wait_cross_flag(2)
+                    T.copy(parts_of[cid, first : first + half, :], part)
+                    T.barrier_all()
+                    T.tile.add(result, result, part)
+                    T.barrier_all()
+                    T.set_cross_flag("V", 3)
+                for h in range(half):
+                    T.tile.div(result[h, :], result[h, :], total[h])
+                    T.barrier_all()
+                T.copy(result, narrow)
+                T.barrier_all()
+                T.copy(narrow, O[head, block * tile_rows + first : block * tile_rows + first + half, :])
+
+    return main
+
+
+@tilelang.jit(out_idx=[3])
+def product_and_sum(rows=128, columns=128, depth=96, tile=64, part=32):
+    across = columns // tile
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((depth, columns), "float16"),
+        D: T.Tensor((rows, columns), "float16"),
+        C: T.Tensor((rows, columns), "float16"),
+    ):
+        with T.Kernel(rows // tile * across, is_npu=True) as (cid, vid):
+            at_row, at_column = cid // across * tile, cid % across * tile
+            a = T.alloc_L1((tile, part), "float16")
+            b = T.alloc_L1((part, tile), "float16")
+            c = T.alloc_L0C((tile, tile), "float")
+            x = T.alloc_ub((tile // 2, tile), "float16")
+            y = T.alloc_ub((tile // 2, tile), "float16")
+            with T.Scope("C"):
+                for k in T.serial(depth // part):
+                    T.copy(A[at_row, k * part], a)
+                    T.copy(B[k * part, at_column], b)
+                    T.barrier_all()
+                    if k == 0:
+                        T.gemm_v0(a, b, c, init=True)
+                    else:
+                        T.gemm_v0(a, b, c)
+                    T.barrier_all()
+                T.copy(c, C[at_row, at_column])
+                T.set_cross_flag("FIX", 0)
+            with T.Scope("V"):
+                T.wait_cross_flag(0)
+                T.copy(C[at_row + vid * tile // 2, at_column], x)
+                T.copy(D[at_row + vid * tile // 2, at_column], y)
+                T.barrier_all()
+                T.tile.add(x, x, y)
+                T.barrier_all()
+                T.copy(x, C[at_row + vid * tile // 2, at_column])
+
+    return main

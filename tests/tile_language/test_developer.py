@@ -1,4 +1,4 @@
-"""TileLang-Ascend programs in developer mode: read without the package, and held against float64."""
+"""TileLang-Ascend programs: read without the package, and held against float64."""
 
 from __future__ import annotations
 
@@ -107,6 +107,42 @@ def test_activations_are_those_of_float64(kind: str) -> None:
     assert distance(computed(read("activation", kind=kind), X=x)["Y"], wanted[kind]) < EXACT
 
 
+def test_attention_on_both_cores_is_that_of_float64() -> None:
+    q, k, v = (drawn(2, 128, 64, seed=i) for i in range(3))
+    kernel = read("two_cores")
+    assert [p.name for p in kernel.parameters if isinstance(p, TileBuffer)] == ["Q", "K", "V", "O"]
+    assert distance(computed(kernel, Q=q, K=k, V=v)["O"], attended(q, k, v, hides=False)) < CLOSE
+
+
+def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
+    a, b, d = drawn(128, 96), drawn(96, 128, seed=1), drawn(128, 128, seed=2)
+    kernel = read("product_and_sum")
+    assert written(kernel).count("tt.store") == 1
+    wanted = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16).astype(np.float64) + d
+    assert distance(computed(kernel, A=a, B=b, D=d)["C"], wanted) < CLOSE
+
+
+CHANGES = {
+    "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
+    "bounds": "a loop with flags between cores of other bounds than that of line ",
+    "halves": "vid in an index that is no half of a tile",
+    "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
+    "across": "T.reduce_max along the axis of which each vector core has a half",
+    "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_cores_that_do_not_join_are_refused_with_the_line(change: str) -> None:
+    lines = PROGRAMS.read_text().splitlines()
+    with pytest.raises(NpusimError) as caught:
+        written(read("two_cores", change=change))
+    assert CHANGES[change] in str(caught.value)
+    place = str(caught.value).partition(": ")[0]
+    line = int(place.rpartition(":")[2])
+    assert lines[line - 1].endswith(f"# {change}")
+
+
 KINDS = {
     "unwritten": "y is read before it is written",
     "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
@@ -146,7 +182,9 @@ def test_a_call_runs_on_a_device_with_the_lines_of_the_program() -> None:
     assert any("vid (a vector core's number) is one more number" in n for n in other.configurations[0].notes)
 
 
-@pytest.mark.parametrize(("name", "output"), [("product", "C"), ("attention", "O"), ("rms_norm", "Y")])
+@pytest.mark.parametrize(
+    ("name", "output"), [("product", "C"), ("attention", "O"), ("two_cores", "O"), ("rms_norm", "Y")]
+)
 def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     from ttir.stored import stored
 
@@ -157,7 +195,7 @@ def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     wide = {n: x.astype(np.float64) for n, x in given.items()}
     if name == "product":
         wanted = wide["A"] @ wide["B"]
-    elif name == "attention":
+    elif name in ("attention", "two_cores"):
         wanted = attended(wide["Q"], wide["K"], wide["V"], hides=False)
     else:
         wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]

@@ -118,7 +118,8 @@ class _Launches:
 
     def __call__(self, kernel: PrimFunc, given: Sequence[object], named: Mapping[str, object]) -> object:
         """Record a launch; return the outputs that it allocates, which nothing has computed."""
-        names = [n for n in kernel.parameters if n not in kernel.output_names]
+        made_here = kernel.output_names | kernel.workspace_names
+        names = [n for n in kernel.parameters if n not in made_here]
         names = names if len(names) == len(given) + len(named) else list(kernel.parameters)
         if len(names) != len(given) + len(named) or any(n not in names for n in named):
             said = f"{len(given) + len(named)} arguments of a launch for the parameters {', '.join(names)}"
@@ -128,7 +129,7 @@ class _Launches:
         where = f"{self._path}:{_launching_line(self._path)}"
         call = _call_of(kernel, self._language, values, where, self._recorder)
         self._recorder.calls.append(call)
-        outputs = [n for n in kernel.parameters if n not in values]
+        outputs = [n for n in kernel.parameters if n in kernel.output_names and n not in values]
         made = [self._allocated(kernel, n) for n in outputs]
         return made[0] if len(made) == 1 else made or None
 

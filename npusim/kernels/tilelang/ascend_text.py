@@ -19,8 +19,23 @@ from pathlib import Path
 from types import FunctionType
 
 from npusim.errors import NpusimError, ProgramError, SpecError
-from npusim.kernels.tilelang.ascend_values import ALIASES, TracedBuffer, TracedCondition, TracedElement, TracedValue
+from npusim.kernels.tilelang.ascend_values import (
+    ALIASES,
+    TracedBuffer,
+    TracedCondition,
+    TracedElement,
+    TracedValue,
+    size_of,
+)
 from npusim.kernels.tilelang.ascend_words import AscendWords
+from npusim.kernels.tilelang.cores_joined import (
+    check_places,
+    joined_halves,
+    one_sequence,
+    stored_tensors,
+    without_overwritten,
+    without_workspaces,
+)
 from npusim.kernels.tilelang.program import Language, PrimFunc, TensorType
 from npusim.kernels.tilelang.statements import (
     TYPES,
@@ -28,6 +43,8 @@ from npusim.kernels.tilelang.statements import (
     BoundValue,
     BufferElement,
     Conditional,
+    CoreScope,
+    CrossFlag,
     Elementwise,
     Expression,
     Literal,
@@ -45,11 +62,13 @@ from npusim.kernels.tilelang.statements import (
     variables_of,
     walked,
 )
+from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel"})
+_ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
 
@@ -102,7 +121,8 @@ class AscendReader:
         self.parameters = list[TileBuffer | tuple[str, str]]()
         self.grid: tuple[int, ...] = (1,)
         self.numbers, self.vector = list[str](), ""
-        self.stages, self.cores, self.notes = set[int](), set[str](), dict[str, None]()
+        self.stages, self.notes = set[int](), dict[str, None]()
+        self.addresses = dict[TracedBuffer, int]()
         self.names, self.target = dict[str, object](), ""
         self._taken, self._statements = Counter[str](), list[Statement]()
         self._words = AscendWords(self)
@@ -117,9 +137,12 @@ class AscendReader:
             self.names[a.arg] = self.parameter(a.arg, function.__annotations__.get(a.arg))
         with language.walking(self.word):
             self.body(node.body)
-        body = self.checked(tuple(self._statements))
+        body = self.joined(tuple(self._statements))
         options = {"num_warps": 4, "num_stages": max(self.stages, default=1)}
         grid, numbers, used = self.grid, tuple(self.numbers), variables_of(expressions_in(body))
+        written_to = {b.name for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
+        is_left = self.kernel.workspace_names - written_to - {b.name for b in tensors_read(body)}
+        self.parameters = [p for p in self.parameters if not isinstance(p, TileBuffer) or p.name not in is_left]
         if self.vector in used:
             grid, numbers = (*grid, 2), (*numbers, self.vector)
             self.notes[_VECTOR.format(name=self.vector)] = None
@@ -130,14 +153,30 @@ class AscendReader:
         line = Line(self.kernel.path, self.kernel.line)
         return TileKernel(self.kernel.name, tuple(self.parameters), grid, numbers, body, options, notes, line)
 
-    def checked(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return the kernel's statements; refuse those of both cores with parts of tiles."""
+    def joined(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return the statements of both cores as one sequence on whole tiles."""
+        scopes = {s.core for s in walked(body) if isinstance(s, CoreScope)}
         has_products = any(isinstance(s, MatrixProduct) for s in walked(body))
-        if {"C", "V"} <= self.cores:
-            raise refused(self.line, "T.Scope of both cores: workspaces between cores are not read (expert mode)")
-        if has_products and self.vector in variables_of(expressions_in(body)):
-            raise refused(self.line, f"{self.vector}, a vector core's number, beside products (expert mode)")
-        return body
+        if scopes == {"C", "V"}:
+            body = one_sequence(body)
+            self.notes[_ORDER] = None
+        else:
+            body = only_core(body)
+        check_places(body, self.common_bytes())
+        if has_products:
+            body = joined_halves(body, self.vector)
+        body = without_workspaces(body, self.kernel.workspace_names)
+        return without_overwritten(body)
+
+    def common_bytes(self) -> dict[TileBuffer, set[TileBuffer]]:
+        """Return the tiles of one memory that have common bytes, because the program states where they begin."""
+        spans = {b: (at, at + size_of(b.part) * width_of(b.tile.fmt)) for b, at in self.addresses.items()}
+        return {
+            b.tile: {
+                o.tile for o, (c, d) in spans.items() if o is not b and o.space == b.space and start < d and c < end
+            }
+            for b, (start, end) in spans.items()
+        }
 
     def parameter(self, name: str, kind: object) -> object:
         """Return the value of a parameter."""
@@ -353,7 +392,8 @@ class AscendReader:
             self.body(node.body)
         with self.inside() as otherwise:
             self.body(node.orelse)
-        self.add(Conditional(condition.expression, tuple(then), tuple(otherwise), line))
+        made = Conditional(condition.expression, tuple(then), tuple(otherwise), line)
+        self.add(product_that_clears(made) or made)
 
     def framed(self, node: ast.With) -> None:
         """Read the statements of a grid or of a core."""
@@ -361,11 +401,15 @@ class AscendReader:
         if isinstance(frame, TracedScope):
             if frame.core not in ("C", "V"):
                 raise self.refuse(f"T.Scope({frame.core!r}); allowed: 'C', 'V'")
-            self.cores.add(frame.core)
-        elif isinstance(frame, TracedLaunch):
-            self.numbered(frame, names)
-        else:
+            outer, line = self._statements, self.line
+            self._statements = list[Statement]()
+            self.body(node.body)
+            outer.append(CoreScope(frame.core, tuple(self._statements), line))
+            self._statements = outer
+            return
+        if not isinstance(frame, TracedLaunch):
             raise self.refuse(f"with {ast.unparse(node.items[0].context_expr)}")
+        self.numbered(frame, names)
         self.body(node.body)
 
     def numbered(self, launch: TracedLaunch, names: ast.expr | None) -> None:
@@ -444,6 +488,20 @@ class AscendReader:
         return ParallelNest(axes, tuple(found), self.line)
 
 
+def product_that_clears(s: Conditional) -> MatrixProduct | None:
+    """Return an if of two products that differ in whether they clear as one product; None for another if."""
+    if len(s.then) != 1 or len(s.otherwise) != 1:
+        return None
+    one, other = s.then[0], s.otherwise[0]
+    if not isinstance(one, MatrixProduct) or not isinstance(other, MatrixProduct):
+        return None
+    clears = one.clears, other.clears
+    alike = (one.a, one.b, one.c, one.transposes) == (other.a, other.b, other.c, other.transposes)
+    if not alike or clears != (Literal(1, "bool"), Literal(0, "bool")):
+        return None
+    return replace(one, clears=s.condition)
+
+
 def chosen_element(s: Conditional) -> Elementwise | None:
     """Return an if that assigns one element on both ways as one assignment that chooses; None for another if."""
     ways = [b[0].body for b in (s.then, s.otherwise) if len(b) == 1 and isinstance(b[0], ParallelNest)]
@@ -453,6 +511,27 @@ def chosen_element(s: Conditional) -> Elementwise | None:
     if one.buffer is not other.buffer or one.indices != other.indices:
         return None
     return replace(one, value=chosen_value(s.condition, one.value, other.value))
+
+
+def tensors_read(body: Iterable[Statement]) -> set[TileBuffer]:
+    """Return the tensors that statements read."""
+    every = (e for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement))
+    return {e.buffer for e in every if e.buffer.is_global}
+
+
+def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
+    """Return statements without scopes and flags between cores, of which one core alone has statements."""
+    made = list[Statement]()
+    for s in body:
+        if isinstance(s, CoreScope):
+            made += only_core(s.body)
+        elif isinstance(s, SerialLoop):
+            made.append(replace(s, body=only_core(s.body)))
+        elif isinstance(s, Conditional):
+            made.append(replace(s, then=only_core(s.then), otherwise=only_core(s.otherwise)))
+        elif not isinstance(s, CrossFlag):
+            made.append(s)
+    return tuple(made)
 
 
 def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:

@@ -7,7 +7,7 @@ Each word adds its statements to those of the text that is being read; flags and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from npusim.kernels.tilelang.statements import (
     Applied,
     BufferElement,
     BufferPart,
+    CrossFlag,
     Elementwise,
     Expression,
     Literal,
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 SPACES = frozenset({"alloc_shared", "alloc_fragment", "alloc_L1", "alloc_ub", "alloc_L0A", "alloc_L0B", "alloc_L0C"})
 #: Words without an effect on values: flags, barriers, places of buffers, messages.
 QUIET = frozenset(
-    {"set_flag", "wait_flag", "set_cross_flag", "wait_cross_flag", "barrier_all", "pipe_barrier", "sync_all"}
-    | {"annotate_layout", "annotate_address", "use_swizzle", "printf", "print", "dump_tensor", "device_assert"}
+    {"set_flag", "wait_flag", "barrier_all", "pipe_barrier", "annotate_layout", "use_swizzle"}
+    | {"printf", "print", "dump_tensor", "device_assert"}
 )
 #: Vector instructions of two operands, and of one.
 _OF_TWO = MappingProxyType(
@@ -151,6 +152,25 @@ class AscendWords:
             raise self.reader.refuse(str(error)) from None
 
     # ------------------------------------------------------------ words of the language
+    def word_set_cross_flag(self, _pipe: object, number: object, mode: object = 2) -> None:
+        """A flag for the cores of the other kind."""
+        self.cross(number, mode, is_wait=False)
+
+    def word_wait_cross_flag(self, number: object, _pipe: object = "") -> None:
+        """A wait for the cores of the other kind."""
+        self.cross(number, 2, is_wait=True)
+
+    def cross(self, number: object, mode: object, *, is_wait: bool) -> None:
+        """Add a flag between the cores of a group."""
+        if not isinstance(number, int) or mode != 2:
+            raise self.reader.refuse("a flag between cores with mode= other than 2, or a number that only a run knows")
+        self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
+        self.add(CrossFlag(number, is_wait, self.reader.line))
+
+    def word_annotate_address(self, addresses: Mapping[TracedBuffer, int]) -> None:
+        """Bytes at which buffers begin."""
+        self.reader.addresses |= addresses
+
     def word_copy(
         self, source: object, target: object, *more: object, enable_relu: object = False, transpose: object = False,
         pad_value: object = None, coalesced_width: object = None,

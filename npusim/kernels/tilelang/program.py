@@ -73,7 +73,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class PrimFunc:
-    """A ``T.prim_func``: the function, and the pass configurations and numbers of outputs of its ``tilelang.jit``.
+    """A ``T.prim_func``: the function; pass configurations, numbers of outputs and workspaces of its ``tilelang.jit``.
 
     ``launched``: called with the kernel and the arguments of a launch.
     """
@@ -81,6 +81,7 @@ class PrimFunc:
     function: FunctionType
     configurations: Mapping[str, object]
     outputs: tuple[int, ...] = ()
+    workspaces: tuple[int, ...] = ()
     launched: Callable[[PrimFunc, Sequence[object], Mapping[str, object]], object] | None = None
 
     @property
@@ -92,6 +93,11 @@ class PrimFunc:
     def output_names(self) -> set[str]:
         """The names of the outputs, which a launch allocates."""
         return {self.parameters[i] for i in self.outputs}
+
+    @property
+    def workspace_names(self) -> set[str]:
+        """The names of the workspaces, which a launch allocates and nothing reads behind it."""
+        return {self.parameters[i] for i in self.workspaces}
 
     @property
     def path(self) -> str:
@@ -141,7 +147,7 @@ class Language(ModuleType):
         if name in ("Tensor", "Buffer"):
             return _tensor_type
         if name == "prim_func":
-            return lambda function: PrimFunc(function, {}, (), self.launched)
+            return lambda function: PrimFunc(function, {}, (), (), self.launched)
         if name == "macro":
             return _macro
         words: Callable[[str], object] | None = self.__dict__["words"]
@@ -211,12 +217,19 @@ def _configured(kernel: object, options: Mapping[str, object]) -> object:
     """Return a kernel with the pass configurations and outputs that its compilation states."""
     if not isinstance(kernel, PrimFunc):
         return kernel
-    passes, outputs = options.get("pass_configs"), options.get("out_idx")
+    passes, count = options.get("pass_configs"), len(kernel.parameters)
     if isinstance(passes, Mapping) and passes:
         kernel = replace(kernel, configurations={str(k).rpartition(".")[2]: v for k, v in passes.items()})
-    numbers = [outputs] if isinstance(outputs, int) else outputs if isinstance(outputs, list | tuple) else []
-    count = len(kernel.parameters)
-    return replace(kernel, outputs=tuple(i % count for i in numbers if isinstance(i, int))) if numbers else kernel
+    if outputs := _numbers(options.get("out_idx"), count):
+        kernel = replace(kernel, outputs=outputs)
+    workspaces = _numbers(options.get("workspace_idx"), count)
+    return replace(kernel, workspaces=workspaces) if workspaces else kernel
+
+
+def _numbers(given: object, count: int) -> tuple[int, ...]:
+    """Return numbers of parameters, some of which may be counted from the last one."""
+    listed = [given] if isinstance(given, int) else given if isinstance(given, list | tuple) else []
+    return tuple(i % count for i in listed if isinstance(i, int))
 
 
 class _StandIns(MetaPathFinder, Loader):
