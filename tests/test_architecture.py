@@ -377,6 +377,7 @@ NAMES_PARTS = {
     "formats/mma_arithmetic.py": "names of arithmetic: ascend.cube.k16.f16.f32",
     "kernels/tilelang/prim_func.py": "a key of TileLang's, min_blocks_per_sm",
     "kernels/tilelang/expert.py": "words of TileLang-Ascend: memories and pipes that a program's text names",
+    "kernels/tilelang/ascend_words.py": "words of TileLang-Ascend: allocations, and modes of an instruction",
 }
 #: Fields of syntax nodes that hold identifiers.
 IDENTIFIERS = frozenset({"id", "attr", "arg", "name"})

@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
-from npusim.kernels.triton import launch_parts
+from npusim.kernels.triton import SIGN, launch_parts
 from npusim.simulation.request import refuse
 from npusim.units import parse_count, plural
 
@@ -27,6 +28,7 @@ FILE, GPU = "calls.npz", "h200"
     "record",
     ("npusim record bench.py -- --dtype float16", "run a program, its arguments after --"),
     ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
+    ("npusim record gemm.py::matmul -a M=512", "a kernel of TileLang-Ascend, which its text is read of"),
     ("npusim record calls.npz", "the content of a file"),
     ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
 )
@@ -38,6 +40,10 @@ def record(
     seq: Annotated[
         str | None, o.option("--seq SIZES", "Call the function once with each size: 1024,4096.", shown=False)
     ] = None,
+    values: Annotated[
+        list[str] | None,
+        o.option("--argument -a NAME=VALUE", "Argument of a TileLang-Ascend program; may be repeated.", shown=False),
+    ] = None,
     hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown=GPU)] = GPU,
     floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
     json: o.Json = False,
@@ -45,7 +51,8 @@ def record(
     """Run a program on the CPU and record the Triton and TileLang kernels that it launches, with arguments and grids.
 
     Kernels do not run; tensors on a GPU are on the CPU instead. The file has TTIR, integers and grids, and no code:
-    every verb with a schedule accepts calls.npz::0, the first call.
+    every verb with a schedule accepts calls.npz::0, the first call. A program of TileLang-Ascend runs with
+    stand-ins for its package; script.py::function is then a kernel, or a function of -a that returns one.
     """
     from npusim.kernels.triton import SUFFIX
     from npusim.kernels.triton.calls import read_calls
@@ -59,26 +66,71 @@ def record(
             "--hw": None if hw == GPU else hw,
         }
         named |= {"--floats": floats or None, f"::{function}": function or None, "arguments": arguments or None}
+        named["-a"] = values
         refuse(named, f"{path} is a file of recorded calls, which is only listed: npusim record {path}")
         listed = path, read_calls(Path(path))
     else:
-        listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)
+        of_script = _Script(Path(path), function, tuple(arguments or ()), seq, tuple(values or ()))
+        listed = str(out), _recorded(of_script, hw, floats=floats)
         listed[1].save(out)
         say(f"wrote {out}: {len(listed[1])} {plural(len(listed[1]), 'call')}")
     show_either(json, lambda: calls_document(*listed), lambda: calls_table(*listed))
 
 
-def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, hw: str, *, floats: bool) -> "Calls":
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """The program to record: its file, a function of it, arguments, and what the function is called with."""
+
+    path: Path
+    function: str
+    arguments: tuple[str, ...]
+    seq: str | None
+    values: tuple[str, ...]
+
+
+def _recorded(script: _Script, hw: str, *, floats: bool) -> "Calls":
     """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
+    from npusim.kernels.tilelang.ascend_recording import is_ascend_program
+
+    path, function, seq = script.path, script.function, script.seq
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
+    if is_ascend_program(path):
+        return _of_ascend(script, hw, floats=floats)
+    if script.values:
+        raise SpecError(f"-a {script.values[0]}: goes with a program of TileLang-Ascend, FILE.py::program")
+    if seq is not None and not function:
+        raise SpecError(f"--seq {seq}: needs a function that is called with each size: {path}::FUNCTION")
+    return _of_gpu(script, hw, floats=floats)
+
+
+def _of_ascend(script: _Script, hw: str, *, floats: bool) -> "Calls":
+    """Return the calls of a TileLang-Ascend program, or of one kernel of it."""
+    from npusim.kernels.tilelang.ascend_recording import launched_calls, program_call
+    from npusim.kernels.tilelang.program import argument_values
+
+    named: dict[str, Any] = {"--seq": script.seq}
+    if script.function:
+        named |= {"--floats": floats or None, "arguments": script.arguments or None}
+        refuse(named, f"{script.path}{SIGN}{script.function} is a kernel of TileLang-Ascend; it has -a NAME=VALUE")
+        return program_call(script.path, script.function, argument_values(script.values))
+    named["-a"] = script.values or None
+    refuse(named, f"{script.path} is a program of TileLang-Ascend; arguments of a script are after --")
+    calls = launched_calls(script.path, script.arguments, hw=hw, floats=floats)
+    if not calls:
+        name = f"{script.path}{SIGN}NAME"
+        raise SpecError(f"{script.path}: the program launched no kernel; name one of its functions: {name} -a ...")
+    return calls
+
+
+def _of_gpu(script: _Script, hw: str, *, floats: bool) -> "Calls":
+    """Return the calls of a program of Triton or TileLang."""
     from npusim.kernels.tilelang.recording import MISSING, PACKAGE
     from npusim.kernels.tilelang.recording import record as recording
 
-    if not path.is_file():
-        raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
-    if seq is not None and not function:
-        raise SpecError(f"--seq {seq}: needs a function that is called with each size: {path}::FUNCTION")
+    path, function, seq = script.path, script.function, script.seq
     sizes = [_size(text) for text in seq.split(",")] if seq is not None else [None]
-    with recording(hw=hw, floats=floats) as calls, _as_main(path, arguments):
+    with recording(hw=hw, floats=floats) as calls, _as_main(path, list(script.arguments)):
         try:
             names = runpy.run_path(str(path), run_name="npusim_recorded" if function else "__main__")
             for size in sizes if function else ():

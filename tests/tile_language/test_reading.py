@@ -132,6 +132,17 @@ def test_configurations_of_a_tuner_are_one_call_and_chosen_ones_are_not_tuned() 
     assert chosen.grid == (4, 1, 1)
 
 
+def test_a_launch_on_a_format_that_is_not_read_is_listed() -> None:
+    from tests.tile_language.tile_kernels import drawn, matmul, scales, torch
+
+    with npusim.record() as calls:
+        made = scales(128)(torch.zeros(128, dtype=torch.uint8).view(torch.float8_e8m0fnu))
+        matmul(64, 64, 64)(*drawn((64, 64), (64, 64)))
+    assert made.shape == (128,)
+    assert [bool(c.configurations[0].refused) for c in calls] == [True, False]
+    assert "the format float8_e8m0fnu" in calls[0].configurations[0].refused
+
+
 def test_two_launches_of_a_function_are_two_calls() -> None:
     from tests.tile_language.tile_kernels import drawn, in_two, torch
 

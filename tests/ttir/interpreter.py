@@ -130,6 +130,14 @@ class Program:
     def arith_cmpi(self, op: Op, a: Any, b: Any) -> Any:
         return RELATIONS[op.text.split()[1].rstrip(",")](a - b, 0)
 
+    def arith_cmpf(self, op: Op, a: Any, b: Any) -> Any:
+        ordered = {"eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+        relation = op.text.split()[1].rstrip(",")
+        return np.not_equal(a, b) if relation == "une" else ordered[relation.removeprefix("o")](a, b)
+
+    def math_rsqrt(self, op: Op, x: Any) -> Any:
+        return formats.rsqrt(np.asarray(x), fmt_of(op.type))
+
     def arith_select(self, _op: Op, mask: Any, a: Any, b: Any) -> Any:
         return np.where(mask, a, b)
 

@@ -104,6 +104,19 @@ def test_what_is_loaded_and_stored_at_one_place_is_read() -> None:
     assert np.array_equal(computed(Case("in_place", (7,), {"X": x, "n": 100, "B": 16}, {}, "X"), "ascend_910b2"), x * 2)
 
 
+def test_a_launch_on_a_format_that_is_not_read_is_listed_and_the_others_recorded(tmp_path: Path) -> None:
+    from npusim.kernels.triton.calls import read_calls
+    from ttir.recorded_kernels import in_place
+
+    fine = np.ones(100, np.float32)
+    with npusim.record() as calls:
+        in_place[(7,)](fine.astype(np.complex64), 100, B=16)
+        in_place[(7,)](fine, 100, B=16)
+    odd, read = read_calls(calls.save(tmp_path / "calls.npz"))
+    assert "a tensor of complex64; integers and real numbers" in odd.configurations[0].refused
+    assert not read.configurations[0].refused
+
+
 def test_a_maximum_of_a_cut_row_and_what_is_alike_in_it_is_read() -> None:
     from ttir.drawn import Case
 

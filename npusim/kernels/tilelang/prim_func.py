@@ -35,6 +35,7 @@ from npusim.kernels.tilelang.statements import (
     interval,
     linear,
     refused,
+    simpler,
 )
 from npusim.kernels.tilelang.ttir_writer import part_as_nest
 from npusim.kernels.triton.compiler import OPTIONS
@@ -492,7 +493,7 @@ class _PrimFuncReader:
         if kind == "Div" and "float" in str(e.dtype):
             self.note(_LIBRARY_NOTE)
         if kind in _OF_TWO:
-            return _simpler(Applied(_OF_TWO[kind], (self.expression(e.a), self.expression(e.b))))
+            return simpler(Applied(_OF_TWO[kind], (self.expression(e.a), self.expression(e.b))))
         if kind == "Not":
             return Applied("not", (self.expression(e.a),))
         if kind == "Select":
@@ -555,16 +556,6 @@ def has_sums(body: Sequence[Statement]) -> bool:
         if isinstance(s, Conditional | SerialLoop)
     ]
     return any(isinstance(s, TileReduction) and s.word.endswith("sum") for s in body) or any(map(has_sums, inside))
-
-
-def _simpler(e: Applied) -> Expression:
-    """Return a sum or product without a neutral number of integers."""
-    a, b = e.operands
-    for x, y in ((a, b), (b, a)):
-        neutral = {"+": 0, "*": 1}.get(e.word)
-        if isinstance(x, Literal) and x.fmt in ("int32", "int64") and x.value == neutral:
-            return y
-    return e
 
 
 def _word(node: tirx.Call) -> str:

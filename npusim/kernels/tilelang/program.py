@@ -8,7 +8,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -73,10 +73,31 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class PrimFunc:
-    """A ``T.prim_func``: the function, and the pass configurations of its ``tilelang.jit``."""
+    """A ``T.prim_func``: the function; pass configurations, numbers of outputs and workspaces of its ``tilelang.jit``.
+
+    ``launched``: called with the kernel and the arguments of a launch.
+    """
 
     function: FunctionType
     configurations: Mapping[str, object]
+    outputs: tuple[int, ...] = ()
+    workspaces: tuple[int, ...] = ()
+    launched: Callable[[PrimFunc, Sequence[object], Mapping[str, object]], object] | None = None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return self.function.__code__.co_varnames[: self.function.__code__.co_argcount]
+
+    @property
+    def output_names(self) -> set[str]:
+        """The names of the outputs, which a launch allocates."""
+        return {self.parameters[i] for i in self.outputs}
+
+    @property
+    def workspace_names(self) -> set[str]:
+        """The names of the workspaces, which a launch allocates and nothing reads behind it."""
+        return {self.parameters[i] for i in self.workspaces}
 
     @property
     def path(self) -> str:
@@ -93,9 +114,11 @@ class PrimFunc:
         """The name of the function."""
         return self.function.__name__
 
-    def __call__(self, *_: object, **__: object) -> Silent:
-        """Do nothing: a program that launches its kernel gets a stand-in of the result."""
-        return Silent(self.name)
+    def __call__(self, *given: object, **named: object) -> object:
+        """Return a stand-in of the result of a launch, which computes nothing."""
+        if self.launched is None:
+            return Silent(self.name)
+        return self.launched(self, given, named)
 
     def __getattr__(self, name: str) -> Silent:  # what a compiled kernel has
         if name.startswith("__"):
@@ -104,7 +127,12 @@ class PrimFunc:
 
 
 class Language(ModuleType):
-    """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is."""
+    """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is.
+
+    ``launched``: called where the program launches a kernel (`PrimFunc`).
+    """
+
+    launched: Callable[[PrimFunc, Sequence[object], Mapping[str, object]], object] | None = None
 
     def __init__(self) -> None:
         super().__init__("tilelang.language")
@@ -119,9 +147,9 @@ class Language(ModuleType):
         if name in ("Tensor", "Buffer"):
             return _tensor_type
         if name == "prim_func":
-            return lambda function: PrimFunc(function, {})
+            return lambda function: PrimFunc(function, {}, (), (), self.launched)
         if name == "macro":
-            return lambda function: function
+            return _macro
         words: Callable[[str], object] | None = self.__dict__["words"]
         if words is not None:
             return words(name)
@@ -163,16 +191,21 @@ def _tensor_type(shape: Sequence[int] | int, dtype: object = "float32", *_: obje
     return TensorType(tuple(shape) if isinstance(shape, Sequence) else (shape,), str(dtype))
 
 
+def _macro(function: FunctionType) -> FunctionType:
+    """Mark a function whose statements are the kernel's that calls it."""
+    function.__dict__["is_macro"] = True
+    return function
+
+
 def _jit(*arguments: object, **options: object) -> object:
-    """Return the stand-in of ``tilelang.jit``: a function whose kernels have its pass configurations."""
-    configurations = options.get("pass_configs") or {}
+    """Return the stand-in of ``tilelang.jit``: a function whose kernels have its pass configurations and outputs."""
 
     def decorated(function: Callable[..., object]) -> Callable[..., object]:
         if isinstance(function, PrimFunc):
-            return _configured(function, configurations)  # type: ignore[return-value]  # `tilelang.jit` of a kernel
+            return _configured(function, options)  # type: ignore[return-value]  # `tilelang.jit` of a kernel
 
         def called(*values: object, **named: object) -> object:
-            return _configured(function(*values, **named), configurations)
+            return _configured(function(*values, **named), options)
 
         called.__dict__["__wrapped__"] = function
         return called
@@ -180,21 +213,34 @@ def _jit(*arguments: object, **options: object) -> object:
     return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
 
 
-def _configured(kernel: object, configurations: object) -> object:
-    if isinstance(kernel, PrimFunc) and isinstance(configurations, Mapping) and configurations:
-        return PrimFunc(kernel.function, {str(k).rpartition(".")[2]: v for k, v in configurations.items()})
-    return kernel
+def _configured(kernel: object, options: Mapping[str, object]) -> object:
+    """Return a kernel with the pass configurations and outputs that its compilation states."""
+    if not isinstance(kernel, PrimFunc):
+        return kernel
+    passes, count = options.get("pass_configs"), len(kernel.parameters)
+    if isinstance(passes, Mapping) and passes:
+        kernel = replace(kernel, configurations={str(k).rpartition(".")[2]: v for k, v in passes.items()})
+    if outputs := _numbers(options.get("out_idx"), count):
+        kernel = replace(kernel, outputs=outputs)
+    workspaces = _numbers(options.get("workspace_idx"), count)
+    return replace(kernel, workspaces=workspaces) if workspaces else kernel
+
+
+def _numbers(given: object, count: int) -> tuple[int, ...]:
+    """Return numbers of parameters, some of which may be counted from the last one."""
+    listed = [given] if isinstance(given, int) else given if isinstance(given, list | tuple) else []
+    return tuple(i % count for i in listed if isinstance(i, int))
 
 
 class _StandIns(MetaPathFinder, Loader):
     """Finds every module of the replaced packages."""
 
-    def __init__(self, language: Language) -> None:
-        self.language = language
+    def __init__(self, language: Language, packages: Sequence[str]) -> None:
+        self.language, self.packages = language, packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return a module of a replaced package, None for others."""
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in REPLACED else None
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.packages else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the stand-in of a module."""
@@ -203,7 +249,7 @@ class _StandIns(MetaPathFinder, Loader):
         module = ModuleType(spec.name)
         module.__dict__["__getattr__"] = lambda name: _asked(spec.name, name)
         if spec.name == "tilelang":
-            jitted = {"jit": _jit, "compile": lambda kernel, *_, **k: _configured(kernel, k.get("pass_configs"))}
+            jitted = {"jit": _jit, "compile": lambda kernel, *_, **k: _configured(kernel, k)}
             module.__dict__.update(jitted, language=self.language, DataType=Format, autotune=_autotune)
         return module
 
@@ -222,10 +268,10 @@ def _asked(module: str, name: str) -> Silent:
 
 
 @contextmanager
-def stand_ins(path: Path, language: Language) -> Iterator[None]:
+def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED) -> Iterator[None]:
     """Have stand-ins for the replaced packages, and the folder of a program as Python has it for a script."""
-    before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in REPLACED}
-    finder, argv, search = _StandIns(language), sys.argv, list(sys.path)
+    before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in packages}
+    finder, argv, search = _StandIns(language, packages), sys.argv, list(sys.path)
     for name in before:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
@@ -234,7 +280,7 @@ def stand_ins(path: Path, language: Language) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n.partition(".")[0] in REPLACED]:
+        for name in [n for n in sys.modules if n.partition(".")[0] in packages]:
             del sys.modules[name]
         sys.modules.update(before)
         sys.argv, sys.path[:] = argv, search

@@ -23,7 +23,7 @@ from npusim.kernels.tilelang.prim_func import first_line, kernels_of, name_of, p
 from npusim.kernels.tilelang.statements import TYPES, TileBuffer, TileKernel
 from npusim.kernels.tilelang.ttir_writer import written
 from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, Calls
-from npusim.kernels.triton.recording import Recorder, as_method, launching_line, recording, replaced
+from npusim.kernels.triton.recording import Recorder, UnreadFormatError, as_method, launching_line, recording, replaced
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +249,11 @@ class RecordedKernel:
             raise SpecError(f"{name_of(self.prim_func)}: {len(arguments)} arguments for {len(given)} parameters")
         by_number = dict(zip(given, arguments, strict=True))
         sizes = sizes_of(self.prim_func, {i: getattr(x, "shape", x) for i, x in by_number.items()})
-        parameters = parameters_of(self.prim_func, sizes)
+        try:
+            parameters = parameters_of(self.prim_func, sizes)
+        except NpusimError as error:  # a format that is not read
+            self._add_refused(str(error))
+            return self._unread_outputs(by_number)
         made = [_empty(parameters[i]) for i in self._outputs if i not in by_number]
         by_number |= dict(zip((i for i in self._outputs if i not in by_number), made, strict=True))
         self._add([by_number[i] for i in range(len(parameters))], parameters, sizes)
@@ -266,6 +270,23 @@ class RecordedKernel:
             raise SpecError(f"{why}; those are {', '.join(inputs[count:]) or 'none'}")
         return [named[n] for n in inputs[count:] if n in named]
 
+    def _add_refused(self, why: str) -> None:
+        """Add a launch that is not read, without arguments."""
+        self._was_launched = True
+        listed = [CallConfiguration("", (1,), {}, v.constants, v.refused or why) for v in self._variants]
+        line = first_line(self.prim_func)
+        called = name_of(self.prim_func), line.file, line.number, launching_line()
+        self._recorder.calls.append(Call(*called, {}, tuple(listed), language=f"{PACKAGE} {version(PACKAGE)}"))
+
+    def _unread_outputs(self, given: Mapping[int, torch.Tensor]) -> object:
+        """Return the outputs of a launch that is not read, of the shapes and, where PyTorch has them, formats."""
+        torch, made = import_module("torch"), list[object]()
+        for i in (i for i in self._outputs if i not in given):
+            buffer = self.prim_func.buffer_map[self.prim_func.params[i]]
+            shape = [int(n) if type(n).__name__ == "IntImm" else 1 for n in buffer.shape]
+            made.append(torch.empty(shape, dtype=getattr(torch, str(buffer.dtype), torch.uint8)))
+        return made[0] if len(made) == 1 else made or None
+
     def _add(
         self,
         values: Sequence[torch.Tensor | float],
@@ -276,8 +297,12 @@ class RecordedKernel:
         arguments = dict[str, object]()
         for p, x in zip(parameters, values, strict=True):
             name = p.name if isinstance(p, TileBuffer) else p[0]
-            arguments[name] = self._recorder.argument(name, x)
-            if why := _unlike(p, arguments[name]):
+            try:
+                arguments[name] = self._recorder.argument(name, x)
+            except UnreadFormatError as error:
+                self._add_refused(str(error))
+                return
+            if why := difference(p, arguments[name]):
                 raise SpecError(f"{name_of(self.prim_func)}: {name}: {why}")
         kernels = [_read(v, sizes) for v in self._variants]
         made = next((k for k in kernels if not isinstance(k, str)), None)
@@ -306,7 +331,11 @@ class RecordedKernel:
     def launch_once(self) -> None:
         """Record a launch on tensors that npusim makes, where the program itself launches none."""
         if not self._was_launched:
-            parameters = parameters_of(self.prim_func, {})
+            try:
+                parameters = parameters_of(self.prim_func, {})
+            except NpusimError as error:  # a format that is not read
+                self._add_refused(str(error))
+                return
             self._add([_empty(p) for p in parameters], parameters, {})
 
     def get_kernel_source(self, *_: object, **__: object) -> str:
@@ -366,7 +395,7 @@ def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:
     return torch.empty(p.shape, dtype=getattr(torch, fmt))
 
 
-def _unlike(p: TileBuffer | tuple[str, str], x: object) -> str:
+def difference(p: TileBuffer | tuple[str, str], x: object) -> str:
     """Return how an argument differs from its parameter; empty where it does not."""
     if not isinstance(p, TileBuffer):
         return "a number is needed" if isinstance(x, Argument) else ""

@@ -178,7 +178,25 @@ class Conditional:
     line: Line
 
 
-Statement = BoundValue | ParallelNest | MatrixProduct | TileReduction | SerialLoop | Conditional
+@dataclass(frozen=True, slots=True)
+class CrossFlag:
+    """A flag that a core sets for those of the other kind, or waits for; `cores_joined` removes it."""
+
+    number: int
+    is_wait: bool
+    line: Line
+
+
+@dataclass(frozen=True, slots=True)
+class CoreScope:
+    """Statements of one kind of core, ``C`` or ``V``; `cores_joined` removes it."""
+
+    core: str
+    body: tuple[Statement, ...]
+    line: Line
+
+
+Statement = BoundValue | ParallelNest | MatrixProduct | TileReduction | SerialLoop | Conditional | CrossFlag | CoreScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +241,36 @@ def tiles_read(expressions: Iterable[Expression]) -> set[TileBuffer]:
     return {x.buffer for x in elements if not x.buffer.is_global}
 
 
+def walked(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Yield statements and all statements in them."""
+    for s in statements:
+        yield s
+        if isinstance(s, SerialLoop | CoreScope):
+            yield from walked(s.body)
+        elif isinstance(s, Conditional):
+            yield from walked((*s.then, *s.otherwise))
+
+
+def expressions_in(statements: Iterable[Statement]) -> Iterator[Expression]:
+    """Yield the expressions of statements: values, indices, conditions and bounds."""
+    for s in walked(statements):
+        if isinstance(s, BoundValue):
+            yield s.value
+        elif isinstance(s, ParallelNest):
+            for x in s.body:
+                yield x.value
+                if isinstance(x, Elementwise):
+                    yield from (*x.indices, *(() if x.condition is None else (x.condition,)))
+        elif isinstance(s, MatrixProduct):
+            yield from (*s.a.start, *s.b.start, *s.c.start, s.clears)
+        elif isinstance(s, TileReduction):
+            yield from (*s.source.start, *s.target.start)
+        elif isinstance(s, SerialLoop):
+            yield from (s.low, s.high)
+        elif isinstance(s, Conditional):
+            yield s.condition
+
+
 def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
     """Return an expression with others in place of some variables."""
     if isinstance(e, Variable):
@@ -231,6 +279,16 @@ def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
         return replace(e, operands=tuple(substituted(x, by) for x in e.operands))
     if isinstance(e, BufferElement):
         return replace(e, indices=tuple(substituted(x, by) for x in e.indices))
+    return e
+
+
+def simpler(e: Applied) -> Expression:
+    """Return a sum or product without a neutral number of integers."""
+    a, b = e.operands
+    for x, y in ((a, b), (b, a)):
+        neutral = {"+": 0, "*": 1}.get(e.word)
+        if isinstance(x, Literal) and x.fmt in ("int32", "int64") and x.value == neutral:
+            return y
     return e
 
 
@@ -245,9 +303,13 @@ def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, f
         return linear(bound[e.name], bound)
     if isinstance(e, Applied) and e.word == "cast":
         return linear(e.operands[0], bound)
-    if not isinstance(e, Applied) or e.word not in ("+", "-", "*"):
+    if not isinstance(e, Applied) or e.word not in ("+", "-", "*", "//"):
         return {e: 1}
     a, b = (linear(x, bound) for x in e.operands)
+    if e.word == "//":
+        by = b.get(Literal(1), 0)
+        is_exact = set(b) == {Literal(1)} and by > 0 and all(n % by == 0 for n in a.values())
+        return {t: n // by for t, n in a.items()} if is_exact else {e: 1}
     if e.word == "*":
         one, other = (a, b) if set(a) <= {Literal(1)} else (b, a)
         factor = one.get(Literal(1), 0)
@@ -325,7 +387,7 @@ class Exposed:
         elif isinstance(s, SerialLoop):
             self._read(s.low, s.high)
             self.reads |= Exposed(s.body, self.writes).reads - self.writes
-        else:
+        elif isinstance(s, Conditional):
             self._read(s.condition)
             then, otherwise = Exposed(s.then, self.writes), Exposed(s.otherwise, self.writes)
             self.reads |= (then.reads | otherwise.reads) - self.writes

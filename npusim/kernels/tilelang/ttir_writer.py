@@ -509,8 +509,10 @@ class _Writer:
                 self.nest(s)
             elif isinstance(s, MatrixProduct):
                 self.product(s)
-            else:
+            elif isinstance(s, TileReduction):
                 self.reduction(s)
+            else:
+                raise refused(s.line, "statements of one core, or a flag between cores, in a kernel of tiles")
 
     def bound(self, s: BoundValue) -> None:
         ranges = self.ranges | {name: (0, self.limits[name] - 1) for name, _ in self.axes}

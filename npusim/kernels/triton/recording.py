@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.config.load import load_device
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 from npusim.formats.float_format import format_of_dtype
-from npusim.kernels.triton.calls import MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
+from npusim.kernels.triton.calls import INTEGERS, MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
 from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
 from npusim.kernels.triton.releases import release
 from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
@@ -83,6 +83,10 @@ def _of_triton(recorder: Recorder, torch: Any, device: DeviceSpec) -> Iterator[N
             driver._active = before
 
 
+class UnreadFormatError(SpecError):
+    """A tensor of a format that no call has."""
+
+
 class Recorder:
     """Makes a call of each launch; configurations of an autotuner are one call's."""
 
@@ -114,18 +118,22 @@ class Recorder:
         if not 1 <= len(numbers) <= 3 or np.prod([float(n) for n in numbers]) > MOST_PROGRAMS:
             allowed = f"one to three numbers, at most {MOST_PROGRAMS:,} programs together"
             raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
-        text, refused = launched.ttir()
+        is_first = self._chosen is None or self._tuning is None
+        try:
+            recorded = {n: self.argument(n, x) for n, x in bound.items()} if is_first else {}
+            text, refused = launched.ttir()
+        except UnreadFormatError as error:  # the launch is listed as not read
+            recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
         configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
-        if self._chosen is not None and self._tuning is not None:
+        if not is_first:
             call = self.calls[self._tuning]
             self.calls[self._tuning] = replace(call, configurations=(*call.configurations, configuration))
             return
         if self._chosen is not None:
             self._tuning = len(self.calls)
-        arguments = {n: self.argument(n, x) for n, x in bound.items()}
         path, name, line = place_of(function)
-        self.calls.append(Call(name, path, line, launching_line(), arguments, (configuration,), release()))
+        self.calls.append(Call(name, path, line, launching_line(), recorded, (configuration,), release()))
 
     _tuning: int | None = None  # which call the tuner's configurations are added to
 
@@ -170,14 +178,20 @@ class Recorder:
             return x.item()
         return x if isinstance(x, bool | int | float | str | None) else str(x)
 
+    def fresh_storage(self) -> int:
+        """Return the number of a storage that no other argument has."""
+        return self._number(-1 - len(self._storages), None)
+
     def _number(self, address: int, storage: Any) -> int:
         return self._storages.setdefault(address, (len(self._storages), storage))[0]
 
     def _tensor(self, x: Any) -> Argument:
         x, torch = x.detach(), import_module("torch")
-        if x.dtype.is_complex:
-            raise SpecError(f"record: a tensor of {x.dtype}; integers and real numbers are recorded")
         storage, fmt = x.untyped_storage(), _format(x.dtype)
+        if fmt not in INTEGERS and not is_format(fmt):
+            raise SpecError(
+                f"record: a tensor of {x.dtype}; integers and real numbers of npusim's formats are recorded"
+            )
         number = self._number(storage.data_ptr(), storage)
         data = None
         if not x.dtype.is_floating_point:
@@ -187,9 +201,16 @@ class Recorder:
             data = bits.view(_numpy_format(fmt))
         return Argument(tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), fmt, number, data)
 
+    def _check_format(self, fmt: str) -> None:
+        if fmt not in INTEGERS and not is_format(fmt):
+            raise UnreadFormatError(
+                f"record: a tensor of {fmt}; integers and real numbers of npusim's formats are recorded"
+            )
+
     def _view(self, x: Any, shape: Any, strides: Any, values: Any, base: int) -> Argument:
         fmt = format_of_dtype(x.dtype)
         name = fmt.name if fmt is not None else str(x.dtype)
+        self._check_format(name)
         is_kept = fmt is None or self.floats
         number = self._number(base, values)
         offset = (x.ctypes.data - base) // x.itemsize
@@ -284,6 +305,17 @@ def _strided(x: Argument, shape: tuple[int, ...], strides: tuple[int, ...]) -> A
 
 def _format(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
+
+
+def is_format(fmt: str) -> bool:
+    """Return whether a name is that of a format of floating-point numbers that npusim has."""
+    from npusim.formats import get_format
+
+    try:
+        get_format(fmt)
+    except NpusimError:
+        return False
+    return True
 
 
 def _numpy_format(fmt: str) -> Any:

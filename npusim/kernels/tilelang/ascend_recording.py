@@ -1,0 +1,185 @@
+"""Records the kernels of a TileLang-Ascend program as calls: from its text, without its package and without PyTorch.
+
+TileLang-Ascend needs CANN, so that a program runs with stand-ins, which compute nothing: tensors of a launch have the
+shapes of the kernel's parameters and no values.
+"""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from npusim.errors import NpusimError, SpecError
+from npusim.kernels.tilelang.ascend_text import kernel_of
+from npusim.kernels.tilelang.ascend_values import ALIASES
+from npusim.kernels.tilelang.program import (
+    REPLACED,
+    Language,
+    PrimFunc,
+    Silent,
+    TensorType,
+    load_program,
+    place_in,
+    stand_ins,
+)
+from npusim.kernels.tilelang.recording import difference
+from npusim.kernels.tilelang.statements import FLOATS, BufferElement, TileBuffer, TileKernel, expressions_in, parts_of
+from npusim.kernels.tilelang.ttir_writer import written
+from npusim.kernels.triton.calls import Argument, Call, CallConfiguration, Calls
+from npusim.kernels.triton.recording import Recorder, recording, replaced
+
+LANGUAGE = "tilelang-ascend"
+
+
+def is_ascend_program(path: Path) -> bool:
+    """Return whether a file has a kernel of TileLang-Ascend: a call with ``is_npu=True``."""
+    try:
+        tree = ast.parse(path.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    keywords = (k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords)
+    return any(k.arg == "is_npu" and isinstance(k.value, ast.Constant) and k.value.value is True for k in keywords)
+
+
+def program_call(path: Path, name: str, arguments: Mapping[str, object]) -> Calls:
+    """Return the call of the kernel that a file has under a name, or that the function of this name returns.
+
+    Raises `SpecError`: no such file or name, wrong arguments, an error of the program.
+    """
+    language = Language()
+    kernel = load_program(path, name, arguments, language)
+    where, recorder = f"{path}:{kernel.line}", Recorder("", floats=False)
+    return Calls([_call_of(kernel, language, {}, where, recorder)])
+
+
+def launched_calls(path: Path, arguments: Sequence[str], *, hw: str, floats: bool) -> Calls:
+    """Return the calls of the kernels that a program launches when it runs as a script.
+
+    ``arguments``: of the script.  PyTorch is the program's own on the CPU where it is installed; without it tensors
+    have shapes alone.  Raises `SpecError` with the line where the program fails.
+    """
+    recorder, language = Recorder("", floats=floats), Language()
+
+    @contextmanager
+    def of_ascend(of: Recorder) -> Iterator[None]:
+        with _torch_with_npu(), stand_ins(path, language, REPLACED[:1] + REPLACED[2:]):
+            language.launched = _Launches(of, language, path)
+            yield
+
+    with redirect_stdout(sys.stderr):  # what the program prints is no result
+        if find_spec("torch"):
+            with recording(hw=hw, floats=floats, others=[of_ascend]) as calls:
+                _run(path, arguments, calls)
+            return calls
+        with stand_ins(path, language):
+            language.launched = _Launches(recorder, language, path)
+            _run(path, arguments, recorder.calls)
+    return recorder.calls
+
+
+def _run(path: Path, arguments: Sequence[str], calls: Calls) -> None:
+    """Run a program as a script."""
+    sys.argv[:] = [str(path), *arguments]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise SpecError(f"{path} exits with {error.code}; {len(calls)} calls before") from None
+    except NpusimError:
+        raise
+    except Exception as error:
+        place = place_in(error, str(path))
+        raise SpecError(f"{place}: {type(error).__name__}: {error}; {len(calls)} calls before") from error
+
+
+@contextmanager
+def _torch_with_npu() -> Iterator[None]:
+    """Have PyTorch with an NPU that is the CPU; comparisons of results, which nothing computes, are left out."""
+    torch = import_module("torch")
+    with (
+        replaced(torch.Tensor, npu=lambda x, *_, **__: x),
+        replaced(torch.testing, assert_close=lambda *_, **__: None),
+        replaced(torch, npu=Silent("torch.npu"), set_default_device=lambda *_: None),
+    ):
+        yield
+
+
+class _Launches:
+    """Records each launch of a program's kernels."""
+
+    def __init__(self, recorder: Recorder, language: Language, path: Path) -> None:
+        self._recorder, self._language, self._path = recorder, language, str(path)
+
+    def __call__(self, kernel: PrimFunc, given: Sequence[object], named: Mapping[str, object]) -> object:
+        """Record a launch; return the outputs that it allocates, which nothing has computed."""
+        made_here = kernel.output_names | kernel.workspace_names
+        names = [n for n in kernel.parameters if n not in made_here]
+        names = names if len(names) == len(given) + len(named) else list(kernel.parameters)
+        if len(names) != len(given) + len(named) or any(n not in names for n in named):
+            said = f"{len(given) + len(named)} arguments of a launch for the parameters {', '.join(names)}"
+            raise SpecError(f"{kernel.path}:{kernel.line}: {kernel.name}: {said}")
+        left = iter([n for n in names if n not in named])
+        values = {**{next(left): x for x in given}, **named}
+        where = f"{self._path}:{_launching_line(self._path)}"
+        call = _call_of(kernel, self._language, values, where, self._recorder)
+        self._recorder.calls.append(call)
+        outputs = [n for n in kernel.parameters if n in kernel.output_names and n not in values]
+        made = [self._allocated(kernel, n) for n in outputs]
+        return made[0] if len(made) == 1 else made or None
+
+    def _allocated(self, kernel: PrimFunc, name: str) -> object:
+        kind = kernel.function.__annotations__.get(name)
+        if not find_spec("torch") or not isinstance(kind, TensorType):
+            return Silent(name)
+        torch = import_module("torch")
+        return torch.empty(kind.shape, dtype=getattr(torch, ALIASES.get(kind.fmt, kind.fmt), torch.float32))
+
+
+def _call_of(
+    kernel: PrimFunc, language: Language, values: Mapping[str, object], where: str, recorder: Recorder
+) -> Call:
+    """Return the call of a launch; one that is not read has the reason."""
+    given = dict[str, object]()
+    try:
+        made = kernel_of(kernel, language)
+        for p in made.parameters:
+            name = p.name if isinstance(p, TileBuffer) else p[0]
+            value = values.get(name, Silent(name))
+            if isinstance(value, Silent) and isinstance(p, TileBuffer):
+                given[name] = Argument(p.shape, p.strides, 0, p.fmt, recorder.fresh_storage())
+            elif isinstance(value, Silent):
+                raise SpecError(f"{made.line}: {name}: a number that no launch gives")
+            else:
+                given[name] = recorder.argument(name, value)
+                if why := difference(p, given[name]):
+                    raise SpecError(f"{made.line}: {name}: {why}")
+        _refuse_integers(made, given)
+        one = CallConfiguration(written(made), made.grid, dict(made.options), {}, "", made.notes)
+    except NpusimError as error:
+        given, one = {}, CallConfiguration("", (1,), {}, {}, str(error))
+    return Call(kernel.name, kernel.path, kernel.line, where, given, (one,), language=LANGUAGE)
+
+
+def _refuse_integers(kernel: TileKernel, given: Mapping[str, object]) -> None:
+    """Refuse a kernel that reads a tensor of integers without values."""
+    for e in expressions_in(kernel.body):
+        for x in parts_of(e):
+            if not isinstance(x, BufferElement) or not x.buffer.is_global or x.buffer.fmt in FLOATS:
+                continue
+            argument = given[x.buffer.name]
+            if isinstance(argument, Argument) and argument.data is None:
+                said = f"{kernel.name} reads integers of {x.buffer.name}, which decide what it computes"
+                raise SpecError(f"{kernel.line}: {said}; they are recorded where the program runs with PyTorch")
+
+
+def _launching_line(path: str) -> int:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_lineno if frame is not None else 0

@@ -1,0 +1,652 @@
+"""Reads the text of a TileLang-Ascend kernel as statements on tiles, without its package.
+
+A kernel is a Python function whose closure has real values.  Its statements are read one after another; expressions
+are computed by Python, with buffers and numbers of the kernel in place of values.  So sizes, formats and conditions of
+the text are as Python has them, and helper functions of the program are called.  A name that a loop or a branch gives a
+value has it there alone, as in TileLang.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType
+
+from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.kernels.tilelang.ascend_values import (
+    ALIASES,
+    TracedBuffer,
+    TracedCondition,
+    TracedElement,
+    TracedValue,
+    size_of,
+)
+from npusim.kernels.tilelang.ascend_words import AscendWords
+from npusim.kernels.tilelang.cores_joined import (
+    check_places,
+    joined_halves,
+    one_sequence,
+    stored_tensors,
+    without_overwritten,
+    without_workspaces,
+)
+from npusim.kernels.tilelang.program import Language, PrimFunc, TensorType
+from npusim.kernels.tilelang.statements import (
+    TYPES,
+    Applied,
+    BoundValue,
+    BufferElement,
+    Conditional,
+    CoreScope,
+    CrossFlag,
+    Elementwise,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileKernel,
+    Variable,
+    expressions_in,
+    linear,
+    parts_of,
+    refused,
+    variables_of,
+    walked,
+)
+from npusim.kernels.tilelang.tiles import width_of
+from npusim.kernels.tilelang.ttir_writer import chosen_value
+from npusim.kernels.triton.ttir_text import Line
+
+_ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
+_LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel"})
+_ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
+_FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
+_VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLoop:
+    """What a loop runs over: its word, bounds, and stages of a pipeline."""
+
+    word: str
+    bounds: tuple[object, ...]
+    stages: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Run over numbers of the text, as in a comprehension."""
+        if self.word != "range" or any(isinstance(b, TracedValue) for b in self.bounds):
+            raise TypeError(f"T.{self.word} in a function that is no T.macro, or in an expression")
+        return iter(range(*self.bounds))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLaunch:
+    """The grid of ``T.Kernel``."""
+
+    grid: tuple[int, ...]
+    has_vector_core: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TracedScope:
+    """The core of ``T.Scope``."""
+
+    core: str
+
+
+def kernel_of(kernel: PrimFunc, language: Language, scalars: Mapping[str, object] = {}) -> TileKernel:
+    """Return the statements of a kernel of TileLang-Ascend.
+
+    ``scalars``: values of parameters that are no tensors; others are numbers of the launch.  Raises `NpusimError` with
+    the line of a statement that is not read.
+    """
+    return AscendReader(kernel, scalars).read(language)
+
+
+class AscendReader:
+    """Reads one kernel; ``line`` is that of the statement that is being read."""
+
+    def __init__(self, kernel: PrimFunc, scalars: Mapping[str, object]) -> None:
+        self.kernel, self.scalars = kernel, scalars
+        self.line, self.quiet = Line(kernel.path, kernel.line), Counter[str]()
+        self.parameters = list[TileBuffer | tuple[str, str]]()
+        self.grid: tuple[int, ...] = (1,)
+        self.numbers, self.vector = list[str](), ""
+        self.stages, self.notes = set[int](), dict[str, None]()
+        self.addresses = dict[TracedBuffer, int]()
+        self.names, self.target = dict[str, object](), ""
+        self._taken, self._statements = Counter[str](), list[Statement]()
+        self._words = AscendWords(self)
+
+    # ------------------------------------------------------------ the kernel
+    def read(self, language: Language) -> TileKernel:
+        """Return the kernel."""
+        function = self.kernel.function
+        node = _definition(function)
+        self.names = _names_of(function)
+        for a in node.args.args:
+            self.names[a.arg] = self.parameter(a.arg, function.__annotations__.get(a.arg))
+        with language.walking(self.word):
+            self.body(node.body)
+        body = self.joined(tuple(self._statements))
+        options = {"num_warps": 4, "num_stages": max(self.stages, default=1)}
+        grid, numbers, used = self.grid, tuple(self.numbers), variables_of(expressions_in(body))
+        written_to = {b.name for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
+        is_left = self.kernel.workspace_names - written_to - {b.name for b in tensors_read(body)}
+        self.parameters = [p for p in self.parameters if not isinstance(p, TileBuffer) or p.name not in is_left]
+        if self.vector in used:
+            grid, numbers = (*grid, 2), (*numbers, self.vector)
+            self.notes[_VECTOR.format(name=self.vector)] = None
+        if self.quiet:
+            words = ", ".join(f"T.{w}" for w in sorted(self.quiet))
+            self.notes[_FLAGS.format(words=words)] = None
+        notes = tuple(self.notes)
+        line = Line(self.kernel.path, self.kernel.line)
+        return TileKernel(self.kernel.name, tuple(self.parameters), grid, numbers, body, options, notes, line)
+
+    def joined(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return the statements of both cores as one sequence on whole tiles."""
+        scopes = {s.core for s in walked(body) if isinstance(s, CoreScope)}
+        has_products = any(isinstance(s, MatrixProduct) for s in walked(body))
+        if scopes == {"C", "V"}:
+            body = one_sequence(body)
+            self.notes[_ORDER] = None
+        else:
+            body = only_core(body)
+        check_places(body, self.common_bytes())
+        if has_products:
+            body = joined_halves(body, self.vector)
+        body = without_workspaces(body, self.kernel.workspace_names)
+        return without_overwritten(body)
+
+    def common_bytes(self) -> dict[TileBuffer, set[TileBuffer]]:
+        """Return the tiles of one memory that have common bytes, because the program states where they begin."""
+        spans = {b: (at, at + size_of(b.part) * width_of(b.tile.fmt)) for b, at in self.addresses.items()}
+        return {
+            b.tile: {
+                o.tile for o, (c, d) in spans.items() if o is not b and o.space == b.space and start < d and c < end
+            }
+            for b, (start, end) in spans.items()
+        }
+
+    def parameter(self, name: str, kind: object) -> object:
+        """Return the value of a parameter."""
+        self._taken[name] += 1
+        if isinstance(kind, TensorType):
+            shape = self.sizes(kind.shape)
+            strides = tuple(_product(shape[i + 1 :]) for i in range(len(shape)))
+            tile = TileBuffer(name, shape, self.format(kind.fmt), strides, is_global=True)
+            self.parameters.append(tile)
+            return TracedBuffer(tile, "GM", self.refuse)
+        if name in self.scalars:
+            return self.scalars[name]
+        fmt = self.format(str(kind)) if isinstance(kind, str) else "int32"
+        self.parameters.append((name, fmt))
+        return TracedValue(Variable(name), self.refuse)
+
+    def refuse(self, why: str) -> ProgramError:
+        """Return the error of a statement that is not read."""
+        return refused(self.line, why)
+
+    def format(self, name: str) -> str:
+        """Return a format by its name in a program."""
+        fmt = ALIASES.get(name, name)
+        if fmt not in TYPES:
+            raise self.refuse(f"the format {name}")
+        return fmt
+
+    def sizes(self, shape: object) -> tuple[int, ...]:
+        """Return the sizes of a buffer."""
+        sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
+            raise self.refuse(f"a shape of {sizes!r:.60}: all sizes have to be numbers of the text; give them with -a")
+        return sizes
+
+    def fresh(self, name: str) -> str:
+        """Return a name that no buffer, loop or value has."""
+        self._taken[name] += 1
+        if self._taken[name] == 1:
+            return name
+        while self._taken[made := f"{name}_{self._taken[name]}"]:
+            self._taken[name] += 1
+        self._taken[made] += 1
+        return made
+
+    def allocated(self, word: str, shape: object, fmt: str) -> TracedBuffer:
+        """Return a buffer, under the name of the variable that the statement assigns."""
+        tile = TileBuffer(self.fresh(self.target or word), self.sizes(shape), self.format(fmt))
+        return TracedBuffer(tile, word.removeprefix("alloc_"), self.refuse)
+
+    def add(self, *statements: Statement) -> None:
+        """Add statements behind those read so far."""
+        self._statements += statements
+
+    @contextmanager
+    def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
+        """Read the statements of a loop with its ``own`` numbers, or of a branch; names of these end with it."""
+        before, outer = self.names, self._statements
+        self.names = {**before, **own}
+        self._statements = made = list[Statement]()
+        yield made
+        if changed := [n for n, x in before.items() if n not in own and self.names[n] is not x]:
+            raise self.refuse(f"{changed[0]} has a value before the loop or if, and another one in it")
+        self.names, self._statements = before, outer
+
+    # ------------------------------------------------------------ words that frame statements
+    def word(self, name: str) -> object:
+        """Return a word of the language."""
+        if name in _LOOPS:
+            return lambda *bounds, num_stages=0, **more: self.loop_of(name, bounds, num_stages, more)
+        if name == "Kernel":
+            return self.launch
+        if name == "Scope":
+            return TracedScope
+        return self._words.word(name)
+
+    def loop_of(self, word: str, bounds: tuple[object, ...], stages: object, more: Mapping[str, object]) -> TracedLoop:
+        """Return what a loop runs over."""
+        if len(bounds) > 2 and word != "Parallel":
+            raise self.refuse(f"T.{word} with a step")
+        for name in more:
+            self.notes[f"{self.line}: T.{word}({name}=) changes the time alone, and is not followed"] = None
+        return TracedLoop(word, bounds, stages if isinstance(stages, int) else 0)
+
+    def launch(self, *grid: object, threads: object = None, **_: object) -> TracedLaunch:
+        """Return a grid."""
+        return TracedLaunch(self.sizes(grid), threads is None)
+
+    # ------------------------------------------------------------ statements
+    def body(self, nodes: Iterable[ast.stmt]) -> None:
+        """Read statements."""
+        for node in nodes:
+            self.line, self.target = Line(self.kernel.path, node.lineno), ""
+            self.statement(node)
+
+    def statement(self, node: ast.stmt) -> None:
+        """Read a statement."""
+        if isinstance(node, ast.Expr):
+            self.value(node.value)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self.assign(node.targets[0], node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.assign(node.target, node.value)
+        elif isinstance(node, ast.AugAssign):
+            whole = ast.BinOp(_loaded(node.target), node.op, node.value)
+            self.assign(node.target, ast.copy_location(whole, node))
+        elif isinstance(node, ast.For) and not node.orelse:
+            self.loop(node)
+        elif isinstance(node, ast.If):
+            self.branch(node)
+        elif isinstance(node, ast.With) and len(node.items) == 1:
+            self.framed(node)
+        elif isinstance(node, ast.FunctionDef):
+            self.define(node)
+        elif isinstance(node, ast.Assert):
+            self.value(node.test)
+        elif not isinstance(node, ast.Pass):
+            raise self.refuse(f"a statement of the kind {type(node).__name__}")
+
+    def value(self, node: ast.expr) -> object:
+        """Return the value of an expression."""
+        macro = self.macro(node)
+        if macro is not None:
+            return macro
+        tree = ast.fix_missing_locations(ast.Expression(_Logic().visit(node)))
+        code = compile(tree, self.kernel.path, "eval")
+        try:
+            return eval(code, self.names)  # the program's own text
+        except NpusimError:
+            raise
+        except Exception as error:
+            raise self.refuse(f"{type(error).__name__}: {error}") from error
+
+    def macro(self, node: ast.expr) -> object | None:
+        """Read the statements of a ``T.macro`` where it is called; None for another expression."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            return None
+        called = self.names.get(node.func.id) if isinstance(node.func, ast.Name) else self.value(node.func)
+        if not isinstance(called, FunctionType) or not getattr(called, "is_macro", False):
+            return None
+        import inspect
+
+        given = [self.value(a) for a in node.args]
+        named = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
+        try:
+            bound = inspect.signature(called).bind(*given, **named)
+        except TypeError as error:
+            raise self.refuse(f"{called.__name__}: {error}") from None
+        bound.apply_defaults()
+        outer, line = self.names, self.line
+        self.names = {**_names_of(called), **bound.arguments}
+        *statements, last = _definition(called).body
+        self.body(statements)
+        self.line = Line(self.kernel.path, last.lineno)
+        returned: object = ()
+        if isinstance(last, ast.Return):
+            returned = self.value(last.value) if last.value is not None else ()
+        else:
+            self.statement(last)
+        self.names, self.line = outer, line
+        return returned
+
+    def define(self, node: ast.FunctionDef) -> None:
+        """Define a helper function in the kernel's text."""
+        module = ast.fix_missing_locations(ast.Module([node], []))
+        exec(compile(module, self.kernel.path, "exec"), self.names)  # the program's own text
+
+    def assign(self, target: ast.expr, node: ast.expr) -> None:
+        """Read an assignment: of a name, of several, or of an element of a buffer."""
+        if isinstance(target, ast.Name):
+            self.target = target.id
+            value = self.value(node)
+            self.names[target.id] = self.bound(target.id, value)
+        elif isinstance(target, ast.Subscript):
+            value, owner = self.value(node), self.value(target.value)
+            if not isinstance(owner, TracedBuffer):
+                raise self.refuse("an element of what is no buffer is assigned")
+            element = owner[self.value(target.slice)]
+            if not isinstance(element, TracedElement):
+                raise self.refuse(f"a part of {owner.tile.name} is assigned; T.copy and T.tile have words for it")
+            made = Elementwise((), owner.tile, element.indices, self._words.number(value), None, self.line)
+            self.add(ParallelNest((), (made,), self.line))
+        elif isinstance(target, ast.Tuple):
+            values = self.value(node)
+            if not isinstance(values, tuple | list) or len(values) != len(target.elts):
+                raise self.refuse(f"{len(target.elts)} names for {values!r:.60}")
+            for t, x in zip(target.elts, values, strict=True):
+                if not isinstance(t, ast.Name):
+                    raise self.refuse("an assignment of several elements")
+                self.names[t.id] = self.bound(t.id, x)
+        else:
+            raise self.refuse(f"an assignment to {ast.unparse(target)}")
+
+    def bound(self, name: str, value: object) -> object:
+        """Return a value for a name; elements of buffers are read where the name is assigned."""
+        if isinstance(value, TracedValue | TracedCondition) and any(
+            isinstance(e, BufferElement) for e in parts_of(value.expression)
+        ):
+            made = Variable(self.fresh(name))
+            self.add(BoundValue(made.name, value.expression, self.line))
+            of = TracedValue if isinstance(value, TracedValue) else TracedCondition
+            return of(made, self.refuse)
+        return value
+
+    def branch(self, node: ast.If) -> None:
+        """Read an if, both ways of which are read where only a run knows the condition."""
+        condition, line = self.value(node.test), self.line
+        if isinstance(condition, TracedValue):
+            condition = condition != 0
+        if not isinstance(condition, TracedCondition):
+            self.body(node.body if condition else node.orelse)
+            return
+        with self.inside() as then:
+            self.body(node.body)
+        with self.inside() as otherwise:
+            self.body(node.orelse)
+        made = Conditional(condition.expression, tuple(then), tuple(otherwise), line)
+        self.add(product_that_clears(made) or made)
+
+    def framed(self, node: ast.With) -> None:
+        """Read the statements of a grid or of a core."""
+        frame, names = self.value(node.items[0].context_expr), node.items[0].optional_vars
+        if isinstance(frame, TracedScope):
+            if frame.core not in ("C", "V"):
+                raise self.refuse(f"T.Scope({frame.core!r}); allowed: 'C', 'V'")
+            outer, line = self._statements, self.line
+            self._statements = list[Statement]()
+            self.body(node.body)
+            outer.append(CoreScope(frame.core, tuple(self._statements), line))
+            self._statements = outer
+            return
+        if not isinstance(frame, TracedLaunch):
+            raise self.refuse(f"with {ast.unparse(node.items[0].context_expr)}")
+        self.numbered(frame, names)
+        self.body(node.body)
+
+    def numbered(self, launch: TracedLaunch, names: ast.expr | None) -> None:
+        """Give the programs' numbers their names."""
+        if self.numbers:
+            raise self.refuse("a second T.Kernel in one function")
+        listed = names.elts if isinstance(names, ast.Tuple | ast.List) else [names] if names is not None else []
+        if any(not isinstance(n, ast.Name) for n in listed) or not 0 <= len(listed) - len(launch.grid) <= 1:
+            raise self.refuse(f"{len(listed)} names for {len(launch.grid)} numbers of T.Kernel, and the vector core's")
+        if len(listed) > len(launch.grid) and not launch.has_vector_core:
+            raise self.refuse("a vector core's number in a kernel with threads=, which has none")
+        self.grid = launch.grid
+        for i in range(len(launch.grid)):
+            self.numbers.append(self.fresh(listed[i].id if i < len(listed) else "block"))  # type: ignore[attr-defined]
+        for name, own in zip(listed, self.numbers, strict=False):
+            self.names[name.id] = TracedValue(Variable(own), self.refuse)  # type: ignore[attr-defined]
+        if len(listed) > len(launch.grid):
+            self.vector = self.fresh(listed[-1].id)  # type: ignore[attr-defined]
+            self.names[listed[-1].id] = TracedValue(Variable(self.vector), self.refuse)  # type: ignore[attr-defined]
+
+    def loop(self, node: ast.For) -> None:
+        """Read a loop."""
+        over, line = self.value(node.iter), self.line
+        if not isinstance(over, TracedLoop):
+            self.unrolled(node, over)
+            return
+        targets = node.target.elts if isinstance(node.target, ast.Tuple | ast.List) else [node.target]
+        count = len(over.bounds) if over.word == "Parallel" else 1
+        if len(targets) != count or any(not isinstance(t, ast.Name) for t in targets):
+            raise self.refuse(f"{ast.unparse(node.target)} runs over T.{over.word} of {count} bounds")
+        variables = [self.fresh(t.id) for t in targets]  # type: ignore[attr-defined]
+        numbers = [TracedValue(Variable(name), self.refuse) for name in variables]
+        with self.inside({t.id: x for t, x in zip(targets, numbers, strict=True)}) as made:  # type: ignore[attr-defined]
+            self.body(node.body)
+        self.line = line
+        if over.word == "Parallel":
+            self.add(self.nest(variables, over, made))
+            return
+        if over.stages:
+            self.stages.add(over.stages)
+        low, high = ((0, *over.bounds) if len(over.bounds) == 1 else over.bounds)[:2]
+        serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
+        self.add(*(rows_at_once(serial) or (serial,)))
+
+    def unrolled(self, node: ast.For, values: object) -> None:
+        """Read a loop over values of the text, once for each."""
+        if not isinstance(values, Iterable) or not isinstance(node.target, ast.Name):
+            raise self.refuse(f"a loop over {ast.unparse(node.iter)}")
+        for x in values:
+            self.names[node.target.id] = x
+            self.body(node.body)
+
+    def nest(self, variables: list[str], over: TracedLoop, made: list[Statement]) -> ParallelNest:
+        """Return parallel loops with their statements, and the conditions around each as its own."""
+        axes = tuple(zip(variables, self.sizes(over.bounds), strict=True))
+        found = list[Elementwise | BoundValue]()
+
+        def follow(statements: Iterable[Statement], rule: Expression | None) -> None:
+            for s in statements:
+                if isinstance(s, BoundValue):
+                    found.append(s)
+                elif isinstance(s, ParallelNest) and not s.axes:
+                    found.extend(replace(x, axes=axes, condition=rule) for x in s.body if isinstance(x, Elementwise))
+                elif isinstance(s, Conditional) and (x := chosen_element(s)) is not None:
+                    found.append(replace(x, axes=axes, condition=rule))
+                elif isinstance(s, Conditional):
+                    name = self.fresh("condition")
+                    found.append(BoundValue(name, s.condition, s.line))
+                    then: Expression = Variable(name)
+                    for body, own in ((s.then, then), (s.otherwise, Applied("not", (then,)))):
+                        follow(body, own if rule is None else Applied("and", (rule, own)))
+                else:
+                    raise refused(s.line, "a loop, copy or tile instruction in a T.Parallel nest")
+
+        follow(made, None)
+        return ParallelNest(axes, tuple(found), self.line)
+
+
+def product_that_clears(s: Conditional) -> MatrixProduct | None:
+    """Return an if of two products that differ in whether they clear as one product; None for another if."""
+    if len(s.then) != 1 or len(s.otherwise) != 1:
+        return None
+    one, other = s.then[0], s.otherwise[0]
+    if not isinstance(one, MatrixProduct) or not isinstance(other, MatrixProduct):
+        return None
+    clears = one.clears, other.clears
+    alike = (one.a, one.b, one.c, one.transposes) == (other.a, other.b, other.c, other.transposes)
+    if not alike or clears != (Literal(1, "bool"), Literal(0, "bool")):
+        return None
+    return replace(one, clears=s.condition)
+
+
+def chosen_element(s: Conditional) -> Elementwise | None:
+    """Return an if that assigns one element on both ways as one assignment that chooses; None for another if."""
+    ways = [b[0].body for b in (s.then, s.otherwise) if len(b) == 1 and isinstance(b[0], ParallelNest)]
+    one, other = (w[0] if len(w) == 1 else None for w in ways) if len(ways) == 2 else (None, None)
+    if not isinstance(one, Elementwise) or not isinstance(other, Elementwise):
+        return None
+    if one.buffer is not other.buffer or one.indices != other.indices:
+        return None
+    return replace(one, value=chosen_value(s.condition, one.value, other.value))
+
+
+def tensors_read(body: Iterable[Statement]) -> set[TileBuffer]:
+    """Return the tensors that statements read."""
+    every = (e for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement))
+    return {e.buffer for e in every if e.buffer.is_global}
+
+
+def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
+    """Return statements without scopes and flags between cores, of which one core alone has statements."""
+    made = list[Statement]()
+    for s in body:
+        if isinstance(s, CoreScope):
+            made += only_core(s.body)
+        elif isinstance(s, SerialLoop):
+            made.append(replace(s, body=only_core(s.body)))
+        elif isinstance(s, Conditional):
+            made.append(replace(s, then=only_core(s.then), otherwise=only_core(s.otherwise)))
+        elif not isinstance(s, CrossFlag):
+            made.append(s)
+    return tuple(made)
+
+
+def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
+    """Return a loop whose iterations are rows of tiles as parallel loops, one statement after another.
+
+    Each statement writes a row that no other iteration reads or writes.  None: another loop.
+    """
+    count = linear(Applied("-", (loop.high, loop.low)), {})
+    if set(count) != {Literal(1)} or loop.low != Literal(0) or count[Literal(1)] < 1:
+        return None
+    row, rows = Variable(loop.variable), dict[TileBuffer, int]()
+    targets = list[Elementwise]()
+    for s in loop.body:
+        if not isinstance(s, ParallelNest) or len(s.body) != 1 or not isinstance(s.body[0], Elementwise):
+            return None
+        (x,) = s.body
+        assert isinstance(x, Elementwise)
+        at = [d for d, index in enumerate(x.indices) if loop.variable in variables_of([index])]
+        if x.condition is not None or x.buffer.is_global or len(at) != 1 or x.indices[at[0]] != row:
+            return None
+        if rows.setdefault(x.buffer, at[0]) != at[0]:
+            return None
+        targets.append(x)
+    for x in targets:
+        for e in parts_of(x.value):
+            if isinstance(e, BufferElement) and e.buffer in rows and e.indices[rows[e.buffer]] != row:
+                return None
+    if not targets:
+        return None
+    own = (loop.variable, int(count[Literal(1)]))
+    made = [replace(x, axes=(own, *x.axes)) for x in targets]
+    return tuple(ParallelNest(x.axes, (x,), x.line) for x in made)
+
+
+class _Logic(ast.NodeTransformer):
+    """Has ``and``, ``or`` and ``not`` as functions, which join conditions that only a run knows."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # the name that `ast` calls
+        self.generic_visit(node)
+        name = _ALL if isinstance(node.op, ast.And) else _ANY
+        empty = ast.arguments([], [], None, [], [], None, [])
+        return ast.copy_location(_called(name, *(ast.Lambda(empty, x) for x in node.values)), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        return ast.copy_location(_called(_NOT, node.operand), node) if isinstance(node.op, ast.Not) else node
+
+
+def _called(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _joined(word: str, *operands: object) -> object:
+    """Return the conjunction or disjunction of operands as Python has it, of conditions of a run one condition."""
+    made: object = word == "and"
+    for operand in operands:
+        x = operand()  # type: ignore[operator]
+        x = x != 0 if isinstance(x, TracedValue) else x
+        if isinstance(made, TracedCondition):
+            made = made.joined(word, bool(x) if not isinstance(x, TracedCondition) else x)
+        elif isinstance(x, TracedCondition):
+            made = x if bool(made) is (word == "and") else made
+        elif bool(x) is not (word == "and"):
+            return x
+        else:
+            made = x
+    return made
+
+
+def _negated(x: object) -> object:
+    x = x != 0 if isinstance(x, TracedValue) else x
+    return x.negation() if isinstance(x, TracedCondition) else not x
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef:
+    """Return a function's text, with the lines of its file."""
+    path, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    for node in ast.walk(ast.parse(Path(path).read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
+            lines = [node.lineno, *(d.lineno for d in node.decorator_list)]
+            if min(lines) == first:
+                return node
+    raise SpecError(f"{path}:{first}: the text of {function.__name__} is not there")
+
+
+def _names_of(function: FunctionType) -> dict[str, object]:
+    """Return the names that a function's text has: of its module, of its closure, and the words of loops."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    own = {"__builtins__": builtins, "range": _range}
+    own |= {_ALL: lambda *x: _joined("and", *x), _ANY: lambda *x: _joined("or", *x), _NOT: _negated}
+    return {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if _has_value(cell)}, **own}
+
+
+def _has_value(cell: object) -> bool:
+    try:
+        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _range(*bounds: object) -> TracedLoop | range:
+    if len(bounds) > 2:
+        return range(*map(operator.index, bounds))  # type: ignore[arg-type]
+    return TracedLoop("range", bounds)
+
+
+def _loaded(node: ast.expr) -> ast.expr:
+    """Return what an assignment changes as what is read."""
+    copied = ast.parse(ast.unparse(node), mode="eval").body
+    return ast.copy_location(copied, node)
+
+
+def _product(sizes: Iterable[int]) -> int:
+    made = 1
+    for n in sizes:
+        made *= n
+    return made

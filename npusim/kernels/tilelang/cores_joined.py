@@ -1,0 +1,515 @@
+"""Joins the two kinds of cores of an expert kernel of TileLang-Ascend to one sequence of statements on whole tiles.
+
+The matrix core and the vector cores run their own statements, which flags between cores order.  One order that these
+flags allow is a sequence of both.  A tile of half the rows on each of two vector cores, whose tensors are accessed at
+``vid`` times that half, is the tile of all rows; a workspace that is written and read at one place is that tile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from npusim.kernels.tilelang.statements import (
+    Applied,
+    BoundValue,
+    BufferElement,
+    BufferPart,
+    Conditional,
+    CoreScope,
+    CrossFlag,
+    Elementwise,
+    Exposed,
+    Expression,
+    Literal,
+    MatrixProduct,
+    ParallelNest,
+    SerialLoop,
+    Statement,
+    TileBuffer,
+    TileReduction,
+    Variable,
+    expressions_in,
+    linear,
+    parts_of,
+    refused,
+    substituted,
+    variables_of,
+    walked,
+)
+from npusim.kernels.triton.ttir_text import Line
+
+Change = Callable[[Expression], Expression]
+
+
+# ---------------------------------------------------------------- one sequence
+
+
+def one_sequence(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """Return statements of both cores in one order that the flags between the cores allow.
+
+    Raises `ProgramError` with a line: a wait that no set ends, loops of the two cores that do not correspond, flags
+    that one iteration leaves in another state than the one before.
+    """
+    return tuple(_Sequencer().level(body))
+
+
+class _Sequencer:
+    """Orders statements; ``set`` counts flags by the core that waits for them and by number."""
+
+    def __init__(self) -> None:
+        self.set = Counter[tuple[str, int]]()
+
+    def level(self, body: Sequence[Statement]) -> list[Statement]:
+        """Return one level's statements in order; those outside of scopes come between those of scopes."""
+        made, waiting = list[Statement](), dict[str, list[Statement]]({"C": [], "V": []})
+        for s in body:
+            if isinstance(s, CoreScope):
+                waiting[s.core] += s.body
+                continue
+            made += self.merged(waiting["C"], waiting["V"])
+            waiting = {"C": [], "V": []}
+            if isinstance(s, CrossFlag):
+                raise refused(s.line, "a flag between cores outside of T.Scope")
+            is_of_both = isinstance(s, SerialLoop) and any(isinstance(x, CoreScope) for x in walked(s.body))
+            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else s)
+        return made + self.merged(waiting["C"], waiting["V"])
+
+    def loop(self, s: SerialLoop) -> SerialLoop:
+        """Return a loop around the scopes of both cores."""
+        return replace(s, body=tuple(self.iteration(s.line, lambda: self.level(s.body))))
+
+    def iteration(self, line: Line, made: Callable[[], list[Statement]]) -> list[Statement]:
+        """Return the statements of an iteration, which leaves the flags as they are before it."""
+        before = +self.set
+        statements = made()
+        if before != +self.set:
+            raise refused(line, "flags between cores that an iteration leaves set, or clears, for the next one")
+        return statements
+
+    def merged(self, matrix: Sequence[Statement], vector: Sequence[Statement]) -> list[Statement]:
+        """Return the statements of both cores; each runs until it waits for a flag, or for a loop of the other."""
+        made, rest = list[Statement](), {"C": list(matrix), "V": list(vector)}
+        while rest["C"] or rest["V"]:
+            before = len(rest["C"]) + len(rest["V"])
+            for core in ("C", "V"):
+                self.advanced(core, rest[core], made)
+            if len(rest["C"]) + len(rest["V"]) == before:
+                made.append(self.loop_of_both(rest))
+        return made
+
+    def advanced(self, core: str, rest: list[Statement], made: list[Statement]) -> None:
+        """Move the statements of a core that nothing stops."""
+        other = {"C": "V", "V": "C"}[core]
+        while rest:
+            s = rest[0]
+            if isinstance(s, CrossFlag):
+                if s.is_wait and not self.set[core, s.number]:
+                    return
+                self.set[(core, s.number) if s.is_wait else (other, s.number)] += -1 if s.is_wait else 1
+            elif any(isinstance(x, CrossFlag) for x in walked([s])):
+                return
+            else:
+                made.append(s)
+            rest.pop(0)
+
+    def loop_of_both(self, rest: Mapping[str, list[Statement]]) -> Statement:
+        """Return the next loop of both cores as one."""
+        ones = [rest[core][0] for core in ("C", "V") if rest[core]]
+        stopped = next((s for s in ones if isinstance(s, CrossFlag)), None)
+        if stopped is not None:
+            raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag comes before it")
+        first, second = ones[0], ones[-1]
+        if len(ones) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
+            raise refused(first.line, "flags between cores in a loop or if that the other core does not have too")
+        if (first.low, first.high) != (second.low, second.high):
+            raise refused(
+                second.line, f"a loop with flags between cores of other bounds than that of line {first.line.number}"
+            )
+        renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
+        for core in ("C", "V"):
+            rest[core].pop(0)
+        body = self.iteration(first.line, lambda: self.merged(first.body, renamed))
+        return replace(first, body=tuple(body))
+
+
+# ---------------------------------------------------------------- halves of tiles
+
+
+def joined_halves(body: Sequence[Statement], vector: str) -> tuple[Statement, ...]:
+    """Return statements of two vector cores, numbered by a variable, on whole tiles.
+
+    Raises `ProgramError` with the line where the halves of a tile are no halves of a tensor's part.
+    """
+    if vector not in variables_of(expressions_in(body)):
+        return tuple(body)
+    return _HalfJoiner(vector).joined(body)
+
+
+class _HalfJoiner:
+    """Finds the tiles that are halves: by the axis that the number of a vector core moves, through all statements."""
+
+    def __init__(self, vector: str) -> None:
+        self.vector, self.halves = vector, dict[TileBuffer, int]()
+        self.buffers = dict[TileBuffer, TileBuffer]()
+
+    def joined(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
+        found = -1
+        while found != len(self.halves):
+            found = len(self.halves)
+            for s in walked(body):
+                self.follow(s)
+        for b, axis in self.halves.items():
+            shape = tuple(2 * n if i == axis else n for i, n in enumerate(b.shape))
+            self.buffers[b] = replace(b, shape=shape)
+        return tuple(self.whole(s) for s in body)
+
+    def half(self, buffer: TileBuffer, axis: int, line: Line) -> None:
+        """Have a tile as a half along an axis."""
+        if self.halves.setdefault(buffer, axis) != axis:
+            raise refused(line, f"{buffer.name} is a half of a tile along two axes")
+
+    def row_of(self, x: Elementwise) -> str:
+        """Return the parallel loop whose elements are those of one vector core; empty where each core has all."""
+        names, rows = dict(x.axes), set[str]()
+        elements = [BufferElement(x.buffer, x.indices), *elements_of(x)]
+        for e in elements:
+            if e.buffer in self.halves:
+                index = e.indices[self.halves[e.buffer]]
+                if not isinstance(index, Variable) or index.name not in names:
+                    raise refused(x.line, f"a part of {e.buffer.name}, which is a half of a tile on each vector core")
+                rows.add(index.name)
+            for index in e.indices:
+                rows |= self.moved_with(index, names, x.line)
+        if len(rows) > 1:
+            raise refused(x.line, "the number of a vector core moves two axes")
+        return next(iter(rows), "")
+
+    def moved_with(self, index: Expression, names: Mapping[str, int], line: Line) -> set[str]:
+        """Return the parallel loop that an index counts on from the vector core's number."""
+        terms = linear(index, {})
+        number = terms.get(Variable(self.vector), 0)
+        if self.vector not in variables_of([index]):
+            return set()
+        rows = {n for n, count in names.items() if terms.get(Variable(n)) == 1 and count == number}
+        if len(rows) != 1:
+            raise refused(line, f"{self.vector} in an index that is no half of a tile")
+        return rows
+
+    def follow(self, s: Statement) -> None:
+        """Learn from a statement which tiles are halves."""
+        if isinstance(s, ParallelNest):
+            for x in s.body:
+                if isinstance(x, Elementwise) and (row := self.row_of(x)):
+                    for e in (BufferElement(x.buffer, x.indices), *elements_of(x)):
+                        at = [i for i, index in enumerate(e.indices) if index == Variable(row)]
+                        if at and not e.buffer.is_global:
+                            self.half(e.buffer, at[0], x.line)
+        elif isinstance(s, TileReduction):
+            self.follow_reduction(s)
+
+    def follow_reduction(self, s: TileReduction) -> None:
+        a, b = s.source.buffer, s.target.buffer
+        left = [i for i, n in enumerate(a.shape) if n != 1 and i != s.axis]
+        pairs = dict(zip(left, [i for i, n in enumerate(b.shape) if n != 1], strict=False))
+        if a in self.halves:
+            if self.halves[a] == s.axis:
+                raise refused(s.line, f"T.reduce_{s.word} along the axis of which each vector core has a half")
+            self.half(b, pairs[self.halves[a]], s.line)
+        elif b in self.halves:
+            self.half(a, next(i for i, j in pairs.items() if j == self.halves[b]), s.line)
+
+    # ------------------------------------------------------------ whole tiles
+    def whole(self, s: Statement) -> Statement:
+        """Return a statement on whole tiles."""
+        if isinstance(s, SerialLoop):
+            return replace(
+                s, body=tuple(map(self.whole, s.body)), low=self.other(s.low, s.line), high=self.other(s.high, s.line)
+            )
+        if isinstance(s, Conditional):
+            then, otherwise = (tuple(map(self.whole, b)) for b in (s.then, s.otherwise))
+            return Conditional(self.other(s.condition, s.line), then, otherwise, s.line)
+        if isinstance(s, ParallelNest):
+            return self.whole_nest(s)
+        if isinstance(s, MatrixProduct):
+            parts = [self.part(x, s.line) for x in (s.a, s.b, s.c)]
+            return replace(s, a=parts[0], b=parts[1], c=parts[2], clears=self.other(s.clears, s.line))
+        if isinstance(s, TileReduction):
+            return replace(s, source=self.part(s.source, s.line), target=self.part(s.target, s.line))
+        if isinstance(s, BoundValue):
+            return replace(s, value=self.other(s.value, s.line))
+        return s
+
+    def whole_nest(self, s: ParallelNest) -> ParallelNest:
+        rows = {self.row_of(x) for x in s.body if isinstance(x, Elementwise)}
+        if len(rows) > 1:
+            raise refused(s.line, "statements of a T.Parallel nest of halves of tiles and of whole ones")
+        row = next(iter(rows), "")
+        axes = tuple((n, 2 * count if n == row else count) for n, count in s.axes)
+        body = list[Elementwise | BoundValue]()
+        for x in s.body:
+            if isinstance(x, BoundValue):
+                body.append(replace(x, value=self.other(x.value, x.line)))
+                continue
+            self.check_tensors(x, row)
+            indices = tuple(self.without_number(i) for i in x.indices)
+            value = self.element(self.without_number(x.value))
+            condition = None if x.condition is None else self.other(x.condition, x.line)
+            body.append(
+                replace(
+                    x,
+                    axes=axes,
+                    buffer=self.buffers.get(x.buffer, x.buffer),
+                    indices=indices,
+                    value=value,
+                    condition=condition,
+                )
+            )
+        return ParallelNest(axes, tuple(body), s.line)
+
+    def check_tensors(self, x: Elementwise, row: str) -> None:
+        """Refuse a tensor of which both vector cores access the same rows in a statement on halves."""
+        for e in (BufferElement(x.buffer, x.indices), *elements_of(x)):
+            for index in e.indices:
+                if (
+                    e.buffer.is_global
+                    and row
+                    and row in variables_of([index])
+                    and self.vector not in variables_of([index])
+                ):
+                    raise refused(
+                        x.line, f"both vector cores access the same rows of {e.buffer.name}, beside halves of tiles"
+                    )
+        outside = [i for e in elements_of(x) for i in e.indices]
+        if self.vector in variables_of([x.value]) - variables_of(outside):
+            raise refused(x.line, f"{self.vector}, a vector core's number, as a value")
+
+    def without_number(self, e: Expression) -> Expression:
+        return substituted(e, {self.vector: Literal(0)})
+
+    def other(self, e: Expression, line: Line) -> Expression:
+        """Return an expression that the number of a vector core may not be in."""
+        if self.vector in variables_of([e]):
+            raise refused(line, f"{self.vector}, a vector core's number, in a condition or a bound")
+        if any(isinstance(x, BufferElement) and x.buffer in self.halves for x in parts_of(e)):
+            return self.element(e)
+        return e
+
+    def part(self, x: BufferPart, line: Line) -> BufferPart:
+        """Return a part of a tile as that of the whole tile."""
+        if x.buffer not in self.halves:
+            return x
+        if not x.is_whole:
+            raise refused(line, f"a part of {x.buffer.name}, which is a half of a tile on each vector core")
+        whole = self.buffers[x.buffer]
+        return BufferPart(whole, x.start, whole.shape)
+
+    def element(self, e: Expression) -> Expression:
+        """Return an expression with whole tiles in place of halves."""
+        return with_buffers(e, self.buffers)
+
+
+# ---------------------------------------------------------------- workspaces
+
+
+def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple[Statement, ...]:
+    """Return statements with tiles in place of tensors that the kernel writes and reads again.
+
+    ``names``: workspaces, which nothing reads behind the kernel.  Raises `ProgramError` with the line where a tensor is
+    read at another place than it is written at.
+    """
+    written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
+    read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}
+    made = tuple(body)
+    for tensor in sorted(written & read, key=lambda b: b.name):
+        made = _Workspace(tensor, is_dropped=tensor.name in set(names)).joined(made)
+    return made
+
+
+def stored_tensors(s: ParallelNest) -> set[TileBuffer]:
+    """Return the tensors that a nest writes."""
+    return {x.buffer for x in s.body if isinstance(x, Elementwise) and x.buffer.is_global}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor is accessed: each index without parallel loops, and the length of each axis that is moved."""
+
+    first: tuple[frozenset[tuple[Expression, float]], ...]
+    lengths: tuple[int, ...]
+
+
+class _Workspace:
+    """One tensor that is written and read at one place."""
+
+    def __init__(self, tensor: TileBuffer, *, is_dropped: bool) -> None:
+        self.tensor, self.is_dropped, self.place = tensor, is_dropped, _Place((), ())
+        self.tile = tensor
+
+    def joined(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        for s in walked(body):
+            for x in s.body if isinstance(s, ParallelNest) else ():
+                elements = [e for e in elements_of(x) if e.buffer is self.tensor]
+                if isinstance(x, Elementwise) and x.buffer is self.tensor:
+                    elements.append(BufferElement(x.buffer, x.indices))
+                for e in elements:
+                    self.seen(e, x)
+        lengths = self.place.lengths
+        self.tile = TileBuffer(f"{self.tensor.name}_tile", lengths, self.tensor.fmt)
+        made = tuple(x for s in body for x in self.replaced(s))
+        moved = variables_of(t for index in self.place.first for t, _ in index)
+        for s in walked(made):
+            if isinstance(s, SerialLoop) and s.variable in moved and self.tile in Exposed(s.body).reads:
+                raise refused(s.line, f"{self.tensor.name} has values of an earlier iteration, at a place that moves")
+        return made
+
+    def seen(self, e: BufferElement, x: Elementwise | BoundValue) -> None:
+        """Learn the place of an access, which all accesses have."""
+        axes = dict(x.axes) if isinstance(x, Elementwise) else {}
+        first, lengths = list[frozenset[tuple[Expression, float]]](), list[int]()
+        for index in e.indices:
+            terms = linear(index, {})
+            moving = [n for n in axes if n in variables_of([index])]
+            if len(moving) > 1 or any(terms.get(Variable(n)) != 1 for n in moving):
+                raise refused(x.line, f"{self.tensor.name}, which the kernel writes and reads, is accessed by steps")
+            first.append(frozenset((t, n) for t, n in terms.items() if t not in [Variable(m) for m in moving]))
+            lengths += [axes[n] for n in moving]
+        place = _Place(tuple(first), tuple(lengths))
+        if self.place.first and self.place != place:
+            raise refused(x.line, f"{self.tensor.name} is read at another place than the kernel writes it at")
+        self.place = place
+
+    def replaced(self, s: Statement) -> list[Statement]:
+        """Return a statement with the tile in place of the tensor; a store of a result stays beside it."""
+        if isinstance(s, SerialLoop):
+            return [replace(s, body=tuple(x for inner in s.body for x in self.replaced(inner)))]
+        if isinstance(s, Conditional):
+            then, otherwise = (tuple(x for i in b for x in self.replaced(i)) for b in (s.then, s.otherwise))
+            return [replace(s, then=then, otherwise=otherwise)]
+        if not isinstance(s, ParallelNest):
+            return list(changed([s], self.read))
+        tiles, stores = list[Elementwise | BoundValue](), list[Elementwise]()
+        for x in s.body:
+            new = replace(x, value=self.read(x.value))
+            if isinstance(new, Elementwise) and new.buffer is self.tensor:
+                if new.condition is not None:
+                    raise refused(x.line, f"{self.tensor.name}, which the kernel reads again, is written in part")
+                names = {n for n, _ in new.axes}
+                moving = tuple(Variable(n) for i in new.indices for n in names & variables_of([i]))
+                tiles.append(replace(new, buffer=self.tile, indices=moving))
+                stored = BufferElement(self.tile, moving)
+                stores.append(replace(new, value=stored))
+            else:
+                tiles.append(new)
+        nests: list[Statement] = [ParallelNest(s.axes, tuple(tiles), s.line)]
+        return nests + ([ParallelNest(s.axes, tuple(stores), s.line)] if stores and not self.is_dropped else [])
+
+    def read(self, e: Expression) -> Expression:
+        """Return an expression with the tile's elements in place of the tensor's."""
+        if isinstance(e, Applied):
+            return replace(e, operands=tuple(map(self.read, e.operands)))
+        if isinstance(e, BufferElement) and e.buffer is self.tensor:
+            known = {t for index in self.place.first for t, _ in index}
+            moving = [[t for t in linear(i, {}) if isinstance(t, Variable) and t not in known] for i in e.indices]
+            return BufferElement(self.tile, tuple(m[0] for m in moving if m))
+        return e
+
+
+def without_overwritten(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """Return statements without stores that a later store of the same level overwrites; nothing reads them between."""
+    places = [_stored_place(s) for s in body]
+    return tuple(s for i, s in enumerate(body) if places[i] is None or places[i] not in places[i + 1 :])
+
+
+def _stored_place(s: Statement) -> tuple[object, ...] | None:
+    """Return which elements of a tensor a statement stores; None for another statement."""
+    if not isinstance(s, ParallelNest) or len(s.body) != 1 or not isinstance(s.body[0], Elementwise):
+        return None
+    x = s.body[0]
+    if not x.buffer.is_global or x.condition is not None:
+        return None
+    names: dict[str, Expression] = {n: Variable(f"#{i}") for i, (n, _) in enumerate(x.axes)}
+    indices = (linear(substituted(i, names), {}) for i in x.indices)
+    return x.buffer, tuple(n for _, n in x.axes), tuple(frozenset(i.items()) for i in indices)
+
+
+# ---------------------------------------------------------------- places of buffers
+
+
+def check_places(body: Sequence[Statement], together: Mapping[TileBuffer, set[TileBuffer]]) -> None:
+    """Refuse a tile that is read after another tile at its bytes was written; ``together``: tiles with common bytes."""
+    gone = dict[TileBuffer, TileBuffer]()
+
+    def read(buffer: TileBuffer, line: Line) -> None:
+        if buffer in gone:
+            other = gone[buffer].name
+            raise refused(line, f"{buffer.name} is read, whose bytes {other} has overwritten (T.annotate_address)")
+
+    def follow(statements: Iterable[Statement]) -> None:
+        for s in statements:
+            for b in sorted(Exposed([s]).reads, key=lambda b: b.name):
+                if not isinstance(s, SerialLoop | Conditional):
+                    read(b, s.line)
+            if isinstance(s, SerialLoop):
+                follow(s.body)
+                follow(s.body)
+            elif isinstance(s, Conditional):
+                follow(s.then)
+                follow(s.otherwise)
+            else:
+                for b in Exposed([s]).writes:
+                    gone.pop(b, None)
+                    gone.update(dict.fromkeys(together.get(b, ()), b))
+
+    if together:
+        follow(body)
+
+
+# ---------------------------------------------------------------- expressions of statements
+
+
+def elements_of(x: Elementwise | BoundValue) -> list[BufferElement]:
+    """Return the elements of buffers that a statement of a nest reads."""
+    read = [x.value]
+    if isinstance(x, Elementwise):
+        read += [*x.indices, *(() if x.condition is None else (x.condition,))]
+    return [e for value in read for e in parts_of(value) if isinstance(e, BufferElement)]
+
+
+def with_buffers(e: Expression, by: Mapping[TileBuffer, TileBuffer]) -> Expression:
+    """Return an expression with other buffers."""
+    if isinstance(e, Applied):
+        return replace(e, operands=tuple(with_buffers(x, by) for x in e.operands))
+    if isinstance(e, BufferElement):
+        return BufferElement(by.get(e.buffer, e.buffer), tuple(with_buffers(i, by) for i in e.indices))
+    return e
+
+
+def changed(statements: Iterable[Statement], change: Change) -> tuple[Statement, ...]:
+    """Return statements with all their expressions changed."""
+
+    def part(x: BufferPart) -> BufferPart:
+        return replace(x, start=tuple(map(change, x.start)))
+
+    def of_nest(x: Elementwise | BoundValue) -> Elementwise | BoundValue:
+        if isinstance(x, BoundValue):
+            return replace(x, value=change(x.value))
+        condition = None if x.condition is None else change(x.condition)
+        return replace(x, indices=tuple(map(change, x.indices)), value=change(x.value), condition=condition)
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, ParallelNest):
+            return replace(s, body=tuple(map(of_nest, s.body)))
+        if isinstance(s, MatrixProduct):
+            return replace(s, a=part(s.a), b=part(s.b), c=part(s.c), clears=change(s.clears))
+        if isinstance(s, TileReduction):
+            return replace(s, source=part(s.source), target=part(s.target))
+        if isinstance(s, SerialLoop):
+            return replace(s, low=change(s.low), high=change(s.high), body=tuple(map(one, s.body)))
+        if isinstance(s, Conditional):
+            then, otherwise = (tuple(map(one, b)) for b in (s.then, s.otherwise))
+            return Conditional(change(s.condition), then, otherwise, s.line)
+        return replace(s, value=change(s.value)) if isinstance(s, BoundValue) else s
+
+    return tuple(map(one, statements))

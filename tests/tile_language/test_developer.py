@@ -1,0 +1,202 @@
+"""TileLang-Ascend programs: read without the package, and held against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import NpusimError
+from npusim.kernels.tilelang.ascend_recording import is_ascend_program, program_call
+from npusim.kernels.tilelang.ascend_text import kernel_of
+from npusim.kernels.tilelang.program import Language, load_program
+from npusim.kernels.tilelang.statements import TileBuffer, TileKernel
+from npusim.kernels.tilelang.ttir_writer import written
+
+PROGRAMS = Path(__file__).with_name("developer_programs.py")
+#: Relative RMSE of results in 16 bits, and in 32.
+CLOSE, EXACT = 5e-4, 1e-5
+
+
+def read(name: str, **arguments: object) -> TileKernel:
+    language = Language()
+    return kernel_of(load_program(PROGRAMS, name, arguments, language), language)
+
+
+def computed(kernel: TileKernel, **tensors: Any) -> dict[str, Any]:
+    """Return a kernel's tensors behind its run, each operation of its TTIR alone."""
+    from ttir.interpreter import Open, interpret
+
+    memory = {}
+    for p in kernel.parameters:
+        assert isinstance(p, TileBuffer)
+        memory[p.name] = np.array(tensors.get(p.name, np.zeros(p.shape)), np.dtype(p.fmt)).reshape(-1)
+    unit = Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", "")
+    interpret(written(kernel), dict.fromkeys(memory), kernel.grid, memory, unit)
+    return {p.name: memory[p.name].reshape(p.shape) for p in kernel.parameters if isinstance(p, TileBuffer)}
+
+
+def drawn(*shape: int, seed: int = 0, fmt: str = "float16") -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(fmt)
+
+
+def distance(made: Any, wanted: Any) -> float:
+    made = made.astype(np.float64)
+    return float(np.sqrt(((made - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_with_tail_blocks_is_that_of_float64(turned: bool) -> None:
+    sizes = {"rows": 100, "columns": 90, "depth": 72, "part": 32}
+    a, b = drawn(100, 72), drawn(*((90, 72) if turned else (72, 90)), seed=1)
+    made = computed(read("product", **sizes, turned=turned), A=a, B=b)["C"]
+    wanted = a.astype(np.float64) @ (b.T if turned else b).astype(np.float64)
+    assert distance(made, wanted) < CLOSE
+
+
+def attended(q: Any, k: Any, v: Any, *, hides: bool) -> Any:
+    scores = np.einsum("hid,hjd->hij", *(x.astype(np.float64) for x in (q, k))) / q.shape[-1] ** 0.5
+    if hides:
+        scores = np.where(np.tri(q.shape[1], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v.astype(np.float64)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_attention_is_that_of_float64(hides: bool) -> None:
+    q, k, v = (drawn(2, 128, 64, seed=i) for i in range(3))
+    made = computed(read("attention", hides=hides), Q=q, K=k, V=v)["O"]
+    assert distance(made, attended(q, k, v, hides=hides)) < CLOSE
+
+
+def test_norms_are_those_of_float64() -> None:
+    x, w = drawn(96, 64), drawn(64, seed=1)
+    made = computed(read("rms_norm"), X=x, W=w)["Y"]
+    wide = x.astype(np.float64)
+    wanted = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * w.astype(np.float64)
+    assert distance(made, wanted) < CLOSE
+    x = drawn(40, 96, fmt="float32")
+    made = computed(read("layer_norm"), X=x)["Y"]
+    wide = x.astype(np.float64)
+    wanted = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    assert distance(made, wanted) < EXACT
+
+
+def test_a_softmax_is_that_of_float64() -> None:
+    x = drawn(32, 48, fmt="float32")
+    powers = np.exp(x.astype(np.float64))
+    made = computed(read("softmax"), X=x)["Y"]
+    assert distance(made, powers / powers.sum(-1, keepdims=True)) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["gelu", "silu", "leaky", "chosen", "elu"])
+def test_activations_are_those_of_float64(kind: str) -> None:
+    x = drawn(64, 72, fmt="float32")
+    wide = x.astype(np.float64)
+    wanted = {
+        "gelu": wide / (1 + np.exp(-1.5957691216 * (wide + 0.044715 * wide**3))),
+        "silu": wide / (1 + np.exp(-wide)),
+        "leaky": np.where(wide >= 0, wide, wide / 4),
+        "chosen": np.where(x > 0.5, 2 * wide, 1.0),
+        "elu": np.where(wide > 0, wide, np.exp(wide) - 1),
+    }
+    assert distance(computed(read("activation", kind=kind), X=x)["Y"], wanted[kind]) < EXACT
+
+
+def test_attention_on_both_cores_is_that_of_float64() -> None:
+    q, k, v = (drawn(2, 128, 64, seed=i) for i in range(3))
+    kernel = read("two_cores")
+    assert [p.name for p in kernel.parameters if isinstance(p, TileBuffer)] == ["Q", "K", "V", "O"]
+    assert distance(computed(kernel, Q=q, K=k, V=v)["O"], attended(q, k, v, hides=False)) < CLOSE
+
+
+def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
+    a, b, d = drawn(128, 96), drawn(96, 128, seed=1), drawn(128, 128, seed=2)
+    kernel = read("product_and_sum")
+    assert written(kernel).count("tt.store") == 1
+    wanted = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16).astype(np.float64) + d
+    assert distance(computed(kernel, A=a, B=b, D=d)["C"], wanted) < CLOSE
+
+
+CHANGES = {
+    "unset": "wait_cross_flag 5: no set_cross_flag comes before it",
+    "bounds": "a loop with flags between cores of other bounds than that of line ",
+    "halves": "vid in an index that is no half of a tile",
+    "same": "both vector cores access the same rows of scores_of, beside halves of tiles",
+    "across": "T.reduce_max along the axis of which each vector core has a half",
+    "places": "scores is read, whose bytes weights has overwritten (T.annotate_address)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_cores_that_do_not_join_are_refused_with_the_line(change: str) -> None:
+    lines = PROGRAMS.read_text().splitlines()
+    with pytest.raises(NpusimError) as caught:
+        written(read("two_cores", change=change))
+    assert CHANGES[change] in str(caught.value)
+    place = str(caught.value).partition(": ")[0]
+    line = int(place.rpartition(":")[2])
+    assert lines[line - 1].endswith(f"# {change}")
+
+
+KINDS = {
+    "unwritten": "y is read before it is written",
+    "sizes": "operands of several shapes: one has [8] elements, and the target [8, 32]",
+    "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
+    "count": "T.tile.cast of 8 elements, fewer or more than its target has",
+    "word": "T.tile.sort: no counterpart in the language of kernels",
+    "pad": "T.copy with transpose= or pad_value= other than 0",
+    "bits": "a mask that no T.tile.compare of elements of this shape writes",
+    "carried": "offset has a value before the loop or if, and another one in it",
+    "condition": "a condition that only a run knows, outside of an if of the kernel's text",
+    "slice": "a slice of X of a length that only a run knows, or of no element",
+    "neighbour": "a part of the tile x is",
+    "while": "a statement of the kind While",
+    "real_shape": "T.reduce_sum with real_shape, or with a buffer of its own between operands",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_read_is_refused_with_its_line(kind: str) -> None:
+    line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if x.endswith(f"# {kind}"))
+    with pytest.raises(NpusimError) as caught:
+        written(read("refused", kind=kind))
+    assert str(caught.value).startswith(f"{PROGRAMS}:{line}: ")
+    assert KINDS[kind] in str(caught.value)
+
+
+def test_a_call_runs_on_a_device_with_the_lines_of_the_program() -> None:
+    assert is_ascend_program(PROGRAMS)
+    (call,) = program_call(PROGRAMS, "product", {})
+    assert call.grid == (12,)
+    assert f'"{PROGRAMS}":' in call.configurations[0].ttir
+    result = npusim.run(call, hw="ascend_910b2")
+    assert 2_000 < result.cycles < 100_000
+    assert any("flags and barriers decide no value" in n and "T.barrier_all" in n for n in result.notes)
+    (other,) = program_call(PROGRAMS, "rms_norm", {})
+    assert other.grid == (6, 2)
+    assert any("vid (a vector core's number) is one more number" in n for n in other.configurations[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("product", "C"), ("attention", "O"), ("two_cores", "O"), ("rms_norm", "Y")]
+)
+def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
+    from ttir.stored import stored
+
+    (call,) = program_call(PROGRAMS, name, {})
+    given = {n: drawn(*x.shape, seed=i) for i, (n, x) in enumerate(call.tensors.items())}
+    arguments = {n: replace(x, data=given[n]) for n, x in call.tensors.items()}
+    result = npusim.run(replace(call, arguments=arguments), hw="ascend_910b2", rows="all")
+    wide = {n: x.astype(np.float64) for n, x in given.items()}
+    if name == "product":
+        wanted = wide["A"] @ wide["B"]
+    elif name in ("attention", "two_cores"):
+        wanted = attended(wide["Q"], wide["K"], wide["V"], hides=False)
+    else:
+        wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]
+    assert distance(stored(result, given)[output], wanted) < CLOSE
