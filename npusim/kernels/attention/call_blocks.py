@@ -9,7 +9,10 @@ from functools import lru_cache
 from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from npusim.config.seen import KeyRanges, joined
+from npusim.kernels.form.block_table import BlockTable
 from npusim.kernels.form.phase import TileRun, WorkTile
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks, round_up
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import Problem, Unseen
     from npusim.config.seen import Seen
+    from npusim.kernels.form.block_table import Integers
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
@@ -236,13 +240,19 @@ def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> lis
 
 def as_free(
     blocks: Sequence[WorkTile], cores: int, residents: int = 1
-) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+) -> tuple[Sequence[WorkTile], tuple[tuple[int, ...], ...]]:
     """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
     Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
     one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
     estimated time of a block is one unit a tile, and one for its start and end.
     """
+    if isinstance(blocks, BlockTable) and SERIES not in blocks.axes:
+        slots, owners = _first_free(blocks.tile_counts + 1, cores, residents)
+        order = np.argsort(owners, kind="stable")
+        ends = np.searchsorted(owners[order], np.arange(cores + 1)).tolist()
+        of_cores = tuple([tuple(order[a:b].tolist()) for a, b in pairwise(ends)])
+        return blocks.at(slots), of_cores
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
@@ -254,6 +264,21 @@ def as_free(
             placed.append(block if slot == block.place else block.at(slot))
         heapq.heapreplace(free, (work, slot, core))
     return tuple(placed), tuple(tuple(share) for share in shares)
+
+
+def _first_free(work: Integers, cores: int, residents: int) -> tuple[Integers, Integers]:
+    """Return slot and core of blocks that start in turn at the slot that is free first."""
+    if not np.ptp(work):  # each round of equal blocks meets the slots in one order
+        turns = np.arange(len(work)) % (residents * cores)
+        return turns // cores, turns % cores
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
+    chosen = list[tuple[int, int]]()
+    for cost in work.tolist():
+        at, slot, core = free[0]
+        chosen.append((slot, core))
+        heapq.heapreplace(free, (at + cost, slot, core))
+    slots, owners = np.array(chosen, np.int64).T
+    return slots, owners
 
 
 def kv_runs(
