@@ -7,8 +7,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.kernels.attention.tiling_mask import SeenMask
-from npusim.kernels.form.block_table import BlockTable
 from npusim.kernels.form.phase import WHOLE, Visit
+from npusim.kernels.form.work_table import WorkTable
 from npusim.program.ir.columns import ColumnScan, Touches
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Touch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npusim.kernels.form.phase import WorkTile
     from npusim.machines.frame import Frame
-    from npusim.program.ir.columns import Columns
+    from npusim.program.ir.columns import BlockColumns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +92,13 @@ class Footprint(ColumnScan):
                         for tile in tiles[id(block.runs)]:
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
 
-    def of_columns(self, blocks: Columns) -> list[Touches] | None:
+    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
         """Return the regions of phases without a loop of products; of blocks in parts, or with masks, there are none
         in columns.
         """
         frame = self.frame
         has_products = any(s.is_product for s in frame.stages)
-        if not isinstance(blocks, BlockTable) or self.parts or frame.phase.masks or (has_products and frame.loop_axis):
+        if not isinstance(blocks, WorkTable) or self.parts or frame.phase.masks or (has_products and frame.loop_axis):
             return None
         read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
         touches = list[Touches]()

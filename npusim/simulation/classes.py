@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from npusim.formats.reductions import normal_order
-from npusim.kernels.form.block_table import BATCH, HEAD, SPANS, BlockTable
+from npusim.kernels.form.work_table import BATCH, HEAD, SPANS, WorkTable
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.program.ir.content import uncollected
 from npusim.program.ir.op import Opcode
@@ -76,7 +76,7 @@ def _walks(phase: Phase) -> object:
     Parts of a row's keys are walks of their own: where one begins, the one before has ended.
     """
     is_whole = not _ignores_hidden(phase)
-    if isinstance(phase.cells, BlockTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
+    if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
         first, *others = known.values()
         return first if all(walks == first for walks in others) else sorted(known.items())
     heads = defaultdict[tuple[int, int], defaultdict[tuple[int, int], set[tuple[tuple[int, ...], ...]]]](
@@ -92,7 +92,7 @@ def _walks(phase: Phase) -> object:
     return next(iter(by_head.values())) if len(set(by_head.values())) == 1 else sorted(by_head.items())
 
 
-def _walks_of_table(blocks: BlockTable, *, is_whole: bool) -> dict[tuple[int, int], Any] | None:
+def _walks_of_table(blocks: WorkTable, *, is_whole: bool) -> dict[tuple[int, int], Any] | None:
     """Return the walks of each head, joined; None where a span of rows has two walks."""
     walks = list(dict.fromkeys(_walk(kind.runs, is_whole=is_whole) for kind in blocks.kinds))
     kinds = np.array([walks.index(_walk(kind.runs, is_whole=is_whole)) for kind in blocks.kinds], np.int64)

@@ -13,8 +13,8 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import KernelProblem
 from npusim.kernels.attention.call_blocks import as_free
-from npusim.kernels.form.block_table import BlockTable
 from npusim.kernels.form.phase import FAMILY, SHAPE
+from npusim.kernels.form.work_table import WorkTable
 from npusim.program.ir.families import families_of, shapes_of, values_of
 from npusim.program.ir.opaque import numbers_of
 from npusim.program.ir.residency import residency
@@ -75,7 +75,7 @@ def test_columns_give_what_blocks_give(name: str, hw: str) -> None:
     program, device = built(name, hw), load_device(hw)
     apart = one_by_one(program)
     (phase,), (own,) = program.phases, apart.phases
-    assert isinstance(phase.blocks, BlockTable)
+    assert isinstance(phase.blocks, WorkTable)
     assert [*phase.blocks] == [*own.blocks]
     assert shapes_of(phase) == shapes_of(own)
     families, others = families_of(phase), families_of(own)
@@ -101,7 +101,7 @@ def test_columns_give_what_blocks_give(name: str, hw: str) -> None:
 def test_blocks_reach_the_slots_that_are_free_first(name: str) -> None:
     table = built(name, "h100").phases[0].footprint.frame.phase.cells  # type: ignore[attr-defined]
     rng = np.random.default_rng(7)
-    uneven = BlockTable(table.axes, table.numbers, (*table.kinds, table.kinds[0]._replace(runs=())), table.which)
+    uneven = WorkTable(table.axes, table.numbers, (*table.kinds, table.kinds[0]._replace(runs=())), table.which)
     uneven.which = rng.integers(0, len(uneven.kinds), len(table))
     for blocks in (table, uneven):
         for cores, residents in ((7, 1), (7, 3), (132, 2), (10_000, 2)):
@@ -112,7 +112,7 @@ def test_blocks_reach_the_slots_that_are_free_first(name: str) -> None:
 
 def test_a_key_of_its_own_is_asked_of_each_block() -> None:
     table = built("products", "h100").phases[0].blocks
-    assert isinstance(table, BlockTable)
+    assert isinstance(table, WorkTable)
     assert table.grouped(lambda block: block.row) is None
     for key_of in (SHAPE, FAMILY):
         groups: dict[object, list[int]] = {}
@@ -125,7 +125,7 @@ def test_tables_are_equal_by_content() -> None:
     one, other = (built("rows", "h100").phases[0].blocks for _ in range(2))
     assert one is not other
     assert one == other
-    assert isinstance(one, BlockTable)
+    assert isinstance(one, WorkTable)
     assert one != one.at(np.zeros(len(one), np.int64) + 5)
     assert one[0] is one[0]
     assert one[3:5] == (one[3], one[4])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.config.seen import KeyRanges, joined
-from npusim.kernels.form.block_table import BlockTable
 from npusim.kernels.form.phase import TileRun, WorkTile
+from npusim.kernels.form.work_table import WorkTable
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks, round_up
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import Problem, Unseen
     from npusim.config.seen import Seen
-    from npusim.kernels.form.block_table import Integers
+    from npusim.kernels.form.work_table import Integers
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
@@ -247,7 +247,7 @@ def as_free(
     one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
     estimated time of a block is one unit a tile, and one for its start and end.
     """
-    if isinstance(blocks, BlockTable) and SERIES not in blocks.axes:
+    if isinstance(blocks, WorkTable) and SERIES not in blocks.axes:
         slots, owners = _first_free(blocks.tile_counts + 1, cores, residents)
         order = np.argsort(owners, kind="stable")
         ends = np.searchsorted(owners[order], np.arange(cores + 1)).tolist()

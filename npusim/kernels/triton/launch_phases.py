@@ -19,9 +19,9 @@ from npusim.formats import get_format
 from npusim.kernels.attention.call_blocks import MASKED
 from npusim.kernels.attention.tiling_mask import MaskKind, mask_of
 from npusim.kernels.form import language
-from npusim.kernels.form.block_table import BlockTable, Visits, alike
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, tensor_of
+from npusim.kernels.form.work_table import Visits, WorkTable, alike
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
 from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
@@ -736,7 +736,7 @@ class LaunchGrid:
             raise self._fault(self.stored.line, "two loops with masks that differ")
         return seen_of(tuple(sorted(masks[0])), problem)
 
-    def _cells(self, offsets: Sequence[int | None]) -> BlockTable:
+    def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
         chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
         kinds, which = self._kinds(chosen, offsets)
@@ -761,7 +761,7 @@ class LaunchGrid:
                 raise self._fault(self.stored.line, f"{next(iter(results))}: {why}: the grid, or offsets{advice}")
             # Left to another launch.
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: these are NaN here")
-        return BlockTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
+        return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
 
     def _kinds(self, chosen: Integers, offsets: Sequence[int | None]) -> tuple[list[Visits], Integers]:
         """Return what programs visit, once each, and which of it each of the ``chosen`` ones visits."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 
-class Columns(ABC, Sequence[Any]):
+class BlockColumns(ABC, Sequence[Any]):
     """Blocks as columns of numbers: a block itself is created when it is first used."""
 
     @abstractmethod
@@ -60,5 +60,5 @@ class ColumnScan(ABC):
     """A footprint that lists the regions of blocks in columns too."""
 
     @abstractmethod
-    def of_columns(self, blocks: Columns) -> list[Touches] | None:
+    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
         """Return the regions that each block touches by itself; None where blocks in step have regions together."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.program.ir.columns import Columns, ColumnScan
+from npusim.program.ir.columns import BlockColumns, ColumnScan
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 
 if TYPE_CHECKING:
@@ -381,7 +381,11 @@ def _are_equal(one: Touches, other: Touches) -> bool:
 def _scan_of(phase: ProgramPhase) -> _BlockScan | _ColumnScan:
     """Return what a phase's blocks touch, in columns where they and the footprint have them."""
     blocks, footprint = phase.alone, phase.footprint
-    if isinstance(footprint, ColumnScan) and isinstance(blocks, Columns) and (known := footprint.of_columns(blocks)):
+    if (
+        isinstance(footprint, ColumnScan)
+        and isinstance(blocks, BlockColumns)
+        and (known := footprint.of_columns(blocks))
+    ):
         return _ColumnScan(known, len(blocks))
     return _BlockScan((SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks), footprint)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from npusim.program.ir.columns import Columns
+from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.content import exact, record
 from npusim.program.ir.op import TileOp
 from npusim.program.ir.opaque import form_of
@@ -177,7 +177,7 @@ class ProgramPhase:
     @property
     def place_count(self) -> int:
         """Slots of a core group that the blocks use."""
-        if isinstance(self.blocks, Columns):
+        if isinstance(self.blocks, BlockColumns):
             return self.blocks.place_count
         return max((b.place for b in self.blocks), default=0) + 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from npusim.kernels.form.phase import FAMILY, SHAPE, TileRun, WorkTile
-from npusim.program.ir.columns import Columns
+from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.families import distinct
 from npusim.program.ir.opaque import twin
 
@@ -30,7 +30,7 @@ class Visits(NamedTuple):
     causal_offset: int | None
 
 
-class BlockTable(Columns):
+class WorkTable(BlockColumns):
     """Blocks with the same axes: a row of ``numbers`` each (batch, head, place, then start and size of each span).
 
     ``kinds`` lists the visits that differ, and ``which`` has the kind of each block.  Blocks are compared by content,
@@ -62,7 +62,7 @@ class BlockTable(Columns):
         return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BlockTable):
+        if not isinstance(other, WorkTable):
             return NotImplemented
         if (self.axes, self.kinds) != (other.axes, other.kinds):
             return len(self) == len(other) and [*self] == [*other]
@@ -80,11 +80,11 @@ class BlockTable(Columns):
         """Tiles that the loop of each block visits."""
         return np.array([sum(run.count for run in kind.runs) for kind in self.kinds], np.int64)[self.which]
 
-    def at(self, places: Integers) -> BlockTable:
+    def at(self, places: Integers) -> WorkTable:
         """Return the blocks in these slots of their cores."""
         numbers = self.numbers.copy()
         numbers[:, PLACE] = places
-        return BlockTable(self.axes, numbers, self.kinds, self.which)
+        return WorkTable(self.axes, numbers, self.kinds, self.which)
 
     @cached_property
     def _alike(self) -> list[tuple[Integers, Integers]]:
@@ -141,4 +141,4 @@ class BlockTable(Columns):
 
 def alike(blocks: Sequence[WorkTile]) -> Iterable[tuple[WorkTile, int]]:
     """Return blocks that stand for all, each with the number of blocks that differ from it in coordinates alone."""
-    return blocks.counted() if isinstance(blocks, BlockTable) else ((block, 1) for block in blocks)
+    return blocks.counted() if isinstance(blocks, WorkTable) else ((block, 1) for block in blocks)
