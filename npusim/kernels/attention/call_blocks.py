@@ -86,7 +86,7 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
     )
 
 
-def in_bands(blocks: tuple[WorkTile, ...], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
+def in_bands(blocks: Sequence[WorkTile], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
     """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
 
     ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
@@ -209,8 +209,8 @@ BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
 def dealt(
-    blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder, heads: int | None = None
-) -> tuple[WorkTile, ...]:
+    blocks: Sequence[WorkTile], group_count: int, order: BlockOrder, heads: int | None = None
+) -> Sequence[WorkTile]:
     """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
@@ -229,7 +229,7 @@ def dealt(
     return tuple(ordered)
 
 
-def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> list[WorkTile]:
+def longest_first(blocks: Sequence[WorkTile], heads: int | None = None) -> list[WorkTile]:
     """Return the blocks with most keys first; ``heads`` of the batch at a time, so that their K and V stay in L2.
 
     FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).

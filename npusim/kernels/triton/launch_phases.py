@@ -834,7 +834,8 @@ class LaunchGrid:
 def _sorted(values: Integers) -> Integers:
     """Return the values that differ, ascending; many times as fast as `numpy.unique` where most are in order."""
     values = np.sort(values, kind="stable")
-    return values[np.concatenate([[True], values[1:] != values[:-1]])]
+    is_first = np.concatenate([[True], values[1:] != values[:-1]])
+    return np.asarray(values[is_first], np.int64)
 
 
 def _grouped(rows: Integers) -> tuple[list[int], Integers]:
