@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.family import registered
 from npusim.errors import TilingError
 from npusim.kernels.attention.products import gemm
-from npusim.kernels.form.phase import BySize, tensor_of
+from npusim.kernels.form.phase import FAMILY, SHAPE, BySize, tensor_of
 from npusim.machines.footprint import Footprint
 from npusim.program.ir.buffers import AddressSpace
 from npusim.program.ir.tile import GlobalTensor
@@ -49,8 +48,6 @@ class AttentionPace(NamedTuple):
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
-#: Blocks of one shape run the same operations, those of one family other numbers of them.
-_SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
 
 class Machine:
@@ -267,6 +264,6 @@ def program_phase(
     only as parts of others.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the phase.
     """
     p = frame.phase
-    described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": _FAMILY, **more}
+    described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": FAMILY, **more}
     footprint = Footprint(frame, reread, frozenset(views), parts, frozenset(held))
-    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=footprint, is_joined=p.is_joined, **described)
+    return ProgramPhase(p.name, body=items, shape=SHAPE, footprint=footprint, is_joined=p.is_joined, **described)

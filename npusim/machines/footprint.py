@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.phase import WHOLE, Visit
+from npusim.kernels.form.work_table import WorkTable
+from npusim.program.ir.columns import ColumnScan, Touches
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Touch
 from npusim.units import ceil_div, chunks
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 
     from npusim.kernels.form.phase import WorkTile
     from npusim.machines.frame import Frame
+    from npusim.program.ir.columns import BlockColumns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Footprint:
+class Footprint(ColumnScan):
     """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
 
     Two footprints are equal if they give the same regions for the same blocks (`Frame.regions_key`).
@@ -88,6 +91,27 @@ class Footprint:
                     for turn, part in enumerate((block,) if is_whole else self._parts(block)):
                         for tile in tiles[id(block.runs)]:
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
+
+    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
+        """Return the regions of phases without a loop of products; of blocks in parts, or with masks, there are none
+        in columns.
+        """
+        frame = self.frame
+        has_products = any(s.is_product for s in frame.stages)
+        if not isinstance(blocks, WorkTable) or self.parts or frame.phase.masks or (has_products and frame.loop_axis):
+            return None
+        read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
+        touches = list[Touches]()
+        for name, (n, place) in enumerate(frame.places.items()):
+            if place not in ("global", "out") or n in self.views:
+                continue
+            each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
+            for numbers, block in blocks.in_columns():
+                for at, tile in enumerate(_tiles(frame, n, block)):
+                    cut = frame.cut(n, block, tile)
+                    size = cut.rows, cut.cols, cut.payload_bytes
+                    touches.append(Touches(numbers, name, at, cut.tensor, cut.corner, *size, each))
+        return touches
 
     def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
         sizes = dict(self.parts)

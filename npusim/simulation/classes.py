@@ -19,7 +19,10 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from npusim.formats.reductions import normal_order
+from npusim.kernels.form.work_table import BATCH, HEAD, SPANS, WorkTable
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.program.ir.content import uncollected
 from npusim.program.ir.op import Opcode
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.kernels.form.phase import Instruction, Phase, Stage, TileLoop
+    from npusim.kernels.form.phase import Instruction, Phase, Stage, TileLoop, TileRun
     from npusim.program.ir.tile_program import TileProgram
 
 #: Elements that one instruction of a matrix unit adds up, in the name of its arithmetic.
@@ -73,21 +76,48 @@ def _walks(phase: Phase) -> object:
     Parts of a row's keys are walks of their own: where one begins, the one before has ended.
     """
     is_whole = not _ignores_hidden(phase)
+    if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
+        first, *others = known.values()
+        return first if all(walks == first for walks in others) else sorted(known.items())
     heads = defaultdict[tuple[int, int], defaultdict[tuple[int, int], set[tuple[tuple[int, ...], ...]]]](
         lambda: defaultdict(set)
     )
     for cell in phase.cells:
-        if is_whole:
-            walk: tuple[tuple[int, ...], ...] = tuple((r.col, r.cols, r.count, r.step) for r in cell.runs)
-        else:
-            walk = ((cell.runs[0].col, cell.runs[0].step > 0),) if cell.runs else ()
         start = cell.row
-        heads[cell.batch, cell.head][start, start + cell.rows].add(walk)
+        heads[cell.batch, cell.head][start, start + cell.rows].add(_walk(cell.runs, is_whole=is_whole))
     listed = list(heads.values())
     if listed and all(rows == listed[0] for rows in listed):  # a call of a million tokens has 10,000 blocks a head
         return _joined(listed[0])
     by_head = {head: _joined(rows) for head, rows in heads.items()}
     return next(iter(by_head.values())) if len(set(by_head.values())) == 1 else sorted(by_head.items())
+
+
+def _walks_of_table(blocks: WorkTable, *, is_whole: bool) -> dict[tuple[int, int], Any] | None:
+    """Return the walks of each head, joined; None where a span of rows has two walks."""
+    walks = list(dict.fromkeys(_walk(kind.runs, is_whole=is_whole) for kind in blocks.kinds))
+    kinds = np.array([walks.index(_walk(kind.runs, is_whole=is_whole)) for kind in blocks.kinds], np.int64)
+    start, size = blocks.numbers[:, SPANS], blocks.numbers[:, SPANS + 1]
+    batch, head = blocks.numbers[:, BATCH], blocks.numbers[:, HEAD]
+    rows = np.column_stack([batch, head, start, start + size, kinds[blocks.which]])
+    rows = rows[np.lexsort(rows.T[::-1])]
+    rows = rows[np.concatenate([[True], (np.diff(rows, axis=0) != 0).any(1)])]
+    before, after = rows[:-1], rows[1:]
+    if (before[:, :4] == after[:, :4]).all(1).any():
+        return None
+    follows = (before[:, :2] == after[:, :2]).all(1) & (before[:, 3] == after[:, 2]) & (before[:, 4] == after[:, 4])
+    firsts = np.flatnonzero(np.concatenate([[True], ~follows]))
+    ends = rows[np.append(firsts[1:], len(rows)) - 1, 3].tolist()
+    by_head = defaultdict[tuple[int, int], list[tuple[int, int, Any]]](list)
+    for (at_batch, at_head, first, _, kind), end in zip(rows[firsts].tolist(), ends, strict=True):
+        by_head[at_batch, at_head].append((first, end, (walks[kind],)))
+    return {place: tuple(of_head) for place, of_head in by_head.items()}
+
+
+def _walk(runs: tuple[TileRun, ...], *, is_whole: bool) -> tuple[tuple[int, ...], ...]:
+    """Return all that runs of tiles visit, or where they begin and which way they go."""
+    if is_whole:
+        return tuple((r.col, r.cols, r.count, r.step) for r in runs)
+    return ((runs[0].col, runs[0].step > 0),) if runs else ()
 
 
 def _joined(rows: Mapping[tuple[int, int], set[tuple[tuple[int, ...], ...]]]) -> tuple[Any, ...]:

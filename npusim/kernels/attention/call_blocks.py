@@ -9,8 +9,11 @@ from functools import lru_cache
 from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from npusim.config.seen import KeyRanges, joined
 from npusim.kernels.form.phase import TileRun, WorkTile
+from npusim.kernels.form.work_table import WorkTable
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks, round_up
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import Problem, Unseen
     from npusim.config.seen import Seen
+    from npusim.kernels.form.work_table import Integers
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
@@ -82,7 +86,7 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
     )
 
 
-def in_bands(blocks: tuple[WorkTile, ...], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
+def in_bands(blocks: Sequence[WorkTile], together: int, *, are_columns: bool = False) -> tuple[WorkTile, ...]:
     """Return tiles of a grid of rows and columns in bands of ``together`` rows of tiles, column by column in each.
 
     ``are_columns``: in bands of columns of tiles, row by row in each.  Tiles of one column (row) and band share an
@@ -205,8 +209,8 @@ BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
 def dealt(
-    blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder, heads: int | None = None
-) -> tuple[WorkTile, ...]:
+    blocks: Sequence[WorkTile], group_count: int, order: BlockOrder, heads: int | None = None
+) -> Sequence[WorkTile]:
     """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
@@ -225,7 +229,7 @@ def dealt(
     return tuple(ordered)
 
 
-def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> list[WorkTile]:
+def longest_first(blocks: Sequence[WorkTile], heads: int | None = None) -> list[WorkTile]:
     """Return the blocks with most keys first; ``heads`` of the batch at a time, so that their K and V stay in L2.
 
     FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
@@ -236,13 +240,19 @@ def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> lis
 
 def as_free(
     blocks: Sequence[WorkTile], cores: int, residents: int = 1
-) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+) -> tuple[Sequence[WorkTile], tuple[tuple[int, ...], ...]]:
     """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
     Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
     one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The
     estimated time of a block is one unit a tile, and one for its start and end.
     """
+    if isinstance(blocks, WorkTable) and SERIES not in blocks.axes:
+        slots, owners = _first_free(blocks.tile_counts + 1, cores, residents)
+        order = np.argsort(owners, kind="stable")
+        ends = np.searchsorted(owners[order], np.arange(cores + 1)).tolist()
+        of_cores = tuple([tuple(order[a:b].tolist()) for a, b in pairwise(ends)])
+        return blocks.at(slots), of_cores
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
@@ -254,6 +264,21 @@ def as_free(
             placed.append(block if slot == block.place else block.at(slot))
         heapq.heapreplace(free, (work, slot, core))
     return tuple(placed), tuple(tuple(share) for share in shares)
+
+
+def _first_free(work: Integers, cores: int, residents: int) -> tuple[Integers, Integers]:
+    """Return slot and core of blocks that start in turn at the slot that is free first."""
+    if not np.ptp(work):  # each round of equal blocks meets the slots in one order
+        turns = np.arange(len(work)) % (residents * cores)
+        return turns // cores, turns % cores
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
+    chosen = list[tuple[int, int]]()
+    for cost in work.tolist():
+        at, slot, core = free[0]
+        chosen.append((slot, core))
+        heapq.heapreplace(free, (at + cost, slot, core))
+    slots, owners = np.array(chosen, np.int64).T
+    return slots, owners
 
 
 def kv_runs(

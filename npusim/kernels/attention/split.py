@@ -23,7 +23,7 @@ from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.kernels.form.lowering import Kernel
     from npusim.kernels.form.phase import Mask
@@ -138,7 +138,7 @@ def cut_runs(runs: tuple[TileRun, ...], parts: Iterable[int]) -> tuple[tuple[Til
 Cut = Callable[[WorkTile], tuple[int, ...]]
 
 
-def split_blocks(blocks: tuple[WorkTile, ...], cut: Cut) -> tuple[WorkTile, ...]:
+def split_blocks(blocks: Sequence[WorkTile], cut: Cut) -> tuple[WorkTile, ...]:
     """Return the blocks in parts along their runs."""
     return tuple(
         replace(block, runs=runs, spans=(*block.spans, ("split", i, 1)))

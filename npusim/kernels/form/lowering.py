@@ -105,7 +105,7 @@ class Kernel:
     def phase(
         self,
         label: str,
-        cells: tuple[WorkTile, ...],
+        cells: Sequence[WorkTile],
         sizes: Mapping[str, int],
         results: Sequence[GlobalTensor | Stacked],
         *,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
@@ -18,7 +19,7 @@ from npusim.program.ir.content import record
 from npusim.program.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -250,6 +251,10 @@ class WorkTile:
         return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
 
 
+#: Blocks of one shape run the same operations, those of one family other numbers of them.
+SHAPE, FAMILY = attrgetter("shape"), attrgetter("family")
+
+
 @dataclass(frozen=True, slots=True)
 class TileLoop:
     """Stages tile after tile along ``axis``; without an axis once a block."""
@@ -360,7 +365,7 @@ class Phase:
 
     name: str
     names: Mapping[str, Name]
-    cells: tuple[WorkTile, ...]
+    cells: Sequence[WorkTile]
     sizes: Mapping[str, int]
     loops: tuple[TileLoop, ...]
     tensors: Mapping[str, GlobalTensor | BySize | Stacked | Ends]

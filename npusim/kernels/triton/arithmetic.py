@@ -680,10 +680,31 @@ class Arithmetic(Draft, ABC):
         text = text if floor is None else _written(f"maximum {nan}".strip(), text, literal(floor))  # of hidden lanes
         self._bind(op, Floats(text, x.axes[:-1], x.fmt))
 
-        if (name := LIBDEVICE[symbol]) in TO_WHOLE:
-            self._to_whole(op, x[0], name)
-            return
-        self._function(op, x[0], name, symbol)
+    def _least(self, op: Op, x: Floats) -> None:
+        """Write a minimum as the maximum of the opposite values, and its opposite."""
+        pad = None if x.pad is None else -x.pad
+        opposite = self._named(op, replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False))
+        body = [replace(op.body[0], name=_MINIMA[op.body[0].name]), *op.body[1:]]
+        self._tt_reduce(replace(op, body=body), opposite)
+        made = self.values[op.results[0]]
+        assert isinstance(made, Floats)
+        self._bind(op, replace(made, text=f"({self.text(made)} * -1.0)"))
+
+    def _is_always_cut(self, axis: str | None) -> bool:
+        """Return whether a load's mask hides elements along an axis in every program, outside of loops."""
+        loads = [x for x in self.loads.values() if self.root(axis) in map(self.root, x.axes)]
+        return self._walk is None and any(
+            bool(np.all(left < n))
+            for x in loads
+            for own, n, left in zip(x.axes, x.pointer.shape, x.left, strict=True)
+            if not x.is_walked and self.root(own) == self.root(axis)
+        )
+
+    def _leave_rows(self, op: Op, axis: str | None, rows: Sequence[str | None]) -> None:
+        """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
+        self.left |= {a for a in rows if a is not None}
+        if {*map(self.root, self.left)} & {*map(self.root, (axis, *(a for a, _ in self.reduced)))}:
+            raise op.fail("a sum or maximum of a block along both of its axes: load the block as one row")
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
         """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""

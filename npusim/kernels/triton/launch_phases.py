@@ -20,7 +20,8 @@ from npusim.kernels.attention.call_blocks import MASKED
 from npusim.kernels.attention.tiling_mask import MaskKind, mask_of
 from npusim.kernels.form import language
 from npusim.kernels.form.lowering import Kernel
-from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, WorkTile, tensor_of
+from npusim.kernels.form.phase import Phase, Stacked, TileLoop, TileRun, tensor_of
+from npusim.kernels.form.work_table import Visits, WorkTable, alike
 from npusim.kernels.triton.factors_before_loop import Prelude, phase_before, prelude_of
 from npusim.kernels.triton.kernel_draft import AXES_IN_TEXT, LANGUAGE, NUMBERS, Load, Stored, UnlikeProgramsError, Walk
 from npusim.kernels.triton.launch_axes import Result, TensorUse, matched, readings
@@ -778,27 +779,19 @@ class LaunchGrid:
             raise self._fault(self.stored.line, "two loops with masks that differ")
         return seen_of(tuple(sorted(masks[0])), problem)
 
-    def _cells(self, offsets: Sequence[int | None]) -> tuple[WorkTile, ...]:
+    def _cells(self, offsets: Sequence[int | None]) -> WorkTable:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
-        walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
-        kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
-        edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
-        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
+        chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
+        kinds, which = self._kinds(chosen, offsets)
         one = np.ones_like(self.split)
         parts = [(n, at, count) for n, (at, count) in self.parts.items() if np.any(at)]
         parts += [("split", self.split, one)] if self.out.is_split and not self.is_stacked else []
         parts += [(f"{load} place", at, one) for load, (at, _) in self.stacks.items()]
-        for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
-            key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
-            runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
-            spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
-            place = int(self.batch[i, 0]), int(self.head[i, 0])
-            named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
-            named += [(n, int(at[i, 0]), int(count[i, 0])) for n, at, count in parts]
-            cells.append(WorkTile(*place, tuple(named), runs, offsets[int(i)]))
-            (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
-            for split in self.splits[i][self.splits[i] >= 0]:
-                times[(*place, int(split))][a:b, c:d] += 1
+        stored = [(n, at, count) for n, (_, at, count) in zip(("row", "value"), self._spans(), strict=True)]
+        spans = [*stored[: 1 + self.is_cut], *parts]
+        columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
+        numbers = np.column_stack([x[chosen, 0] for x in columns])
+        times, edges = self._times(chosen)
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
@@ -812,7 +805,36 @@ class LaunchGrid:
             # Left to another launch, or to programs of another kind.
             left = "by this kind of programs" if self.reader.choices.programs else "these are NaN here"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
-        return tuple(cells)
+        return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
+
+    def _kinds(self, chosen: Integers, offsets: Sequence[int | None]) -> tuple[list[Visits], Integers]:
+        """Return what programs visit, once each, and which of it each of the ``chosen`` ones visits."""
+        walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
+        numbers = {offset: n for n, offset in enumerate(dict.fromkeys(offsets))}
+        of_offsets = np.array([numbers[offset] for offset in offsets] if len(numbers) > 1 else [0] * len(offsets))
+        firsts, which = _grouped(np.column_stack([of_offsets[chosen], *(x[chosen] for x in walks)]))
+        kinds = dict[Visits, int]()
+        renamed = list[int]()
+        for i in chosen[firsts].tolist():
+            renamed.append(kinds.setdefault(Visits(self._runs(i), offsets[i]), len(kinds)))
+        return list(kinds), np.array(renamed, np.int64)[which]
+
+    def _times(self, chosen: Integers) -> tuple[Integers, list[Integers]]:
+        """Return how often each element of the result is stored, and the edges between which elements are alike.
+
+        In order: batch, head, split, stretch of rows, stretch of columns.
+        """
+        spans = [(n, at[chosen, 0], count[chosen, 0]) for n, at, count in self._spans()]
+        edges = [_sorted(np.concatenate([[0, n], at[:, 0], (at + count)[:, 0]])) for n, at, count in self._spans()]
+        (a, b), (c, d) = (
+            (np.searchsorted(e, at), np.searchsorted(e, at + n)) for e, (_, at, n) in zip(edges, spans, strict=True)
+        )
+        program, at_split = np.nonzero(self.splits[chosen] >= 0)
+        place = self.batch[chosen, 0][program], self.head[chosen, 0][program], self.splits[chosen][program, at_split]
+        steps = np.zeros((*self.out.shape[:ROWS], *(len(e) for e in edges)), np.int64)
+        for row, column, sign in ((a, c, 1), (b, c, -1), (a, d, -1), (b, d, 1)):
+            np.add.at(steps, (*place, row[program], column[program]), sign)
+        return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
 
     def _written(self, times: Integers, edges: list[Integers]) -> str:
         """Return how many elements are not written once, and the first; ``times``: how often, between ``edges``."""
@@ -847,6 +869,24 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _sorted(values: Integers) -> Integers:
+    """Return the values that differ, ascending; many times as fast as `numpy.unique` where most are in order."""
+    values = np.sort(values, kind="stable")
+    is_first = np.concatenate([[True], values[1:] != values[:-1]])
+    return np.asarray(values[is_first], np.int64)
+
+
+def _grouped(rows: Integers) -> tuple[list[int], Integers]:
+    """Return the first of each kind of equal rows, in order, and the kind of each row."""
+    varying = np.ascontiguousarray(rows[:, (rows != rows[:1]).any(0)])
+    if not varying.size:
+        return [0] * min(1, len(rows)), np.zeros(len(rows), np.int64)
+    keys: list[bytes] = varying.view(np.dtype((np.void, varying.strides[0])))[:, 0].tolist()
+    numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    which = np.array([numbers[key] for key in keys], np.int64)
+    return np.unique(which, return_index=True)[1].tolist(), which
 
 
 def _visited(reader: Reader) -> Booleans:
@@ -901,12 +941,13 @@ def _flops(phase: Phase) -> int:
         if s.is_product
     ]
     total = 0
-    for block in phase.cells:
-        keys = sum(run.count * run.cols for run in block.runs)
+    for block, count in alike(phase.cells):
+        keys = sum(run.count * run.cols for run in block.runs) * count
         for row, is_walked in products:
             axes = {*phase.names[row.srcs[0]].axes, *phase.names[row.dst].axes}
             others = axes - {phase.loop_axis} if is_walked else axes
-            total += 2 * prod((block.span(a) or (0, phase.sizes[a]))[1] for a in others) * (keys if is_walked else 1)
+            elements = prod((block.span(a) or (0, phase.sizes[a]))[1] for a in others)
+            total += 2 * elements * (keys if is_walked else count)
     return total
 
 

@@ -345,5 +345,5 @@ def _ordered(
 
 
 @kept_by_blocks(lambda _order, blocks, *_: len(blocks.thing))
-def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[Sequence[WorkTile], tuple[tuple[int, ...], ...]]:
     return as_free(blocks.thing, cores, residents)

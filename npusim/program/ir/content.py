@@ -60,7 +60,10 @@ class SameBlocks(Itself):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SameBlocks):
             return False
-        return other.thing is self.thing or (len(other.thing) == len(self.thing) and [*other.thing] == [*self.thing])
+        if other.thing is self.thing or len(other.thing) != len(self.thing):
+            return other.thing is self.thing
+        is_alike = type(other.thing) is type(self.thing)
+        return bool(other.thing == self.thing if is_alike else [*other.thing] == [*self.thing])
 
 
 _SIMPLE = frozenset((int, str))

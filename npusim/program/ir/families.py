@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.content import Itself, kept_by_blocks, uncollected
 from npusim.program.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
 from npusim.program.ir.tile_program import Loop
@@ -46,6 +47,8 @@ class Family:
 
 def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list[list[int]]:
     """Return the numbers of the blocks of each shape, of all blocks by default."""
+    if numbers is None and isinstance(phase.blocks, BlockColumns) and (known := phase.blocks.grouped(phase.shape)):
+        return [of_shape.tolist() for of_shape in known.values()]
     chosen = range(len(phase.blocks)) if numbers is None else numbers
     return list(_grouped([phase.blocks[n] for n in chosen], phase.shape, chosen).values())
 
@@ -94,7 +97,10 @@ class _Group:
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
             made = symbols_in(coordinates, is_bounded=True)
-            block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", made)
+            if isinstance(self.blocks, BlockColumns):
+                block = self.blocks.twin(self.numbers, "block", made)
+            else:
+                block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", made)
         except TypeError:
             return None
         return block, {symbol: np.array(values, np.int64) for symbol, values in coordinates.items()}
@@ -110,7 +116,8 @@ class _Group:
 
 @kept_by_blocks(lambda _groups, blocks, _family: len(blocks.thing))
 def _groups(blocks: Itself, family: Callable[[Any], Hashable]) -> list[_Group]:
-    grouped = _grouped(blocks.thing, family, range(len(blocks.thing)))
+    known = blocks.thing.grouped(family) if isinstance(blocks.thing, BlockColumns) else None
+    grouped = known or _grouped(blocks.thing, family, range(len(blocks.thing)))
     return [_Group(blocks.thing, np.array(numbers, np.int64)) for numbers in grouped.values()]
 
 

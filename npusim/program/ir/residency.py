@@ -12,12 +12,18 @@ from dataclasses import dataclass, field, replace
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from npusim.program.ir.columns import BlockColumns, ColumnScan
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from npusim.program.ir.tile import Role
+    import numpy.typing as npt
+
+    from npusim.program.ir.columns import Integers, Touches
+    from npusim.program.ir.tile import GlobalTensor, Role
     from npusim.program.ir.tile_program import ProgramPhase, TileProgram, Touch
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
@@ -85,13 +91,13 @@ def residency(
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    phases = tuple([(_blocks_of(phase), phase.footprint) for phase in program.phases])
+    phases = tuple(map(_scan_of, program.phases))
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
     left = _left(sum(t.size_bytes for t in program.tensors.values()), capacity) if program.l2 == "repeated" else 0.0
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
-        touched = sum(_scanned(*phase, group_count)[1] for phase in phases)
+        touched = sum(_scanned(phase, group_count, len(phases) == 1)[1] for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         capacity = min(most, capacity)  # one that holds all is as good as any larger one
     room = capacity if dirty_bytes is None else 0
@@ -110,14 +116,9 @@ def _left(size: int, capacity: int) -> float:
     return max(0.0, min(1.0, 3 - 2 * size / max(1, capacity)))
 
 
-def _blocks_of(phase: ProgramPhase) -> Itself:
-    """Return the key of a phase's blocks: their content, where the regions that they touch are stored."""
-    return (SameBlocks if len(phase.blocks) <= MOST_BLOCKS else Itself)(phase.alone)
-
-
-@kept_by_blocks(lambda _held, phases, *_: sum(len(blocks.thing) for blocks, _ in phases))
+@kept_by_blocks(lambda _held, phases, *_: sum(scan.block_count for scan in phases))
 def _residency(
-    phases: tuple[tuple[Itself, Scan], ...],
+    phases: tuple[_BlockScan | _ColumnScan, ...],
     tensors: tuple[tuple[str, Role, int], ...],
     group_count: int,
     capacity: int,
@@ -126,9 +127,9 @@ def _residency(
 ) -> Residency:
     """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, *warm, back)
-    for blocks, footprint in phases:
-        is_kept = len(blocks.thing) <= MOST_BLOCKS
-        scan = _scanned(blocks, footprint, group_count)[0] if is_kept else _steps(blocks, footprint, group_count)
+    for phase in phases:
+        is_kept, how = phase.block_count <= MOST_BLOCKS, (group_count, len(phases) == 1)
+        scan = _scanned(phase, *how)[0] if is_kept else phase.steps(*how)
         for touched in scan:
             cache.step(touched)
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
@@ -182,15 +183,15 @@ class _Cache:
         self._new_bytes = 0  # of regions that are no inputs
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
 
-    def step(self, touched: Mapping[Key, _Use]) -> None:
+    def step(self, touched: _Step) -> None:
         """Add the accesses of all groups in one step; each region is fetched at most once."""
         now, kept_from = len(self._step_bytes), self._kept_from
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
-        for key, use in touched.items():
+        for key, use, count in touched:
             traffic = self.traffic[key[0]]
-            traffic.read += use.read_bytes
+            traffic.read += use.read_bytes * count
             if use.read_bytes:
-                traffic.met += use.read_bytes * (use.readers - 1)
+                traffic.met = _added(traffic.met, use.read_bytes * (use.readers - 1), count)
             rows, at, furthest = self._last.get(key, (0, 0, 0))
             begun = self._begun.setdefault(key[0], now)
             # What another phase cut otherwise is there if all of its tensor is.
@@ -198,30 +199,32 @@ class _Cache:
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
             new = max(0, use.rows - furthest) * use.row_bytes
             if use.role != "input":
-                self._new_bytes += new
+                self._new_bytes += new * count
             if use.is_write:
                 there = use.rows if is_cut else min(rows, use.rows)
-                traffic.written += use.rows * use.row_bytes
-                placed = (use.rows - (there if is_kept else 0)) * use.row_bytes
+                traffic.written += use.rows * use.row_bytes * count
+                placed = (use.rows - (there if is_kept else 0)) * use.row_bytes * count
                 traffic.placed += placed
                 new_writes[key[0]] += placed
                 if self._back_capacity:
-                    self._dirty_bytes += self._cleaned(key) * use.rows * use.row_bytes
+                    dirtied = self._cleaned(key) * use.rows * use.row_bytes
+                    self._dirty_bytes = _added(self._dirty_bytes, dirtied, count)
                     self._written_at[key] = self._passed
                 if use.role == "output":
-                    traffic.put_out += new
+                    traffic.put_out += new * count
                 continue
             warm = 0.0 if rows else self.warm_share(use.role)
             if use.role == "input":
-                self.compulsory += ceil(new * (1 - warm))
+                self.compulsory += ceil(new * (1 - warm)) * count
             size = use.rows * use.row_bytes
             known = use.rows if is_cut else min(rows, use.rows)
             hit_bytes = known * use.row_bytes if is_kept else int(warm * size)
             # A region too large to stay is fetched again by every pass over it.
             passes = use.times if size > self.capacity else 1
-            traffic.missed += (size - hit_bytes) * passes
-            new_reads[key[0]] += (size - hit_bytes) * passes
-            traffic.waited += use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
+            traffic.missed += (size - hit_bytes) * passes * count
+            new_reads[key[0]] += (size - hit_bytes) * passes * count
+            waited = use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
+            traffic.waited = _added(traffic.waited, waited, count)
         self._remember(touched)
         self._push_out(new_reads, new_writes)
 
@@ -250,14 +253,14 @@ class _Cache:
         for name, count in writes.items():
             self.traffic[name].write_pushes += pushed * count / new
 
-    def _remember(self, touched: Mapping[Key, _Use]) -> None:
+    def _remember(self, touched: _Step) -> None:
         now, last, step_bytes, kept_from = len(self._step_bytes), self._last, self._step_bytes, self._kept_from
         step_bytes.append(0)
-        for key, use in touched.items():
+        for key, use, count in touched:
             rows, at, furthest = last.get(key, (0, now, 0))
             step_bytes[at] -= rows * use.row_bytes
-            step_bytes[now] += use.rows * use.row_bytes
-            self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes
+            step_bytes[now] += use.rows * use.row_bytes * count
+            self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes * count
             last[key] = use.rows, now, max(use.rows, furthest)
         # Scanned in step, a byte comes up again once every other region touched since has passed.
         while self._kept_bytes > self.capacity:
@@ -285,39 +288,179 @@ class _Use:
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
-@kept_by_blocks(lambda _steps, blocks, *_: len(blocks.thing))
-def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[dict[Key, _Use]], int]:
+def _added(total: float, value: float, count: int) -> float:
+    """Return ``total`` with ``value`` added ``count`` times, rounded each time."""
+    if float(total).is_integer() and float(value).is_integer():  # exact
+        return total + value * count
+    for _ in range(count):
+        total += value
+    return total
+
+
+#: The accesses of all groups in a step.  A region with a count stands for so many like it in a row, all of them
+#: accessed in this step alone.
+_Step = list[tuple[Key, _Use, int]]
+
+
+@kept_by_blocks(lambda _steps, scan, *_: scan.block_count)
+def _scanned(scan: _BlockScan | _ColumnScan, group_count: int, is_alone: bool) -> tuple[list[_Step], int]:
     """Return the accesses of all groups, step after step, and the bytes of all regions, once each."""
-    steps, largest = list(_steps(blocks, footprint, group_count)), dict[Key, int]()
+    steps, largest = list(scan.steps(group_count, is_alone)), dict[Key, int]()
     for touched in steps:
-        for key, use in touched.items():
-            if (size := use.rows * use.row_bytes) > largest.get(key, 0):
+        for key, use, count in touched:
+            if (size := use.rows * use.row_bytes * count) > largest.get(key, 0):
                 largest[key] = size
     return steps, sum(largest.values())
 
 
-def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
-    """Yield the accesses of all groups in each step."""
-    payloads: dict[tuple[int, int, int], int] = {}  # by tensor and size: thousands of regions have few sizes
-    for start in range(0, len(blocks.thing), group_count):
-        turns: dict[int, dict[Key, _Use]] = {}
-        for touch in footprint(blocks.thing[start : start + group_count]):
-            region = touch.region
-            batch = region.batch // max(1, region.tensor.added)
-            key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
-            sizes = id(region.tensor), region.rows, region.cols
-            payload = payloads.get(sizes)
-            if payload is None:
-                payload = payloads[sizes] = region.payload_bytes
-            size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
-            touched = turns.setdefault(touch.turn, {})
-            use = touched.get(key)
-            if use is None:
-                touched[key] = _Use(
-                    region.rows, payload // region.rows, touch.times, size, touch.is_write, region.tensor.role
-                )
-            else:
-                use.rows = max(use.rows, region.rows)
-                use.times = max(use.times, touch.times)
-                use.read_bytes += size
-        yield from (turns[turn] for turn in sorted(turns))
+@dataclass(frozen=True, slots=True)
+class _BlockScan:
+    """What blocks touch, asked of each: equal for equal blocks with an equal footprint."""
+
+    blocks: Itself
+    footprint: Scan
+
+    @property
+    def block_count(self) -> int:
+        return len(self.blocks.thing)
+
+    def steps(self, group_count: int, _is_alone: bool) -> Iterator[_Step]:
+        """Yield the accesses of all groups in each step."""
+        payloads: dict[tuple[int, int, int], int] = {}  # by tensor and size: thousands of regions have few sizes
+        for start in range(0, len(self.blocks.thing), group_count):
+            turns: dict[int, dict[Key, _Use]] = {}
+            for touch in self.footprint(self.blocks.thing[start : start + group_count]):
+                region = touch.region
+                batch = region.batch // max(1, region.tensor.added)
+                key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
+                sizes = id(region.tensor), region.rows, region.cols
+                payload = payloads.get(sizes)
+                if payload is None:
+                    payload = payloads[sizes] = region.payload_bytes
+                size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
+                touched = turns.setdefault(touch.turn, {})
+                use = touched.get(key)
+                if use is None:
+                    touched[key] = _Use(
+                        region.rows, payload // region.rows, touch.times, size, touch.is_write, region.tensor.role
+                    )
+                else:
+                    use.rows = max(use.rows, region.rows)
+                    use.times = max(use.times, touch.times)
+                    use.read_bytes += size
+            yield from ([(key, use, 1) for key, use in turns[turn].items()] for turn in sorted(turns))
+
+
+@dataclass(frozen=True, eq=False)
+class _ColumnScan:
+    """What blocks touch, in columns: equal where all regions are, however blocks run."""
+
+    touches: Sequence[Touches]
+    block_count: int
+
+    def __hash__(self) -> int:
+        return hash((self.block_count, *((t.tensor.name, t.rows, t.cols, t.times) for t in self.touches)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _ColumnScan) or len(self.touches) != len(other.touches):
+            return False
+        return self.block_count == other.block_count and all(map(_are_equal, self.touches, other.touches))
+
+    def steps(self, group_count: int, is_alone: bool) -> Iterator[_Step]:
+        """Yield the accesses of all groups in each step; ``is_alone``: the program has no other phase."""
+        rows, tensors = _joined(self.touches, group_count)
+        return _steps_of(rows, tensors, is_alone)
+
+
+def _are_equal(one: Touches, other: Touches) -> bool:
+    content = [(t.name, t.tile, t.tensor, t.rows, t.cols, t.payload_bytes, t.times) for t in (one, other)]
+    columns = [(t.numbers, *t.corner) for t in (one, other)]
+    return content[0] == content[1] and all(map(np.array_equal, *columns))
+
+
+def _scan_of(phase: ProgramPhase) -> _BlockScan | _ColumnScan:
+    """Return what a phase's blocks touch, in columns where they and the footprint have them."""
+    blocks, footprint = phase.alone, phase.footprint
+    if (
+        isinstance(footprint, ColumnScan)
+        and isinstance(blocks, BlockColumns)
+        and (known := footprint.of_columns(blocks))
+    ):
+        return _ColumnScan(known, len(blocks))
+    return _BlockScan((SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks), footprint)
+
+
+#: Codes of regions stay below.
+MOST_CODES = 1 << 62
+#: Columns of `_joined`.
+_STEP, _CODE, _TENSOR, _IS_WRITE, _ROWS, _COLS, _ROW_BYTES, _TIMES, _READ, _CORNER = range(10)
+
+
+def _joined(touches: Sequence[Touches], group_count: int) -> tuple[Integers, list[GlobalTensor]]:
+    """Return a row for each region of each block, in the order of accesses, and the tensors by number.
+
+    Rows have step, code of the region, number of the tensor, whether it is written, rows, columns, bytes of a row,
+    reads, bytes read, batch, head, row and column.
+    """
+    tensors = list({id(t.tensor): t.tensor for t in touches}.values())
+    numbers, names = {id(t): n for n, t in enumerate(tensors)}, list(dict.fromkeys(t.name for t in tensors))
+    most_names, most_tiles = (1 + max(n) for n in ([t.name for t in touches], [t.tile for t in touches]))
+    block_count = 1 + max(int(t.numbers[-1]) for t in touches)
+    ends = np.cumsum([0, *(len(t.numbers) for t in touches)]).tolist()
+    rows = np.empty((ends[-1], _CORNER + 4), np.int64)
+    for t, start, end in zip(touches, ends, ends[1:], strict=False):
+        batch, *corner = t.corner
+        read = t.rows, t.cols, t.payload_bytes // t.rows, t.times, t.payload_bytes * t.times
+        step = t.numbers // group_count
+        order = ((step * most_names + t.name) * block_count + t.numbers) * most_tiles + t.tile
+        of_all = step, order, numbers[id(t.tensor)], not t.times, *read, batch // max(1, t.tensor.added), *corner
+        for column, values in enumerate(of_all):
+            rows[start:end, column] = values
+    rows = rows[np.argsort(rows[:, _CODE], kind="stable")]
+    of_names = np.array([names.index(t.name) for t in tensors])[rows[:, _TENSOR]]
+    code, most = np.zeros(len(rows), np.int64), 1
+    for column in (of_names, rows[:, _COLS], *rows[:, _CORNER:].T):
+        values = column - column.min()
+        size = int(values.max()) + 1
+        most *= size
+        if most >= MOST_CODES:  # as many as there are different ones
+            code = np.unique(code, return_inverse=True)[1]
+            most = (int(code.max()) + 1) * size
+        code = code * size + values
+    rows[:, _CODE] = code
+    return rows, tensors
+
+
+def _merged(rows: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
+    """Return the regions of each step once each, and whether other steps access them too."""
+    _, codes = np.unique(rows[:, _CODE], return_inverse=True)
+    _, first, which = np.unique(rows[:, _STEP] * (codes.max() + 1) + codes, return_index=True, return_inverse=True)
+    merged = rows[first]
+    np.maximum.at(merged[:, _ROWS], which, rows[:, _ROWS])
+    np.maximum.at(merged[:, _TIMES], which, rows[:, _TIMES])
+    merged[:, _READ] = 0
+    np.add.at(merged[:, _READ], which, rows[:, _READ])
+    order = np.argsort(first)
+    codes = codes[first][order]
+    return merged[order], (np.bincount(codes) > 1)[codes]
+
+
+def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], is_alone: bool) -> Iterator[_Step]:
+    """Yield the accesses of all groups in each step, regions that are alike and accessed once as one."""
+    is_once = np.full(len(rows), is_alone)
+    in_order = np.sort(rows[:, _CODE])
+    if (in_order[1:] == in_order[:-1]).any():
+        rows, is_shared = _merged(rows)
+        is_once = ~is_shared & is_alone
+    of_use = [_STEP, _TENSOR, _IS_WRITE, _ROWS, _COLS, _ROW_BYTES, _TIMES, _READ]
+    is_same = (np.diff(rows[:, of_use], axis=0) == 0).all(1) & is_once[1:] & is_once[:-1]
+    starts = np.flatnonzero(np.concatenate([[True], ~is_same]))
+    counts = np.diff([*starts.tolist(), len(rows)]).tolist()
+    uses, steps = dict[tuple[int, ...], _Use](), defaultdict[int, _Step](list)
+    for values, count in zip(rows[starts].tolist(), counts, strict=True):
+        step, _, number, is_write, height, cols, row_bytes, times, read, *(batch, head, row, col) = values
+        tensor, use = tensors[number], (number, is_write, height, row_bytes, times, read)
+        if use not in uses:
+            uses[use] = _Use(height, row_bytes, times, read, bool(is_write), tensor.role)
+        steps[step].append(((tensor.name, batch, head, row, col, cols), uses[use], count))
+    yield from (steps[step] for step in sorted(steps))

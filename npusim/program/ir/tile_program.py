@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from npusim.program.ir.columns import BlockColumns
 from npusim.program.ir.content import exact, record
 from npusim.program.ir.op import TileOp
 from npusim.program.ir.opaque import form_of
@@ -172,6 +173,13 @@ class ProgramPhase:
     def alone(self) -> Sequence[Block]:
         """The phase's blocks without their overlap: one object for any depth of overlap."""
         return self.succession.blocks if self.succession else self.blocks
+
+    @property
+    def place_count(self) -> int:
+        """Slots of a core group that the blocks use."""
+        if isinstance(self.blocks, BlockColumns):
+            return self.blocks.place_count
+        return max((b.place for b in self.blocks), default=0) + 1
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""

@@ -104,8 +104,7 @@ class Streams:
 
     def _replaces_rows(self, phase: ProgramPhase) -> bool:
         """Return whether blocks read rows of their own, and some of them begin where others have ended."""
-        held = (max((b.place for b in phase.blocks), default=0) + 1) * self.device.group_count.value
-        return self.program.has_own_rows and len(phase.blocks) > held
+        return self.program.has_own_rows and len(phase.blocks) > phase.place_count * self.device.group_count.value
 
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
         """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.

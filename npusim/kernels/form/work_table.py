@@ -1,0 +1,144 @@
+"""Blocks of a large grid as columns of numbers; a launch may have a million blocks, of few kinds."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from npusim.kernels.form.phase import FAMILY, SHAPE, TileRun, WorkTile
+from npusim.program.ir.columns import BlockColumns
+from npusim.program.ir.families import distinct
+from npusim.program.ir.opaque import twin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[np.int64]
+
+#: Columns before those of the spans: two columns, start and size, for each axis.
+BATCH, HEAD, PLACE, SPANS = range(4)
+
+
+class Visits(NamedTuple):
+    """What blocks of one kind visit: runs of tiles, and the diagonal of their masks."""
+
+    runs: tuple[TileRun, ...]
+    causal_offset: int | None
+
+
+class WorkTable(BlockColumns):
+    """Blocks with the same axes: a row of ``numbers`` each (batch, head, place, then start and size of each span).
+
+    ``kinds`` lists the visits that differ, and ``which`` has the kind of each block.  Blocks are compared by content,
+    as tuples of them are, and created once.
+    """
+
+    def __init__(self, axes: tuple[str, ...], numbers: Integers, kinds: Sequence[Visits], which: Integers) -> None:
+        self.axes, self.numbers, self.kinds, self.which = axes, numbers, tuple(kinds), which
+        self._made: list[WorkTile | None] = [None] * len(numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, number: int) -> WorkTile: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[WorkTile, ...]: ...
+
+    def __getitem__(self, number: int | slice) -> WorkTile | tuple[WorkTile, ...]:
+        if isinstance(number, slice):
+            return tuple([self[n] for n in range(len(self))[number]])
+        block = self._made[number]
+        if block is None:
+            block = self._made[number] = self._block(self.numbers[number].tolist(), self.kinds[self.which[number]])
+        return block
+
+    def __iter__(self) -> Iterator[WorkTile]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkTable):
+            return NotImplemented
+        if (self.axes, self.kinds) != (other.axes, other.kinds):
+            return len(self) == len(other) and [*self] == [*other]
+        return np.array_equal(self.numbers, other.numbers) and np.array_equal(self.which, other.which)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _block(self, numbers: Sequence[Any], visits: Visits) -> WorkTile:
+        batch, head, place, *spans = numbers
+        named = tuple([(axis, spans[2 * i], spans[2 * i + 1]) for i, axis in enumerate(self.axes)])
+        return WorkTile(batch, head, named, visits.runs, visits.causal_offset, place)
+
+    @property
+    def tile_counts(self) -> Integers:
+        """Tiles that the loop of each block visits."""
+        return np.array([sum(run.count for run in kind.runs) for kind in self.kinds], np.int64)[self.which]
+
+    def at(self, places: Integers) -> WorkTable:
+        """Return the blocks in these slots of their cores."""
+        numbers = self.numbers.copy()
+        numbers[:, PLACE] = places
+        return WorkTable(self.axes, numbers, self.kinds, self.which)
+
+    @cached_property
+    def _alike(self) -> list[tuple[Integers, Integers]]:
+        """The numbers of blocks that differ in coordinates alone, those of the first block first; and their columns."""
+        sizes = self.numbers[:, SPANS + 1 :: 2]
+        _, which = distinct(np.column_stack([self.numbers[:, PLACE], sizes, self.which]))
+        order = np.argsort(which, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        return [(numbers, self.numbers[numbers]) for numbers in sorted(parts, key=lambda n: int(n[0]))]
+
+    @property
+    def place_count(self) -> int:
+        """Slots of a core that blocks use."""
+        return int(self.numbers[:, PLACE].max(initial=0)) + 1
+
+    def counted(self) -> Iterator[tuple[WorkTile, int]]:
+        """Yield the first of the blocks that differ in coordinates alone, and how many there are."""
+        return ((self[int(numbers[0])], len(numbers)) for numbers, _ in self._alike)
+
+    def in_columns(self) -> Iterator[tuple[Integers, WorkTile]]:
+        """Yield the numbers of blocks that differ in coordinates alone, and a block with arrays as coordinates."""
+        for numbers, rows in self._alike:
+            is_fixed = [False, False, True, *([False, True] * len(self.axes))]
+            values = [int(rows[0, n]) if fixed else rows[:, n] for n, fixed in enumerate(is_fixed)]
+            yield numbers, self._block(values, self.kinds[self.which[numbers[0]]])
+
+    def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
+        """Return the numbers of the blocks of each key; None for keys that may depend on coordinates."""
+        if key_of not in (SHAPE, FAMILY):
+            return None
+        groups: dict[Hashable, list[Integers]] = {}
+        for numbers, _ in self._alike:
+            groups.setdefault(key_of(self[int(numbers[0])]), []).append(numbers)
+        return {key: np.sort(np.concatenate(parts)) for key, parts in groups.items()}
+
+    def twin(self, numbers: Integers, name: str, made: Callable[[str, Sequence[int]], Any]) -> WorkTile:
+        """Return the common part of some blocks."""
+        rows, which = self.numbers[numbers], self.which[numbers]
+        kinds = [self.kinds[n] for n in (which[:1] if (which == which[0]).all() else which).tolist()]
+
+        def common(column: int, called: str) -> Any:
+            values = rows[:, column]
+            return int(values[0]) if (values == values[0]).all() else made(f"{name}.{called}", values.tolist())
+
+        batch, head = common(BATCH, "batch"), common(HEAD, "head")
+        spans = [
+            (axis, common(SPANS + 2 * i, f"spans[{i}][1]"), common(SPANS + 2 * i + 1, f"spans[{i}][2]"))
+            for i, axis in enumerate(self.axes)
+        ]
+        runs = twin([kind.runs for kind in kinds], f"{name}.runs", made)
+        offset = twin([kind.causal_offset for kind in kinds], f"{name}.causal_offset", made)
+        return WorkTile(batch, head, tuple(spans), runs, offset, common(PLACE, "place"))
+
+
+def alike(blocks: Sequence[WorkTile]) -> Iterable[tuple[WorkTile, int]]:
+    """Return blocks that stand for all, each with the number of blocks that differ from it in coordinates alone."""
+    return blocks.counted() if isinstance(blocks, WorkTable) else ((block, 1) for block in blocks)

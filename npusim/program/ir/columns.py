@@ -1,0 +1,64 @@
+"""Blocks of a large grid as columns of numbers, and what blocks touch, column by column."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from npusim.program.ir.tile import GlobalTensor
+
+    Integers = npt.NDArray[np.int64]
+
+
+class BlockColumns(ABC, Sequence[Any]):
+    """Blocks as columns of numbers: a block itself is created when it is first used."""
+
+    @abstractmethod
+    def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
+        """Return the numbers of the blocks of each key, ascending, keys in order of their first blocks.
+
+        None where a key may differ between blocks whose columns show no difference.
+        """
+
+    @property
+    @abstractmethod
+    def place_count(self) -> int:
+        """Slots of a core that blocks use."""
+
+    @abstractmethod
+    def twin(self, numbers: Integers, name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
+        """Return the common part of some blocks, as `npusim.program.ir.opaque.twin` does."""
+
+
+class Touches(NamedTuple):
+    """A region of a tensor for each of some blocks, which read it ``times``, or write it (``times`` 0).
+
+    ``numbers``: the blocks; ``name``: the place of the operand or result among those of the phase; ``tile``: the place
+    of the region among those that a block touches of it.  ``corner``: batch, head, row and column, a number or one for
+    each block.
+    """
+
+    numbers: Integers
+    name: int
+    tile: int
+    tensor: GlobalTensor
+    corner: tuple[int | Integers, int | Integers, int | Integers, int | Integers]
+    rows: int
+    cols: int
+    payload_bytes: int
+    times: int
+
+
+class ColumnScan(ABC):
+    """A footprint that lists the regions of blocks in columns too."""
+
+    @abstractmethod
+    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
+        """Return the regions that each block touches by itself; None where blocks in step have regions together."""
