@@ -322,10 +322,12 @@ STATES = ("retention", "gla", "gated_delta", "ssd")
 
 def verdicts(schedule: str, hw: str, vary: list[str], sizes: dict[str, int] | None = None, **tiling: Any) -> list[str]:
     problem = KernelProblem(**{**SMALL, **(sizes or {})})
-    declared = find_schedule(schedule, load_device(hw).family).tiling()  # a chosen tile may have no half
-    own = {n: v for n, v in declared if n.startswith(("chunk", "block", "tile", "warps"))}
-    found = npusim.invariant(schedule, hw=hw, problem=problem, tiling={**own, **tiling}, vary=vary)
-    return [f.verdict for f in found.findings if f.aspect in vary]  # beside them: what npusim chooses for each call
+    fields = find_schedule(schedule, load_device(hw).family).tiling()  # a chosen tile may have no half
+    own = {n: v for n, v in fields if n.startswith(("chunk", "block", "tile", "warps"))}
+    tile = declared(schedule, hw, **{**own, **tiling})  # nothing is left to choose for each call, which takes seconds
+    found = npusim.invariant(schedule, hw=hw, problem=problem, tiling=tile, vary=vary)
+    assert [f.aspect for f in found.findings] == sorted(vary, key=ASPECTS.index)
+    return [f.verdict for f in found.findings]
 
 
 @pytest.mark.parametrize(("schedule", "hw"), in_turn(STATES, ("ascend_910b2", "h200", "v100")))
@@ -336,15 +338,16 @@ def test_a_head_of_a_recurrence_has_the_same_bits_in_any_company(schedule: str, 
 
 @pytest.mark.parametrize("schedule", STATES)
 def test_bits_of_runs_are_equal_where_a_recurrence_is_invariant(schedule: str) -> None:
-    """Runs of several batches, heads and lengths have the bits of the run of one."""
+    """Runs of several batches, heads and lengths have the bits of the run of one, in blocks of other values, too."""
 
-    def output(**sizes: int) -> Any:
+    def output(block_value: int = 32, **sizes: int) -> Any:
         problem = KernelProblem(**{**SMALL, "tokens": 80, **sizes})
-        return npusim.run(schedule, problem=problem, tiling={"chunk": 32}, rows="all", heads="all").output
+        tiling = declared(schedule, "ascend_910b2", chunk=32, block_value=block_value)
+        return npusim.run(schedule, problem=problem, tiling=tiling, rows="all", heads="all").output
 
     one = output()
-    for more in ({"batch": 3}, {"heads": 4}, {"tokens": 81}, {"tokens": 160}):
-        np.testing.assert_array_equal(one[0].view(np.uint16), output(**more)[0, :2, :80].view(np.uint16))
+    for value, more in ((32, {"batch": 3}), (16, {"heads": 4}), (16, {"tokens": 81}), (32, {"tokens": 160})):
+        np.testing.assert_array_equal(one[0].view(np.uint16), output(value, **more)[0, :2, :80].view(np.uint16))
 
 
 #: Gradients and devices: dQ, which others add up, on both by default, and dK or dV on each.
@@ -361,10 +364,10 @@ GRADIENTS = [
 def test_a_gradient_is_that_of_its_sequence_and_who_adds_it_has_a_price(gradient: str, hw: str) -> None:
     vary = ["batch", "position", "length", "merge", "ranks"]
     more: dict[str, Any] = {"gradient": gradient, "block_q": 32, "block_kv": 32, "tile_q": 32, "tile_kv": 32}
-    problem = KernelProblem(**SMALL)
-    apart = npusim.invariant("flash_backward", hw=hw, problem=problem, tiling=more, vary=vary)
+    call: dict[str, Any] = {"hw": hw, "problem": KernelProblem(**SMALL), "vary": vary}
+    apart = npusim.invariant("flash_backward", tiling=declared("flash_backward", hw, **more), **call)
     assert [f.verdict for f in apart.findings[:3]] == ["cannot", "cannot", "none"]  # every query sees every key
-    added = npusim.invariant("flash_backward", hw=hw, problem=problem, tiling={**more, "method": "added"}, vary=vary)
+    added = npusim.invariant("flash_backward", tiling=declared("flash_backward", hw, **more, method="added"), **call)
     is_added = gradient == "dq"
     assert added["batch"].verdict == ("not seen" if is_added else "cannot")
     assert added["batch"].guarantee == ("method=apart" if is_added else "")

@@ -76,13 +76,17 @@ def is_of(value: Any, kind: str) -> bool:
     return any(TYPES[name](value) for name in names)
 
 
+@pytest.fixture(scope="module")
+def output() -> Any:
+    return npusim.run("flash", seq=256, rows="all", tiling={"block_kv": 128}).output
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(output: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     assert KERNEL
     (tmp_path / "fa.py").write_text(KERNEL[1], encoding="utf-8")
-    out = npusim.run("flash", seq=256, rows="all", tiling={"block_kv": 128}).output
-    np.savez(tmp_path / "out.npz", o=out)
+    np.savez(tmp_path / "out.npz", o=output)
     return tmp_path
 
 

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 SPACES: tuple[tuple[str, dict[str, Any], dict[str, list[Any]]], ...] = (
     (
         "flash",
-        {"hw": "h200", "workload": "pangu_38b", "seq": 1024},
+        {"hw": "h200", "workload": "pangu_38b", "seq": 1024, "tensor_parallel": 4},
         {"block_q": [64, 128], "block_kv": [64, 96, 128], "warps": [4, 8], "stages": [2, 3], "launch": ["in_order"]},
     ),
     (
         "flash",
-        {"hw": "ascend_910b3", "workload": "pangu_38b", "seq": 1024},
+        {"hw": "ascend_910b3", "workload": "pangu_38b", "seq": 1024, "tensor_parallel": 4},
         {"block_q": [64, 128], "block_kv": [128, 256, 512], "depth": [2, 3], "vector_rows": [8, "auto"]},
     ),
     (
         "pasa",
-        {"hw": "ascend_910b2", "workload": "pangu_38b", "seq": 512},
+        {"hw": "ascend_910b2", "workload": "pangu_38b", "seq": 512, "tensor_parallel": 4},
         {"block_q": [64, 128], "block_kv": [128, 256], "depth": [1, 2, 3], "deal": ["balanced", "round_robin"]},
     ),
     (
         "volta_flash",
-        {"hw": "v100", "workload": "opt_30b", "seq": 512, "dtype": "float16"},
+        {"hw": "v100", "workload": "opt_30b", "seq": 512, "tensor_parallel": 4, "dtype": "float16"},
         {"block_q": [64, 128], "block_kv": [32, 64], "warps": [4, 8]},
     ),
     (
         "flash",
-        {"hw": "ascend_950", "workload": "pangu_38b", "seq": 512},
+        {"hw": "ascend_950", "workload": "pangu_38b", "seq": 512, "tensor_parallel": 4},
         {"block_q": [64, 128], "block_kv": [64, 128], "depth": [2, 4]},
     ),
     (

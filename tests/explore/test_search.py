@@ -62,7 +62,7 @@ def test_processes_give_what_one_process_gives() -> None:
 
 def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
     fields = {"block_kv": [64, 128], "block_q": [32, 64], "depth": [1, 2], "vector_rows": [4, 32, 64]}
-    pruned, whole = (explore("flash", fields, seq=256, tensor_parallel=2, exhaustive=e) for e in (False, True))
+    pruned, whole = (explore("flash", fields, seq=256, tensor_parallel=8, exhaustive=e) for e in (False, True))
     assert pruned.best is not None
     assert whole.best is not None
     assert (pruned.best.point, pruned.best.cycles) == (whole.best.point, whole.best.cycles)
@@ -80,8 +80,9 @@ def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
 
 def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_is_left(tmp_path: Path) -> None:
     fields = {"block_q": [32, 64, 128], "block_kv": [64, 512], "depth": [1, 2, 4], "vector_rows": ["auto", 4, 8]}
-    plain, reports = run("flash", seq=256, numerics=False), list[Progress]()
-    spec = SearchRequest(Request("flash", seq=256, numerics=False), ("flash",)).spec(fields)
+    call: dict[str, Any] = {"seq": 256, "tensor_parallel": 8, "numerics": False}
+    plain, reports = run("flash", **call), list[Progress]()
+    spec = SearchRequest(Request("flash", **call), ("flash",)).spec(fields)
     for budget in (1e-9, None):
         options = Options(store=tmp_path / "s.sqlite", resume=not budget, budget_s=budget, on_progress=reports.append)
         found = exploration.search(spec, options)
@@ -158,12 +159,13 @@ def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
     held = {"vector_rows": 8, "block_q": 64, "depth": 2, "deal": "round_robin"}
     fields = {"seq": [128, 256], "group_count": [12, 24], "block_kv": [64, 128], **{n: [v] for n, v in held.items()}}
-    found = explore(["flash", "two_level"], fields, out=tmp_path / "s.sqlite")
+    found = explore(["flash", "two_level"], fields, tensor_parallel=8, out=tmp_path / "s.sqlite")
     assert len(found.outcomes) == 16
     assert found.setting.scene_names == ("schedule", "seq", "group_count")
     for seq, count in ((128, 12), (256, 24)):
         keys = {"group_count": str(count)}
-        alone = explore("flash", {"block_kv": [64, 128]}, seq=seq, overrides=keys, tiling=held)
+        more: dict[str, Any] = {"seq": seq, "tensor_parallel": 8, "overrides": keys, "tiling": held}
+        alone = explore("flash", {"block_kv": [64, 128]}, **more)
         wanted = {"schedule": "flash", "seq": seq, "group_count": count}
         same = [o for o in found.feasible if o.point.items() >= wanted.items()]
         assert alone.best is not None
@@ -174,7 +176,7 @@ def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
 
 
 def test_schedules_without_fields_are_compared_by_their_presets() -> None:
-    found = explore(("flash", "two_level"), {}, workload="pangu_38b", seq=256, exhaustive=True)
+    found = explore(("flash", "two_level"), {}, seq=256, tensor_parallel=8, exhaustive=True)
     tried = {(o.point["schedule"], o.point["precision"]) for o in found.outcomes}
     device = load_device("ascend_910b2")
     assert tried == {(s, p) for s in ("flash", "two_level") for p in find_schedule(s, "ascend").presets(device)}
@@ -182,13 +184,14 @@ def test_schedules_without_fields_are_compared_by_their_presets() -> None:
 
 def test_the_front_is_of_latency_and_error() -> None:
     fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
-    found = explore("flash", fields, seq=256, pareto=True, tiling={"block_q": 64})
+    call: dict[str, Any] = {"seq": 256, "tensor_parallel": 8, "tiling": {"block_q": 64}}
+    found = explore("flash", fields, pareto=True, **call)
     errors = {o.point["precision"]: o.relative_rmse for o in found.front}
     assert errors["fa16"] > errors["fa2_fp32"] > 0
     assert len({o.relative_rmse for o in found.outcomes}) == 2
     assert all(o.is_finite for o in found.outcomes)
     most = errors["fa2_fp32"] * 1.01
-    strict = explore("flash", fields, seq=256, max_rmse=most, tiling={"block_q": 64})
+    strict = explore("flash", fields, max_rmse=most, **call)
     assert strict.counts()["rejected"] >= 1
     assert all(o.point["precision"] == "fa16" for o in strict.outcomes if o.status == "rejected")
 
@@ -197,7 +200,8 @@ def test_another_limit_is_held_against_what_a_store_has(tmp_path: Path, monkeypa
     fields = {"precision": ["fa2_fp32", "fa16"], "block_kv": [256], "depth": [1, 2]}
 
     def search(**more: object) -> Exploration:
-        return explore("flash", fields, seq=256, tiling={"block_q": 64}, out=tmp_path / "s.sqlite", **more)
+        call: dict[str, Any] = {"seq": 256, "tensor_parallel": 8, "tiling": {"block_q": 64}}
+        return explore("flash", fields, out=tmp_path / "s.sqlite", **call, **more)
 
     whole = search(pareto=True)
     errors = {str(o.point["precision"]): o.relative_rmse or 0.0 for o in whole.outcomes}

@@ -146,20 +146,26 @@ def _latency_us(command: str) -> float:
         (
             "link",
             "flash",
-            {"seq": 1024, "tiling": {"block_q": 32}, "overrides": {"links.l2.bytes_per_s": "3e11"}},
+            {
+                "seq": 512,
+                "tensor_parallel": 4,
+                "tiling": {"block_q": 32},
+                "overrides": {"links.l2.bytes_per_s": "3e11"},
+            },
             "block_q=64",
         ),
         (
             "transfers",
             "flash",
             {
-                "seq": 1024,
+                "seq": 512,
+                "tensor_parallel": 4,
                 "tiling": {"block_q": 16},
                 "overrides": {"cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": "8"},
             },
             "block_q=32",
         ),
-        ("waiting", "flash", {"seq": 2048, "tiling": {"depth": 0}}, "depth=2"),
+        ("waiting", "flash", {"seq": 1024, "tensor_parallel": 4, "tiling": {"depth": 0}}, "depth=2"),
     ],
 )
 def test_each_kind_of_advice_helps(rule: str, schedule: str, options: dict[str, Any], change: str) -> None:

@@ -25,6 +25,7 @@ from npusim.studies.baseline.cycles import CheckOutcome, Row
 from npusim.studies.probe.decide import Answer
 from npusim.studies.probe.vector import OperationResult
 from npusim.studies.stress.ledger import Entry
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
@@ -137,8 +138,11 @@ SPREAD: list[tuple[str, dict[str, Any]]] = [
     ("gemm", {"hw": "h200", "problem": {"m": 1, "n": 4096, "k": 4096}}),
     ("gemm", {"hw": "h200", "problem": {"m": 4096, "n": 4096, "k": 4096}}),
     ("gemm", {"hw": "ascend_910b4", "problem": {"m": 256, "n": 4096, "k": 4096}}),
-    ("ssd", {"hw": "t4", "problem": {"tokens": 512}}),
-    ("retention", {"hw": "ascend_910b2", "problem": {"tokens": 512}}),
+    ("ssd", {"hw": "t4", "problem": {"tokens": 512}, "tiling": declared_tiling("ssd", "t4")}),
+    (
+        "retention",
+        {"hw": "ascend_910b2", "problem": {"tokens": 512}, "tiling": declared_tiling("retention", "ascend_910b2")},
+    ),
 ]
 
 
@@ -162,9 +166,10 @@ def test_verdict_limit_and_advice_name_one_limit(schedule: str, of: dict[str, An
 
 
 def test_declared_sizes_are_the_problem_and_the_same_run_where_they_are_named() -> None:
-    usual = run("retention", numerics=False)
-    named = run("retention", numerics=False, problem={"tokens": 2048})
-    other = run("retention", numerics=False, problem={"tokens": 1024, "dtype": "bfloat16"})
+    tiling = declared_tiling("retention", "ascend_910b2")  # no other is tried
+    usual = run("retention", numerics=False, tiling=tiling)
+    named = run("retention", numerics=False, tiling=tiling, problem={"tokens": 2048})
+    other = run("retention", numerics=False, tiling=tiling, problem={"tokens": 1024, "dtype": "bfloat16"})
     assert "problem    batch=1 heads=16 tokens=2048 key=128 value=128 float16" in str(usual)
     assert "problem    batch=1 heads=16 tokens=1024 key=128 value=128 bfloat16" in str(other)
     assert (usual.digest, usual.name) == (named.digest, named.name) == (usual.digest, "retention")

@@ -21,6 +21,7 @@ from npusim.program.numerics.input_tensors import drawn_source, recipe_source
 from npusim.run import run
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from npusim.kernels.form.language import Value
@@ -49,14 +50,18 @@ def read_back(values: np.ndarray[Any, Any], fmt: str, each: str = "token") -> np
     return out
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+CALLS = [
+    pytest.param(DECODE, {"splits": 1}, id="decode"),
+    pytest.param(DECODE, {"splits": 2}, id="two splits"),
+    pytest.param(DECODE, {"splits": 1, "pack": "on"}, id="packed"),
+    pytest.param(RAGGED, {"splits": 1}, id="lengths and pages"),
+]
+MACHINES = [pytest.param(m, id=m.hw) for m in (ASCEND, HOPPER)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "fields"),
-    [(DECODE, {"splits": 1}), (DECODE, {"splits": 2}), (DECODE, {"splits": 1, "pack": "on"}), (RAGGED, {"splits": 1})],
-    ids=["decode", "two splits", "packed", "lengths and pages"],
+    ("shape", "fields", "machine", "fmt", "each"), in_turn(CALLS, MACHINES, FORMATS, ("token", "channel"))
 )
-@pytest.mark.parametrize("each", ["token", "channel"])
 def test_bits_are_those_of_a_scalar_computation(
     shape: Problem, machine: Machine, fmt: str, fields: dict[str, Any], each: str
 ) -> None:

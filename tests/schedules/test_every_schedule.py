@@ -26,6 +26,7 @@ from npusim.run import run
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_plan
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -307,7 +308,8 @@ def test_a_head_of_72_is_filled_up_with_zeros_which_change_no_bit(schedule: str,
     filled = {n: np.concatenate([x, np.zeros((*x.shape[:3], 8), fmt)], axis=3) for n, x in tensors.items()}
     runs = []
     for problem, given in ((narrow, tensors), (wide, filled)):
-        plan = plan_of(Request(schedule, problem=problem, hw=hw, tiling={"block_kv": 64}, rows="all", presets=False))
+        tiling = declared_tiling(schedule, hw, block_kv=64)
+        plan = plan_of(Request(schedule, problem=problem, hw=hw, tiling=tiling, rows="all", presets=False))
         runs.append(run_plan(replace(plan, tensors=given)))
     mine, theirs = runs
     assert mine.output.shape == (1, 2, 50, 72)

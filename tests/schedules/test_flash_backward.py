@@ -29,6 +29,7 @@ from npusim.program.ir.tile import GlobalTensor
 from npusim.simulation.request import Request
 from npusim.studies.baseline import check_baselines
 from npusim.studies.validate.diff import diff
+from reports.parts.kernel import declared_tiling
 from tests.turns import in_turn
 
 #: Ragged blocks of queries and keys, several heads, values of another width than keys.
@@ -49,8 +50,9 @@ def _declared(hw: str) -> dict[str, Any]:
 
 
 def _run(hw: str, gradient: str, method: str = "apart", **more: Any) -> Any:
-    tiling = {**TILING, "gradient": gradient, "method": method}
-    return npusim.run("flash_backward", hw=hw, **{"problem": PROBLEM, "tiling": tiling, "rows": "all", **more})
+    fields = {**TILING, "gradient": gradient, "method": method, **more.pop("tiling", {})}
+    tiling = declared_tiling("flash_backward", hw, **fields)
+    return npusim.run("flash_backward", hw=hw, tiling=tiling, **{"problem": PROBLEM, "rows": "all", **more})
 
 
 def _drawn(problem: dict[str, int], draw: np.random.Generator) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def test_dq_is_added_up_in_the_order_of_its_sums(method: str, expected: float) -
     x["do"][..., 0] = 1
     lse = np.zeros((1, heads, tokens, 1), np.float32)
     sizes = {"heads": heads, "tokens": tokens, "key": 16, "value": 16}
-    tiling = {"method": method, "tile_q": 64, "tile_kv": 16, "warps": 4}
+    tiling = declared_tiling("flash_backward", "h200", method=method, tile_q=64, tile_kv=16, warps=4)
     more: dict[str, Any] = {"hw": "h200", "problem": sizes, "tensors": {**x, "lse": lse}, "rows": "all", "heads": "5"}
     dq = npusim.run("flash_backward", tiling=tiling, **more).numerics.output
     assert np.array_equal(dq[0, 5, :, 1], np.full(tokens, 0.25 * expected, np.float16))
@@ -223,7 +225,7 @@ def test_heads_and_gradients_alone_change_no_bit() -> None:
     whole = _run("h200", "dk", "added").numerics.output
     one = _run("h200", "dk", "added", heads="1").numerics.output
     assert np.array_equal(whole[:, 1], one[:, 1])
-    other = _run("h200", "dk", tiling={**TILING, "gradient": "dk", "block_q": 128}).numerics.output
+    other = _run("h200", "dk", tiling={"block_q": 128}).numerics.output
     assert np.array_equal(_run("h200", "dk").numerics.output, other)  # dQ's tile is none of dK's
 
 
@@ -241,9 +243,9 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         with pytest.raises(SpecError, match=message):
             npusim.run("flash_backward", hw="h200", problem={"tokens": 64, **more}, tiling=_declared("h200"))
     with pytest.raises(TilingError, match="stages: 2 tiles in flight need asynchronous copies"):
-        _run("v100", "dq", tiling={**TILING, "stages": 2})
+        _run("v100", "dq", tiling={"stages": 2})
     with pytest.raises(NpusimError, match=r"registers: alive 432 \+ tiles in flight 64 .* tile_kv=32"):
-        _run("v100", "dq", problem={"tokens": 512}, tiling={**TILING, "tile_kv": 128})
+        _run("v100", "dq", problem={"tokens": 512}, tiling={"tile_kv": 128})
     with pytest.raises(NpusimError, match="L0C"):
         npusim.run(
             "flash_backward",
@@ -256,7 +258,8 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
 
 def test_a_fixed_order_of_sums_of_a_group_is_examined() -> None:
     """The kernels that add up a group's dK and dV walk its members, an axis without a size of its own."""
-    problem, tiling = {**PROBLEM, **SHARED}, {**TILING, "method": "deterministic"}
+    problem = {**PROBLEM, **SHARED}
+    tiling = declared_tiling("flash_backward", "h200", **TILING, method="deterministic")
     vary = ["batch", "position", "merge"]
     found = npusim.invariant("flash_backward", hw="h200", problem=problem, tiling=tiling, vary=vary)
     assert {f.aspect: f.verdict for f in found.findings if f.aspect in vary} == dict.fromkeys(vary, "not seen")
@@ -302,7 +305,8 @@ def test_a_switch_is_a_truth_value_or_0_or_1(hw: str) -> None:
     for size in ({"causal": 2}, {"tokens": True}, {"softcap": True}, {"causal": 1.0}):
         with pytest.raises(SpecError, match=f"has no size {next(iter(size))}="):
             npusim.run("flash_backward", hw=hw, problem={**sizes, **size}, numerics=False)
-    words = ["run", "flash_backward", "--hw", hw, "--no-numerics", "--no-save", "--json", "--problem"]
+    tile = ",".join(f"{n}={value}" for n, value in _declared(hw).items() if value is not None)
+    words = ["run", "flash_backward", "--hw", hw, "--no-numerics", "--no-save", "--json", "-t", tile, "--problem"]
     for text, wanted in (("True", 1), ("false", 0), ("0", 0)):
         done = CliRunner().invoke(app, [*words, f"heads=1,tokens=64,key=32,value=32,causal={text}"])
         assert json.loads(done.stdout)["problem"]["causal"] == wanted, done.stderr
@@ -366,7 +370,7 @@ def test_registers_are_those_that_a_compiler_takes() -> None:
     device, apart = load_device("h100"), list[int]()
     for row in rows:
         width, causal = int(row["shape"].rpartition("x")[2]), int(row["causal"])
-        problem = KernelProblem(heads=16, tokens=4096, key=width, value=width, causal=causal)
+        problem = KernelProblem(heads=2, tokens=512, key=width, value=width, causal=causal)  # no matter to registers
         tile = {"block_q": row["rows"], "block_kv": row["keys"], "tile_q": row["rows"], "tile_kv": row["keys"]}
         schedule = find_schedule("flash_backward", "nvidia")
         tiling = build_tiling(schedule.tiling, {**tile, "warps": row["warps"], "stages": row["stages"]})
@@ -407,9 +411,10 @@ def test_bits_of_flash_attention_2_on_an_h100(gradient: str) -> None:
     with np.load(Path(__file__).parents[1] / "golden" / "backward_h100_cut.npz") as file:
         recorded = dict(file)
     sizes = {"heads": 1, "tokens": 256, "key": 64, "value": 64, "causal": 1}
-    tiling = {"tile_q": 128, "tile_kv": 128, "warps": 8, "stages": None, "gradient": gradient}
+    fields = {"tile_q": 128, "tile_kv": 128, "warps": 8, "gradient": gradient, "method": "deterministic"}
     given = {n: x for n, x in recorded.items() if n not in GRADIENTS}
     more: dict[str, Any] = {"hw": "h100", "problem": sizes, "rows": "all", "tensors": given}
-    output = npusim.run("flash_backward", tiling={**tiling, "method": "deterministic"}, **more).numerics.output
+    tiling = declared_tiling("flash_backward", "h100", **fields, stages=None)
+    output = npusim.run("flash_backward", tiling=tiling, **more).numerics.output
     assert (output.view(np.uint16) == recorded[gradient].view(np.uint16)).mean() > 0.996
     assert np.abs(output.astype(np.float64) - recorded[gradient]).max() < 1e-3

@@ -11,6 +11,7 @@ from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.run import run
 from npusim.simulation.tensor_files import quantise
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
@@ -31,7 +32,8 @@ def tensors(gain: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def fp8(**fields: Any) -> RunData:
-    return run("fp8_attention", hw="h200", rows="all", causal=False, trace_groups=(), **fields)
+    tiling = declared_tiling("fp8_attention", "h200")
+    return run("fp8_attention", hw="h200", rows="all", causal=False, trace_groups=(), **{"tiling": tiling, **fields})
 
 
 def test_amax_scales_map_the_largest_value_to_448() -> None:

@@ -21,6 +21,7 @@ from npusim.program.ir.check import check
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.walk import Walker, walk
 from npusim.run import run
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
@@ -37,7 +38,7 @@ def pasa(hw: str, fields: dict[str, Any] | None = None, **changes: Any) -> RunDa
         hw=hw,
         problem=problem,
         tensors=tensors,
-        tiling={**TILINGS[hw], **(fields or {})},
+        tiling=declared_tiling("pasa", hw, **TILINGS[hw], **(fields or {})),
         rows="all",
         trace_groups=(),
     )

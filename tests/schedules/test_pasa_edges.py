@@ -18,6 +18,7 @@ from npusim.program.ir.op import Opcode
 from npusim.program.numerics.executor import execute
 from npusim.program.numerics.input_tensors import recipe_source
 from npusim.run import run
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from npusim.kernels.form.phase import Phase
@@ -41,7 +42,7 @@ def pasa(hw: str, precision: str, q: Any, k: Any, v: Any, *, causal: bool, keys:
         causal=causal,
         rows="all",
         trace_groups=(),
-        tiling={"block_q": block_q, "block_kv": keys},
+        tiling=declared_tiling("pasa", hw, block_q=block_q, block_kv=keys),
         method="auto",
     )
 

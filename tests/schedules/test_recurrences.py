@@ -16,6 +16,7 @@ from npusim.errors import SpecError, TensorError, TilingError
 from npusim.kernels.declare.define import machine_of
 from npusim.kernels.declare.registry import for_inputs
 from npusim.library import find_schedule, gated_delta, ssd
+from reports.parts.kernel import declared_tiling
 
 #: A last chunk that is ragged, several heads, and a width of values that is another than that of keys.
 PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}
@@ -25,7 +26,8 @@ Array = np.ndarray[Any, Any]
 
 
 def _run(name: str, hw: str, problem: dict[str, int] | None = None, **more: Any) -> Any:
-    chosen = {"problem": {**PROBLEM, **(problem or {})}, "tiling": TILING, "rows": "all", "heads": "all"}
+    tiling = declared_tiling(name, hw, **TILING)  # no other is tried, which takes longer than the bits
+    chosen = {"problem": {**PROBLEM, **(problem or {})}, "tiling": tiling, "rows": "all", "heads": "all"}
     return npusim.run(name, hw=hw, **chosen, **more)
 
 
@@ -59,7 +61,7 @@ def test_integers_of_the_delta_rule_are_exact(hw: str) -> None:
 def _as_pto(**more: Any) -> Any:
     """Return a run of PTO's kernels on integers: beta, whose logarithm they take, is 1."""
     ones = np.ones((1, 2, 1, PROBLEM["tokens"]), np.float32)
-    tiling = {**TILING, "kernel": "pto_chunks"}
+    tiling = declared_tiling("gated_delta", "ascend_910b2", **TILING, kernel="pto_chunks")
     tensors = {**_integers(np.random.default_rng(2), 2, 0.06), "a": 0 * ones, "beta": ones}
     chosen = {"problem": {**PROBLEM, "unit": 0}, "tiling": tiling, "rows": "all", "heads": "all", "tensors": tensors}
     return npusim.run("gated_delta", hw="ascend_910b2", **chosen, **more)
@@ -130,15 +132,14 @@ def test_a_tensor_that_nothing_reads_is_refused() -> None:
 @pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950"])
 def test_stages_with_slices_of_other_heights_read_one_vector(name: str, hw: str) -> None:
     """Rows of 128 tokens are sliced to fewer than rows of 32 values, and both read the sums of decays."""
-    tiling, problem = {"chunk": 128, "block_value": 32}, {"heads": 2, "tokens": 200, "key": 64, "value": 32}
+    tiling = declared_tiling(name, hw, chunk=128, block_value=32)
+    problem = {"heads": 2, "tokens": 200, "key": 64, "value": 32}
     assert npusim.run(name, hw=hw, problem=problem, tiling=tiling, rows="all").numerics.error.rmse < 1e-3
 
 
 def test_a_chunk_changes_no_sum_but_its_order() -> None:
-    errors = [
-        npusim.run("gated_delta", hw="h200", problem=PROBLEM, tiling={"chunk": c, "block_value": 16}).numerics.error
-        for c in (16, 64)
-    ]
+    tilings = [declared_tiling("gated_delta", "h200", chunk=c, block_value=16) for c in (16, 64)]
+    errors = [npusim.run("gated_delta", hw="h200", problem=PROBLEM, tiling=t).numerics.error for t in tilings]
     assert all(0 < e.rmse < 1e-3 for e in errors)
     assert errors[0].rmse != errors[1].rmse
 
@@ -156,11 +157,11 @@ def test_one_warp_group_has_all_rows_of_a_tile_that_is_inverted() -> None:
 
 def test_named_warps_of_a_kernel_change_its_time() -> None:
     """They are a compiler's: before, blocks had four whatever was named."""
-    cycles = {
-        w: npusim.run("gated_delta", hw="h100", problem=PROBLEM, tiling={"solve_warps": w}, numerics=False).cycles
-        for w in (1, 4)
-    }
-    assert cycles[1] != cycles[4]
+    tilings = [declared_tiling("gated_delta", "h100", solve_warps=w) for w in (1, 4)]
+    one, four = (
+        npusim.run("gated_delta", hw="h100", problem=PROBLEM, tiling=t, numerics=False).cycles for t in tilings
+    )
+    assert one != four
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from npusim.program.numerics.input_tensors import drawn_pages, drawn_source, rec
 from npusim.run import run
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -406,8 +407,7 @@ def test_flash_attention_2_counts_all_keys_and_packs_no_heads_under_a_window() -
     assert seen_parts("fa2", (10,) * 6 + (4,), range(55, 64)) == (5, 4)
 
 
-@pytest.mark.parametrize("window", [None, 90])
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize(("rule", "window"), in_turn(sorted(RULES), (None, 90)))
 def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> None:
     problem = Problem(heads=2, kv_heads=1, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
     tiling = declared("split_kv", "ascend_910b2", splits=rule, block_q=16, block_kv=32)

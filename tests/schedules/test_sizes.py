@@ -124,7 +124,8 @@ def test_groups_of_warps_without_rows_hand_on_what_others_read(name: str, tokens
     """With one token the second group has none: it released no slot, and the next load of decays came too early."""
     sizes = {"heads": 2, "tokens": tokens, "key": 16, "value": 32}
     fields: dict[str, object] = {"gradient": "dv"} if name == "flash_backward" else {"chunk": 32}
-    run = npusim.run(name, hw="h200", problem=sizes, tiling={**fields, "warps": 8}, trace_groups=(), rows="all")
+    tiling = declared_tiling(name, "h200", **fields, warps=8)
+    run = npusim.run(name, hw="h200", problem=sizes, tiling=tiling, trace_groups=(), rows="all")
     assert run.cycles > 0
     assert run.numerics is not None
     assert run.numerics.error.rmse is not None
@@ -160,7 +161,8 @@ def test_an_exact_gradient_of_0_is_said() -> None:
 def test_few_tokens_and_narrow_heads_are_no_contradiction(name: str, hw: str) -> None:
     """A chunk with one token reads one row of a matrix of its own, and once counted as one that reads all 64."""
     for tokens in (1, 17):
-        sizes = {"heads": 1, "tokens": tokens, "key": 16, "value": 16}
-        timing = npusim.run(name, hw=hw, numerics=False, trace_groups=(), problem=KernelProblem(**sizes)).timing
+        problem = KernelProblem(heads=1, tokens=tokens, key=16, value=16)
+        tiling = declared_tiling(name, hw)
+        timing = npusim.run(name, hw=hw, tiling=tiling, numerics=False, trace_groups=(), problem=problem).timing
         assert timing is not None
         assert 0 < timing.compulsory_bytes <= timing.link_bytes.get("hbm", timing.compulsory_bytes)

@@ -19,6 +19,7 @@ from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
+from reports.parts.kernel import declared_tiling
 
 #: By name: a causal mask over more queries than keys, a window that late queries leave behind, and both.
 CALLS: dict[str, dict[str, Any]] = {
@@ -49,7 +50,8 @@ def test_a_query_without_a_key_gives_the_choice(hw: str, schedule: str, tiling: 
     """Of float64 too, so that the error is that of the queries that see keys; blocks of such queries alone also."""
     call = list(CALLS)[RUNS.index((hw, schedule, tiling)) % 2] if schedule != "flash" else "both"
     p = problem_of(call, unseen, "float8_e4m3fn" if schedule == "fp8_attention" else "float16")
-    result = run(schedule, hw=hw, problem=p, tiling=tiling, rows="all", heads="all", trace_groups=())
+    tile = declared_tiling(schedule, hw, **tiling)
+    result = run(schedule, hw=hw, problem=p, tiling=tile, rows="all", heads="all", trace_groups=())
     limit = 0.03 if schedule == "fp8_attention" else 1e-3
     assert result.numerics.error.is_finite
     assert result.numerics.error.rmse < limit
@@ -64,7 +66,8 @@ def test_a_query_without_a_key_gives_the_choice(hw: str, schedule: str, tiling: 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("tiling", [{"splits": 1}, {"splits": 3}])
 def test_parts_of_keys_give_0(call: str, tiling: dict[str, Any]) -> None:
-    found = run("split_kv", hw="h200", problem=problem_of(call, "zero"), tiling=tiling, rows="all", trace_groups=())
+    tile = declared_tiling("split_kv", "h200", **tiling)
+    found = run("split_kv", hw="h200", problem=problem_of(call, "zero"), tiling=tile, rows="all", trace_groups=())
     assert found.numerics.error.rmse < 1e-3
     assert not found.output[0, 0, list(NONE[call])].any()
     for other in ("nan", "mean"):

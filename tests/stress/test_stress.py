@@ -25,6 +25,7 @@ from npusim.simulation.request import Request
 from npusim.studies.stress import stress, worst_search
 from npusim.studies.stress.aspects import aspects_of, bounded, stressed, words
 from npusim.studies.stress.worst_search import StressedRun
+from reports.parts.kernel import declared_tiling
 from reports.stress import inputs, page
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def test_amplitudes_end_with_the_format_of_the_inputs_and_errors_beyond_the_boun
     assert found.worst in found.outcomes
 
 
-def test_a_worst_input_at_the_end_of_a_range_is_said() -> None:
+def test_a_worst_input_at_the_end_of_a_range_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
     table = plain(stress_table(stress("flash", ["resonance=1:8"], **NARROW), ""))
     assert "the worst input is at the bound of resonance" in table
     values = stress("flash", ["resonance=1,8"], **NARROW)
@@ -150,7 +152,8 @@ def test_roundings_are_the_cause_where_a_precision_holds_and_the_margin_is_that_
 def test_each_point_of_plain_tensors_is_compared_with_its_own_reference() -> None:
     """The reference of the base was compared with outputs of all points: an error of 8 for inputs times 2."""
     sizes = {"heads": 1, "tokens": 32, "key": 16, "value": 16}
-    found = stress("flash_backward", ["scale=1.25,2"], hw="h200", problem=sizes, budget_s=600.0)
+    tiling = declared_tiling("flash_backward", "h200")
+    found = stress("flash_backward", ["scale=1.25,2"], hw="h200", problem=sizes, tiling=tiling, budget_s=600.0)
     assert len(found.outcomes) == 3
     assert all(o.badness < 1e-2 for o in found.outcomes)
 
@@ -158,7 +161,8 @@ def test_each_point_of_plain_tensors_is_compared_with_its_own_reference() -> Non
 def test_an_exact_output_beyond_its_format_is_no_fault_of_the_schedule() -> None:
     given = {n: np.full((1, 1, 64, 16), 300.0, np.float16) for n in ("q", "k", "v")}
     sizes = {"heads": 1, "tokens": 64, "key": 16, "value": 16}
-    found = stress("retention", ["scale=1,2"], hw="h200", problem=sizes, tensors=given, budget_s=600.0)
+    more: dict[str, Any] = {"tensors": given, "tiling": declared_tiling("retention", "h200")}
+    found = stress("retention", ["scale=1,2"], hw="h200", problem=sizes, budget_s=600.0, **more)
     assert found.worst.is_beyond
     assert found.verdict == "holds"
     assert "exact outputs beyond their format" in str(found.worst)

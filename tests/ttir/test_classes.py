@@ -91,7 +91,7 @@ DRAWN: dict[str, Drawn] = {
     ),
     "row_sum": Drawn(
         "row_sum[R](tensor(R, C).to('float32'), tensor(R).to('float32'), C, BLOCK=1024)",
-        {"R": (64,), "C": (100, 777, 1000, 1024)},
+        {"R": (16,), "C": (100, 777, 1000, 1024)},
         {"BLOCK": (1024, 2048), "warps": (1, 2, 4, 8, 16)},
         {"X": ("RC", "float32")},
         differs=True,
@@ -108,14 +108,14 @@ DRAWN: dict[str, Drawn] = {
         "long_norm[R](tensor(R, C), {v}, {v}, tensor(R, C), {r}, {r}, C, 1e-5, BLOCK=64)".format(
             v="tensor(C).to('float32')", r="tensor(R).to('float32')"
         ),
-        {"R": (64,), "C": (200, 512)},
+        {"R": (16,), "C": (200, 512)},
         {"BLOCK": (64, 128), "warps": (1, 2, 4), "stages": (1, 2, 3)},
         {"X": ("RC", "float16"), "W": ("C", "float32"), "B": ("C", "float32")},
         differs=True,
     ),
     "long_softmax": Drawn(
         "long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)",
-        {"R": (64,), "C": (200, 512)},
+        {"R": (16,), "C": (200, 512)},
         {"B": (64, 128), "warps": (1, 2, 4), "stages": (1, 2, 3)},
         {"X": ("RC", "float16")},
         differs=True,
