@@ -117,6 +117,11 @@ class Columns:
         header, align = tuple(c.title or "" for c in shown), "".join(c.align for c in shown)
         return Grid(header, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
 
+    def named(self, *titles: str) -> tuple[Column, ...]:
+        """Return the columns of these titles, in this order: a table may show some of what JSON has."""
+        of_title = {c.title: c for c in self.columns}
+        return tuple(of_title[title] for title in titles)
+
     def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Return the rows as JSON has them: the values of columns with a key, by it."""
         keyed = [c for c in self.columns if c.key]
