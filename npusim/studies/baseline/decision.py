@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import Candidate, DecisionFile, ExpectedChoice, ExpectedDecision
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.report.comparison import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
-from npusim.studies.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
+from npusim.studies.baseline.cycles import CheckOutcome, Comparison, Row, Status, Update, request_of
 from npusim.studies.explore.exploration import Exploration, search
 from npusim.studies.explore.search import Options
 from npusim.studies.explore.space import SearchRequest
@@ -90,13 +91,15 @@ def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
     return Decision(tuple(candidates), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
 
 
-def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
-    """Search a case's space and return the outcome of its decision; see `check_baselines`."""
-    accepted = case.expect
-    try:
-        today = decide([_search(case, c, file.parent) for c in case.candidates])
-    except NpusimError as error:
-        return CheckOutcome("decision", file.stem, file, "failed", reason=fault_text(error))
+def decision_today(file: Path, case: DecisionFile) -> Comparison:
+    """Search a case's space, and return the comparison of its decision; see `check_baselines`."""
+    return partial(_compared, file, case.expect, decide([_search(case, c, file.parent) for c in case.candidates]))
+
+
+def _compared(
+    file: Path, accepted: ExpectedDecision | None, today: Decision, tolerance: float, update: Update | None
+) -> CheckOutcome:
+    """Return the outcome of a case from the accepted decision and the new one."""
     new = today.expected()
     rows = tuple(_changes(accepted, today, tolerance)) if accepted is not None else ()
     status: Status = "new" if accepted is None else "changed" if rows else "ok"

@@ -9,7 +9,8 @@ import pickle
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node_file import is_node
@@ -20,6 +21,7 @@ from npusim.program.timing.engine_code import Code
 from npusim.program.timing.stream import Streams, clocked
 from npusim.program.timing.summary import times_of
 from npusim.simulation.evaluation import bits_of
+from npusim.simulation.figures import figures
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
@@ -118,6 +120,11 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 # ---------------------------------------------------------------- tasks
 
 
+def _candidates(job: Job, task: PointTask) -> Sequence[BuiltPlan] | str:
+    """Return the programs one of which a point has; raise `TilingError` where none fits."""
+    return list(_variants(job.variants).candidates(task.point, task.heavier))
+
+
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return, for each point, the reason why it does not fit, or its bound and the earlier point of the same program.
 
@@ -127,13 +134,11 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     first: dict[Hashable, int] = {}
     works: dict[int, dict[Hashable, Ints]] = {}  # of families, by their one object: points of a family share them
     is_narrowed = _variants(job.variants).request.method in _COMPILED
-    for task in job.tasks:
-        if time.time() > job.deadline:
-            break
-        try:
-            candidates = list(_variants(job.variants).candidates(task.point, task.heavier))
-        except TilingError as error:
-            surveyed.append((task.index, one_line(error)))
+    in_time = takewhile(lambda _: time.time() <= job.deadline, job.tasks)
+    every = figures(in_time, partial(_candidates, job), (TilingError,), refused=lambda _, error: one_line(error))
+    for task, candidates in every:
+        if isinstance(candidates, str):
+            surveyed.append((task.index, candidates))
             continue
         is_one, of_family = len(candidates) == 1, task.surveyed and task.surveyed.work
         known = works.setdefault(id(of_family), dict(of_family)) if of_family else {}
@@ -205,12 +210,12 @@ def prove(job: Job) -> list[int]:
     Return those that fit: points pruned with their family were not built.  A point whose fields are open is checked
     with the first of its tiles that fits.
     """
+
+    def first(task: PointTask) -> BuiltPlan:
+        return next(_variants(job.variants).candidates(task.point))
+
     fitting = []
-    for task in job.tasks:
-        try:
-            built = next(_variants(job.variants).candidates(task.point))
-        except TilingError:
-            continue
+    for task, built in figures(job.tasks, first, (TilingError,)):
         built.check()
         fitting.append(task.index)
     return fitting
@@ -218,21 +223,23 @@ def prove(job: Job) -> list[int]:
 
 def evaluate(job: Job) -> list[PointOutcome]:
     """Return the outcome of each point: its time, or the reason why it has none."""
-    return [_outcome(job, task) for task in job.tasks]
+
+    def misfit(task: PointTask, error: NpusimError) -> PointOutcome:
+        return PointOutcome(task.index, task.point, "infeasible", reason=one_line(error))
+
+    timed = figures(job.tasks, partial(_outcome, job), (TilingError,), refused=misfit)
+    return [outcome for _, outcome in timed]
 
 
 def _outcome(job: Job, task: PointTask) -> PointOutcome:
     request = _variants(job.variants).request
-    try:
-        if is_node(request.named_device()):
-            result = _run(job, task)
-            timing, program, ignored = result.timing, result.program, result.ignored
-        else:
-            built = _built(job, task)
-            built.check()
-            timing, program, ignored = built.timing(), built.program, built.plan.ignored
-    except TilingError as error:
-        return PointOutcome(task.index, task.point, "infeasible", reason=one_line(error))
+    if is_node(request.named_device()):
+        result = _run(job, task)
+        timing, program, ignored = result.timing, result.program, result.ignored
+    else:
+        built = _built(job, task)
+        built.check()
+        timing, program, ignored = built.timing(), built.program, built.plan.ignored
     assert timing is not None  # devices without times are refused before
     busiest, share = _busiest(timing)
     # L0 is full by design, slots in global memory never are.
@@ -279,15 +286,12 @@ class Bits(NamedTuple):
 
 def compute_bits(job: Job) -> list[Bits]:
     """Return the error of each point's bits."""
-    computed = []
-    for task in job.tasks:
-        try:
-            bits = _bits_of(job, task)
-        except NpusimError as error:
-            computed.append(Bits(None, one_line(error)))
-            continue
-        computed.append(Bits(None) if bits is None else Bits(bits.rmse, sampling_error=bits.sampling_error))
-    return computed
+
+    def bits(task: PointTask) -> Bits:
+        found = _bits_of(job, task)
+        return Bits(None) if found is None else Bits(found.rmse, sampling_error=found.sampling_error)
+
+    return [found for _, found in figures(job.tasks, bits, refused=lambda _, error: Bits(None, one_line(error)))]
 
 
 def _bits_of(job: Job, task: PointTask) -> NumericResult | None:

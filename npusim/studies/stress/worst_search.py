@@ -21,6 +21,7 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen_heads
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import Subject, bits_of, subject_of
+from npusim.simulation.figures import figures
 from npusim.simulation.naming import folder_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
@@ -500,18 +501,22 @@ class _Search:
 
         The second list names those that change the precision alone, not the schedule.
         """
-        tried: dict[str, float] = {}
-        precisions, (plan, program) = list[str](), self.trial.at(worst.point)
-        for name, of in _alternatives(plan, program):
-            if self.is_over():
-                self.is_whole = False
-                break
-            try:
-                other = of()
-                tried[name] = self.trial.outcome(*built(other), worst.point).badness
-            except NpusimError:  # this call or device has no such choice
-                continue
-            precisions += [name] if other.schedule.name == plan.schedule.name else []
+        plan, program = self.trial.at(worst.point)
+
+        def within_budget() -> Iterator[tuple[str, Callable[[], Plan]]]:
+            for choice in _alternatives(plan, program):
+                if self.is_over():
+                    self.is_whole = False
+                    return
+                yield choice
+
+        def tried_with(choice: tuple[str, Callable[[], Plan]]) -> tuple[Plan, float]:
+            other = choice[1]()
+            return other, self.trial.outcome(*built(other), worst.point).badness
+
+        found = {name: tried for (name, _), tried in figures(within_budget(), tried_with)}
+        tried = {name: error for name, (_, error) in found.items()}
+        precisions = [name for name, (other, _) in found.items() if other.schedule.name == plan.schedule.name]
         nearest = [n for n in sorted(tried, key=lambda n: tried[n]) if tried[n] < worst.badness][:1]
         listed = [n for n, error in tried.items() if error <= self.limit] or nearest
         return {n: tried[n] for n in listed}, [n for n in precisions if n in listed]

@@ -282,7 +282,7 @@ class HeldOutput:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            built = self._built(changes)
+            built = self.built(changes)
             return built, self._compute(built.program, place)
 
         for changes, (built, other) in figures(listed, computed):
@@ -291,14 +291,15 @@ class HeldOutput:
                 matched, of = self.equal(self.given.cut(self.rows(built.program)))
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
-    def _built(self, changes: tuple[Change, ...]) -> BuiltPlan:
+    def built(self, changes: tuple[Change, ...]) -> BuiltPlan:
+        """Return the program of a run with changes; raise `NpusimError` where the call does not have them."""
         tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
         return self._variants.build(Variant(tiling=tiling, precision=precision))
 
     def _holds(self, explanation: Explanation) -> bool:
         """Return whether the program of an explanation passes the check of every run."""
         try:
-            self._built(explanation.changes).check()
+            self.built(explanation.changes).check()
         except NpusimError:
             return False
         return True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
 from npusim.program.numerics.evaluate import named_choices
 from npusim.simulation import evaluation
-from npusim.simulation.variants import Variant, Variants
+from npusim.simulation.figures import figures
 from npusim.studies.validate.bias import BiasCheck, Measure
 from npusim.studies.validate.diff import Change, HeldOutput, alternatives, comparison
 from npusim.studies.validate.given_output import BLANK
@@ -210,22 +210,24 @@ def _legal(
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):
             by_field.setdefault(change.field, []).append(change)
-    rng, variants = np.random.default_rng([held.request.seed or 0, len(by_field)]), Variants(held.request)
-    seen: set[tuple[Change, ...]] = {()}
-    for _ in range(ATTEMPTS * DRAWN):
-        chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
-        if len(seen) > DRAWN or chosen in seen:
-            continue
-        seen.add(chosen)
-        tiling, precision = ({c.field: c.value for c in chosen if c.kind == k} for k in ("tiling", "precision"))
-        try:
-            kernel = held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
-        except NpusimError:  # this schedule, device or call has no such choice
-            seen.discard(chosen)
-            continue
+    rng = np.random.default_rng([held.request.seed or 0, len(by_field)])
+    built: set[tuple[Change, ...]] = {()}
+
+    def drawn() -> Iterator[tuple[Change, ...]]:
+        for _ in range(ATTEMPTS * DRAWN):
+            chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
+            if len(built) <= DRAWN and chosen not in built:
+                yield chosen
+
+    def rows(changes: tuple[Change, ...]) -> Rows:
+        kernel = held.rows(held.built(changes).program)
+        built.add(changes)
+        return kernel
+
+    for _, kernel in figures(drawn(), rows):
         if on_tried:
-            on_tried(len(seen) - 1, DRAWN)
-        if {at: len(rows) for at, rows in kernel.items()} == sizes:
+            on_tried(len(built) - 1, DRAWN)
+        if {at: len(block) for at, block in kernel.items()} == sizes:
             yield kernel
 
 
