@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,7 +34,7 @@ from npusim.cli import (
 )
 from npusim.cli import options as o
 from npusim.cli.console import say
-from npusim.cli.help import Group, Verbs, examples, write_examples
+from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
@@ -106,7 +106,7 @@ class _Root(Group):
             ctx.exit()
         return super().parse_args(ctx, args)
 
-    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<9}", line) for name, line in verbs.items()])

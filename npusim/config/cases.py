@@ -609,7 +609,7 @@ def accepted_text(
     return text.getvalue()
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> Any:
     """Return data as YAML is to have it: mappings of numbers and lists of them on one line each."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 

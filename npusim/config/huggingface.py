@@ -68,7 +68,7 @@ SHARED_EXPERT = frozenset(("llama4_text",))
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
 
 
-def _family(*sizes: int, **more: Any) -> Mapping[str, Any]:
+def _family(*sizes: int, **more: object) -> Mapping[str, Any]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {**dict(zip(names, sizes, strict=True)), **more}
 
@@ -119,7 +119,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_pe
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
-def _named(default: Any, *names: str) -> Any:
+def _named(default: object, *names: str) -> Any:
     return Field(default, validation_alias=AliasChoices(*names))
 
 

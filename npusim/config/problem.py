@@ -295,7 +295,7 @@ class Sizes(SpecModel):
         return ()
 
 
-def _where_stated(default: Any, description: str) -> Any:
+def _where_stated(default: object, description: str) -> Any:
     """Return a field that records leave out at its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 

@@ -436,7 +436,7 @@ def problem_of(problem: KernelProblem) -> Problem:
     return Problem(**known, causal=bool(sizes["causal"]), dtype=problem.dtype)
 
 
-def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Machine) -> Phases:
+def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPrecision, machine: Machine) -> Phases:
     """Return the kernels."""
     call = problem_of(problem)
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
@@ -488,7 +488,7 @@ def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[
     return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
 
 
-def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: Any) -> NDArray[np.float64]:
+def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: BackwardFields) -> NDArray[np.float64]:
     """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
@@ -497,7 +497,7 @@ def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: An
     return whole
 
 
-def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:
+def grows(problem: KernelProblem, tiling: BackwardFields) -> tuple[str, ...]:
     """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
 
     Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.

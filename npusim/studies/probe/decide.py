@@ -35,7 +35,7 @@ SOME_FRACTION = 20
 Change = dict[str, Any]
 
 
-def _of(name: str, **answers: Any) -> dict[str, Change]:
+def _of(name: str, **answers: object) -> dict[str, Change]:
     """Return answers in words, with the value of one field that each stands for."""
     return {words.replace("_", " "): {name: value} for words, value in answers.items()}
 

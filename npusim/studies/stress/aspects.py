@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from npusim.units import ascii_digits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.evaluation import Subject
 
@@ -166,7 +167,8 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
 
     A value beyond the inputs' format becomes its largest finite number: inputs are finite.
     """
-    change, problem = _of_tensors if subject.attention is None else _of_attention, subject.attention
+    problem = subject.attention
+    change = _of_tensors if problem is None else partial(_of_attention, problem)
     # One row that all rows of a kernel take stays one.
     shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
 
@@ -179,13 +181,15 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
         own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
         scale = getattr(problem, f"{name}_scale", 1.0)
         rng = np.random.default_rng([seed, *name.encode(), batch, head])
-        wide = change(widen(stored).astype(np.float64) * scale, name, problem, own, rng)
+        wide = change(widen(stored).astype(np.float64) * scale, name, own, rng)
         return formats.cast(wide / scale, fmt.name, overflow="saturate")
 
     return source
 
 
-def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
+def _of_attention(
+    problem: Problem, x: NDArray[np.float64], name: str, point: Point, rng: np.random.Generator
+) -> NDArray[np.float64]:
     """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
     width = x.shape[1]
     if name == "v":
@@ -194,7 +198,7 @@ def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point,
         return x
     if name == "q":
         x = x * point.get("logit_std", 1.0)
-    x = _of_tensors(x, name, problem, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
+    x = _of_tensors(x, name, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
     if name == "k" and point.get("equal"):
         x[:] = x[:1]
     if wave := point.get("resonance"):
@@ -213,7 +217,7 @@ def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point,
     return np.zeros_like(x) if name == "q" and point.get("zero") else x
 
 
-def _of_tensors(x: NDArray[np.float64], _name: str, _problem: object, point: Point, rng: np.random.Generator) -> Any:
+def _of_tensors(x: NDArray[np.float64], _name: str, point: Point, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return any input in float64 with the aspects that all have."""
     column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
     x = x * point.get("scale", 1.0)

@@ -76,7 +76,7 @@ class Pruner:
         self._tuner, tuner.early_config_prune = tuner, self
         return self
 
-    def __call__(self, configs: Sequence[Any], named_args: dict[str, Any], **kwargs: Any) -> list[Any]:
+    def __call__(self, configs: Sequence[Any], named_args: dict[str, Any], **kwargs: object) -> list[Any]:
         """Return the configurations that are left, the best first."""
         tuner: Any = self._tuner or sys._getframe(1).f_locals.get("self")
         try:
@@ -91,7 +91,7 @@ class Pruner:
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
         return left
 
-    def perf_model(self, **everything: Any) -> float:
+    def perf_model(self, **everything: object) -> float:
         """Return a configuration's time in us as ``perf_model`` of an autotuner; 0.0 where it is not predicted."""
         tuner: Any = self._tuner or sys._getframe(2).f_locals.get("self")
         try:
