@@ -1,6 +1,6 @@
 """Cases and their outcomes; and cycles compared with accepted ones: which pipe, operation and wait changed.
 
-Cycles are whole and deterministic, so any difference counts unless a tolerance is given.
+Numbers of cycles are integers and deterministic, so any difference counts unless a tolerance is given.
 """
 
 from __future__ import annotations

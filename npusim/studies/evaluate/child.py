@@ -189,7 +189,7 @@ WARMED = MappingProxyType({work.__name__: work for work in FORMS})
 
 
 def has_form(value: Any, form: Any) -> bool:
-    """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
+    """Return whether data from JSON have a form of `FORMS`; an integer is accepted where a float is expected."""
     if isinstance(form, dict):
         names = value if "" in form else form
         return isinstance(value, dict) and all(

@@ -1,4 +1,4 @@
-"""Lower bounds of a program's time, from its own operations: without a simulation, and of one core group alone.
+"""Lower bounds of a program's time: by counting its operations, and by simulating one core group alone.
 
 Both are proofs for a search: a program whose bound is no better than the best time known need not be
 simulated.  Neither is a second model: both read costs, bodies and the order of a queue from the program.

@@ -1,5 +1,5 @@
-"""The tasks of a search's worker: it builds points, bounds them, simulates those that may win, and computes their
-bits.
+"""The tasks of a search's worker: it builds points, computes their lower bounds, simulates points that may win,
+and computes their bits.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _COMPILED = ("auto", "block", "fold", "steady")
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """One point by number; ``cutoff_us`` is the latency that it would have to beat.
+    """One point by number; the point must be faster than ``cutoff_us`` to win.
 
-    ``heavier``: it stands for its family, see `PointFamily`; None: for itself.
+    ``heavier``: the other values of the family for which the point stands (`PointFamily`); None: it stands for itself.
     """
 
     index: int
@@ -61,7 +61,7 @@ class Job:
     """One task of a worker.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with its stored data, for all jobs of a worker.
-    After ``deadline``, in seconds of `time.time`, bounds that have not begun are left out.
+    ``deadline``, in seconds of `time.time`: no bound is begun after it.
     """
 
     variants: bytes
@@ -71,11 +71,11 @@ class Job:
 
 
 class Surveyed(NamedTuple):
-    """A point that fits: a bound of its latency in us, the equal point of its task, and the key of its bits.
+    """A point that fits: a lower bound of its latency in us, an earlier point with its program, the key of its bits.
 
-    ``groups`` are the core groups whose time alone is a better bound: none where this gives no bound, or was used
-    already. Open fields are not chosen yet: the bound is the least of all possible tiles.  ``work``: the work of the
-    bodies of a family's one program, which its points do as well.
+    ``groups``: core groups that, simulated alone, give a better bound; empty where they give none, or were simulated
+    already.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open fields are
+    not chosen yet, and the bound is the least over all their tiles.
     """
 
     bound_us: float
@@ -95,7 +95,7 @@ def _built(job: Job, task: PointTask) -> BuiltPlan:
     return _variants(job.variants).built(tuple(task.point.items()))
 
 
-#: Lets go what is kept of searches.
+#: Forgets the stored data of earlier searches.
 forget = _variants.cache_clear
 
 
@@ -104,14 +104,14 @@ def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
 
 
 def latency_us(built: BuiltPlan, cycles: float) -> float:
-    """Return the least that a call of so many cycles takes, launches included."""
+    """Return the least latency of a call with this number of cycles, launches included."""
     device = clocked(built.program, built.plan.device)
     times, _ = times_of(built.program, device, device.seconds(cycles))
     return times["call"] * 1e6
 
 
 def cycles_within(built: BuiltPlan, us: float) -> float:
-    """Return the number of cycles of a call of this length, and no shorter one: beyond the time that the host hides."""
+    """Return the number of cycles of a call with this latency, from `LONG_S` on, where the host hides no launch."""
     clock = float(clocked(built.program, built.plan.device).clock_hz.value)
     hidden = LONG_S * 1e6 - latency_us(built, LONG_S * clock)
     return (us + hidden) * 1e-6 * clock
@@ -128,7 +128,7 @@ def _candidates(job: Job, task: PointTask) -> Sequence[BuiltPlan] | str:
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return, for each point, the reason why it does not fit, or its bound and the earlier point of the same program.
 
-    The same holds for families: if their lightest values do not fit, no others do.
+    A task may stand for a family of points: if its lightest values do not fit, no point of the family does.
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
@@ -156,20 +156,20 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
 
 
 def _bodies_of(built: BuiltPlan) -> Hashable:
-    """Return the key of programs whose blocks do the same bodies, in another order at most."""
+    """Return a key that is equal for programs whose blocks run the same loop bodies, in any order."""
     return tuple([Itself(built) if phase.body_counts is None else phase.body_counts for phase in built.program.phases])
 
 
 def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
-    """Return the key that points with equal bits share; open fields on which bits depend are chosen."""
+    """Return the key that points with equal bits share; where the bits depend on an open field, it is chosen first."""
     keys = {bits_key(built) for built in candidates}
     return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
 
 def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None = None) -> Bound:
-    """Return a bound of a program by its work, no further than the latency that its point would have to beat.
+    """Return a lower bound of a program's time by its work; counting ends at the latency that its point must beat.
 
-    ``known``: the work of the program of its family, or to be filled with it.
+    ``known``: the work of the program of its family, or an empty mapping that receives it.
     """
     device = built.plan.device
     if built.plan.machine.node is not None:
@@ -181,7 +181,7 @@ def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
-    """Return of each point a better bound of its latency in us: its busiest core groups alone."""
+    """Return a better bound of each point's latency in us: the time of its busiest core groups alone."""
     bounds = []
     for task in job.tasks:
         assert task.surveyed is not None
@@ -192,7 +192,7 @@ def narrow(job: Job) -> list[tuple[int, float]]:
 
 
 def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
-    """Return the least latency of a program whose busiest core groups run alone."""
+    """Return the latency of a program's busiest core groups without the others: a lower bound."""
     assert task.surveyed is not None
     groups = task.surveyed.groups
     if not is_only:
@@ -205,10 +205,10 @@ def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
 
 
 def prove(job: Job) -> list[int]:
-    """Check points for races and all other faults of a run; raise the fault of a point.
+    """Check points for races and all other faults that a run checks; raise the first fault.
 
-    Return those that fit: points pruned with their family were not built.  A point whose fields are open is checked
-    with the first of its tiles that fits.
+    Return the points that fit; points that were pruned with their family are built here for the first time.  A point
+    with open fields is checked with the first of its tiles that fits.
     """
 
     def first(task: PointTask) -> BuiltPlan:
@@ -274,7 +274,7 @@ def _busiest(timing: TimingResult) -> tuple[str, float]:
 
 
 class Bits(NamedTuple):
-    """Error of the bits of one numerically distinct configuration; None where they are not finite.
+    """Relative RMSE of the points that share one key of bits; None where an output is not finite.
 
     ``sampling_error``: its standard error, where some of the rows were computed.
     """

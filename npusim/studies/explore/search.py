@@ -162,7 +162,7 @@ class Search:
     # ---------------------------------------------------------------- what is known
 
     def cutoff(self, index: int) -> float:
-        """Return the latency that a point must beat: the least in its group with bits no worse than its own."""
+        """Return the latency that a point must beat: the least of its group, among points with no larger error."""
         if self.options.exhaustive:
             return math.inf
         error = self.error(index)
@@ -292,7 +292,7 @@ class Search:
                 yield [task.index], results
 
     def run(self, workers: Executor) -> None:
-        """Run the whole search, or as much of it as its time allows."""
+        """Run the search until it ends or its time is over."""
         try:
             self._run(workers)
         except _OutOfTimeError:
@@ -630,7 +630,7 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
     if machine_of(setting.device).node is not None:
-        options = replace(options, exhaustive=True)  # whose blocks nobody bounds
+        options = replace(options, exhaustive=True)  # of a node, whose blocks have no bound
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))
     search = Search(setting, options, points)

@@ -357,7 +357,7 @@ class SearchSpec(SearchRequest):
         }
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
-        #: One that nobody names may be chosen beyond the values of its axis.
+        #: npusim may choose a value outside an axis for a field that is not named.
         chosen = {
             name: {f.name for f in of_schedule if f.default is not None} for name, of_schedule in declared.items()
         }
@@ -461,7 +461,7 @@ def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -> tuple[Any, ...]:
-    """Return an axis's values, ``auto`` as None where it is no value of the field: as if nobody named it."""
+    """Return an axis's values; ``auto``, where the field has no such value, is None: the field is not named."""
     if AUTO not in values:
         return values
     fields = [f for s in schedules for f in tiling_fields(s.tiling) if f.name == name]

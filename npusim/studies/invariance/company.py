@@ -88,7 +88,7 @@ def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the step's own call."""
+    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the call of the step."""
     calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
     if problem.lengths and problem.queries[sequence] == 1:
         sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
@@ -121,7 +121,7 @@ def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, l
 
 
 def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
-    """Yield shares of the heads: whole groups, or the part of a group where several ranks share it."""
+    """Yield shares of the heads: complete groups, or a part of a group where several ranks share the group."""
     of_groups = next((name for name in SHARED if sizes.get(name)), "heads")
     all_heads, all_groups = sizes["heads"], sizes[of_groups]
     for ranks in RANKS:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 #: ``length``: tokens that follow those of a recurrence; ``chunk``: how many queries at a time; ``prefill``: a prompt's
 #: or a decoding step's; ``rule``: that of splits; ``merge``: the order in which partial results are merged, or who adds
-#: them; ``choice``: of fields that nobody named, made for each call, where the others keep those of the call that is
-#: examined.
+#: them; ``choice``: npusim chooses the fields that are not named for each call; with the other aspects each call has
+#: the fields of the examined call.
 Aspect = Literal[
     "batch",
     "position",
@@ -73,7 +73,7 @@ Aspect = Literal[
     "choice",
 ]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-#: Aspects for whose calls another choice may be made.
+#: Aspects for whose calls npusim may choose other fields.
 CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
 #: Other aspects that no field of the kernel names.
 UNNAMED: tuple[Aspect, ...] = ("position", "length")
@@ -170,8 +170,8 @@ class Invariance:
     Examples
     --------
     >>> import npusim
-    >>> found = npusim.invariant("flash", seq=256, vary=["batch"])
-    >>> found["batch"].verdict, found.holds("batch")
+    >>> invariance = npusim.invariant("flash", seq=256, vary=["batch"])
+    >>> invariance["batch"].verdict, invariance.holds("batch")
     ('not seen', True)
     """
 
@@ -227,8 +227,8 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
 
     Examples
     --------
-    >>> found = invariant("flash", seq=256, vary=["batch"])
-    >>> found["batch"].verdict
+    >>> invariance = invariant("flash", seq=256, vary=["batch"])
+    >>> invariance["batch"].verdict
     'not seen'
     """
     return examine(Request(schedule, **options), vary)

@@ -1,4 +1,4 @@
-"""Which arithmetic of a matrix unit explains every output: one question after the other, each from its own probes."""
+"""Which arithmetic of a matrix unit explains every output: one question after the other, each with separate probes."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ class _Unit:
 
 
 def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "") -> Identified:
-    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
+    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's column, and others of its tile.
 
     ``stated`` is the arithmetic in the device's file, ``instruction`` the device's matrix instruction, such as
     ``wgmma``: both are preferred among registered ones that explain all, the instruction first.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
-#: Products of a probe: two steps of the deepest unit known. And of one that shows a library's own split along K.
+#: Products of a probe: two steps of the deepest unit known. And of a probe that shows how a library splits K.
 K, LONG_K = 64, 256
 #: Probes are the diagonals of square tiles; their number is a multiple of the largest such tile.
 TILE = 64
@@ -37,7 +37,7 @@ QUESTIONS = (
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
 #: The same where C is M: -M and the small product, of a step of two products too.
 BESIDE_C = ((1, 2), (1, 4), (0, 1))
-#: Last places of a sum that decide its rounding, in eighths of the last kept.
+#: Places below the last stored place of a sum, in eighths of that place: they decide its rounding.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
 #: Terms of a rounding probe: of a first step, of one of interleaved chains, and of a last step.
 PLACES = (tuple(range(10)), (0, 8, 16, 24, 32, 40, 48, 56, 1, 9), tuple(range(48, 58)))
@@ -141,7 +141,7 @@ class _Builder:
         self.high = min(sum(high), _top(self.acc) - 1, 40)
         floor = -24 if "float16" in (self.acc.name, self.case.out.name) else -140
         self.low = max(sum(low), self.high - 75, floor)
-        # A step whose kept bits reach u would not lose it; where formats leave little room, weights are light.
+        # An accumulator with the place of u would not lose u; where formats leave few places, weights are small.
         self.is_narrow = self.high - self.low < 34 or self.case.out.mantissa_bits < 10
 
     @staticmethod
@@ -160,7 +160,7 @@ class _Builder:
         return known
 
     def term(self, e: int, x: float = 1.0, y: float = 1.0) -> tuple[float, float]:
-        """Return operands x 2**i and y 2**j with i + j = e, of whole x and y."""
+        """Return operands x 2**i and y 2**j with i + j = e, of integers x and y."""
         (ha, hb), (la, lb) = self.highs, self.lows
         ha, hb = ha - int(abs(x)).bit_length() + 1, hb - int(abs(y)).bit_length() + 1
         ea = min(max(e - e // 2, la), ha)
@@ -183,7 +183,7 @@ class _Builder:
         return [(w, *factors[w]) for w in (*(listed[k % 16 + k // 16] for k in range(K)), listed[21])]
 
     def finished(self) -> Probes:
-        """Return all probes, filled with random ones to whole tiles."""
+        """Return all probes; random probes fill the last tile."""
         depth = self.case.depth
         missing = -(len(self.rows) + sum(len(d[3]) for d in self.dense)) % TILE
         if missing:

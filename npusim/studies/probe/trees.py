@@ -74,7 +74,7 @@ def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     return items[0]
 
 
-# ---------------------------------------------------------------- trees made of trees
+# ---------------------------------------------------------------- trees of trees
 
 
 def nodes(tree: Tree) -> Iterator[tuple[Any, ...]]:
@@ -86,7 +86,7 @@ def nodes(tree: Tree) -> Iterator[tuple[Any, ...]]:
 
 
 def has_sums(tree: Tree) -> bool:
-    """Whether some node adds no product of its own."""
+    """Whether some node adds sums alone, and no product."""
     return any(all(p == C or not isinstance(p, int) for p in node) for node in nodes(tree))
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 Point = Mapping[str, float]
 #: Values of a range that are tried one by one.
 LEVELS = 4
-#: Of tokens, one key in so many is an outlier; sinks are the first keys (P-Cast has four).
+#: ``tokens``: one key in so many is an outlier; ``sinks``: number of first keys (P-Cast has four).
 OUTLIERS, SINKS = 64, 4
 #: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
 PERIODS = 4
-#: Where along the keys the key lies that only late tiles have.
+#: Position of the late key: its share of the number of keys.
 LATE = 7 / 8
 
 
@@ -104,7 +104,7 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
         )
     }
 )
-#: The aspect by which inputs grow as a whole, by kind of subject.
+#: The aspect that multiplies all inputs, by kind of subject.
 AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
 #: Aspects by a name for several.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -145,7 +145,7 @@ def bounded(text: str) -> tuple[Aspect, ...]:
 def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspect, ...]:
     """Return the aspects that are named, or all that inputs of a call have.
 
-    Raises `SpecError` for one that they do not have, but in a group, and for one that is there twice.
+    Raises `SpecError` for an aspect that the inputs do not have, unless a group names it, and for one named twice.
     """
     able = {"", kind, *(("tail",) if has_tail else ())}
     named = [(a, text) for text in over or ("all",) for a in bounded(text)]
@@ -169,14 +169,14 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
     """
     problem = subject.attention
     change = _of_tensors if problem is None else partial(_of_attention, problem)
-    # One row that all rows of a kernel take stays one.
+    # Rows of a kernel may share one row of an input: their values stay equal.
     shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
 
     @cache
     def source(name: str, batch: int, head: int) -> NDArray[Any]:
         stored = base(name, batch, head)
         fmt = format_of_dtype(stored.dtype)
-        if not point or fmt is None:  # a format in blocks, or whole numbers
+        if not point or fmt is None:  # a format in blocks, or integers
             return stored
         own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
         scale = getattr(problem, f"{name}_scale", 1.0)
@@ -190,7 +190,7 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
 def _of_attention(
     problem: Problem, x: NDArray[np.float64], name: str, point: Point, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
+    """Return Q, K or V of one head, (rows, d) in float64, with the aspects of a point."""
     width = x.shape[1]
     if name == "v":
         x = x * point.get("values", 1.0)
@@ -218,7 +218,7 @@ def _of_attention(
 
 
 def _of_tensors(x: NDArray[np.float64], _name: str, point: Point, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return any input in float64 with the aspects that all have."""
+    """Return an input, (rows, columns) in float64, with the aspects that inputs of any kernel have."""
     column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
     x = x * point.get("scale", 1.0)
     x[:, column] *= point.get("channels", 1.0)

@@ -1,4 +1,4 @@
-"""Configurations to try: from a kernel's own `@triton.autotune` and `@triton.heuristics`, or from given fields.
+"""Configurations to try: from a kernel's `@triton.autotune` and `@triton.heuristics`, or from given fields.
 
 A recorded call (``calls.npz::k``) has the configurations of its autotuner, by number.
 """
@@ -115,7 +115,7 @@ def _with(launch: str, constants: Mapping[str, Any]) -> str:
 
 
 def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
-    """Return a launch with other values in place of its own."""
+    """Return a launch with other values of some arguments."""
     request = base.request
     values, named = ({_NAMES.get(n, n): v for n, v in given.items()} for given in (values, dict(request.tiling or {})))
     constants = {n: v for n, v in values.items() if n not in OPTIONS}

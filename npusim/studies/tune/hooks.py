@@ -177,9 +177,9 @@ def _configuration(
 
 
 def _compile(listed: Sequence[Configuration]) -> None:
-    """Compile launches concurrently, where possible; Triton finds the results in its own cache.
+    """Compile launches concurrently, where possible; Triton then reads the results from its cache.
 
-    In threads: the compiler's own parts release the lock, and a user's script need not be safe to import again.
+    In threads: the compiler releases the interpreter's lock, and a user's script need not be safe to import again.
     """
 
     def made(configuration: Configuration) -> None:

@@ -96,7 +96,7 @@ class Difference:
 
     ``reading``: how tensors were read, if another layout is likelier (`Plan.reading`).  ``tile``: the fields of the
     tile that were named or chosen.  ``first`` is the first element that differs (batch,
-    head, row, column), ``given`` and ``predicted`` its values.  ``blank`` are whole rows of the output that are NaN, in
+    head, row, column), ``given`` and ``predicted`` its values.  ``blank``: rows of the output that are all NaN, in
     words; ``problem`` is another problem that the kernel computes: no choice is tried then.  ``explained`` are the
     changes that make every output equal, the simplest alone, and ``nearest`` the closest change where none does: the
     arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of the differing outputs

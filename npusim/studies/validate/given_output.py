@@ -71,7 +71,7 @@ class GivenOutput:
         return {(n, h, row): self.values[n, h, row : row + len(b)] for (n, h, row), b in blocks.items()}
 
     def blank(self, predicted: Mapping[BlockRows, NDArray[Any]]) -> str:
-        """Return which whole rows are NaN where predicted ones have numbers, in words; empty where none is."""
+        """Return in words the rows that are all NaN where the prediction has numbers; empty where none is."""
         given = self.beside(predicted)
         all_nan = {
             at: np.asarray(_is_nan(rows).all(axis=1) & ~_is_nan(predicted[at]).all(axis=1))

@@ -38,7 +38,7 @@ LEGAL = frozenset(
 )
 #: Exponentials that are as exact as float32.
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
-#: Kernels that are drawn, the share of the choices in which one differs, and attempts for each that is found.
+#: Number of kernels that are drawn, the share of choices in which one differs, and draws for each kernel.
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 #: An error is refused above so many times the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99
@@ -55,8 +55,8 @@ class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
     ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
-    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite;
-    ``blank``: whole rows that are NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
+    that are NaN or Inf where such kernels' are finite; ``unjudged``: values not finite in such a kernel;
+    ``blank``: rows that are all NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
     """
 
     matched: int

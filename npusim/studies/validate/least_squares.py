@@ -146,7 +146,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
-    and of the returned ones: the rounding to whole cycles over small steps would spoil learnt ones.
+    and of the returned ones: rounded to integers, small changes of cycles would spoil the derivatives.
 
     Raises `SpecError` where there are no more measurements than constants.
     """

@@ -291,7 +291,7 @@ class Predictor:
         """Return these runs with changed numbers: programs stay, their times are simulated again on request.
 
         For numbers that price operations; a number that changes the program (a capacity, a count of cores) needs a
-        `Predictor` of its own.
+        separate `Predictor`.
         """
         other = Predictor(self.method, {**(self.changes or {}), **changes}, self.folder)
         other._programs = self

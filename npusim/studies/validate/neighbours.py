@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
 #: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
-#: A neighbour counts if its error is at most so many times the schedule's own error on it, which is rounding.
+#: A neighbour counts if its error is at most so many times the error of the schedule on the neighbour's problem.
 ROUNDING = 4.0
 #: Features besides scale and mask that a kernel may leave out: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
@@ -112,7 +112,7 @@ class _Rows:
     def capped(self, error: float) -> tuple[float, _Candidate] | None:
         """Return a soft-cap that leaves less than an error, and the error that it leaves; None where none does.
 
-        The distance from the output with a cap grows to both sides of the kernel's own: the best of `CAPS` is refined
+        The distance from the output with a cap grows to both sides of the kernel's cap: the best of `CAPS` is refined
         by sections, and the cap is the shortest number that is as near.
         """
         plain = self.problem.model_copy(update={"softcap": None})

@@ -89,7 +89,7 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
     ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
 
     Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
-    by a rule (names the kernels that take longest), or a case is not whole (``out:line  key: ``).
+    by a rule (names the kernels that take longest), or a case is incomplete (``out:line  key: ``).
     """
     launches = list(PROFILERS[kind](path))
     if not launches:

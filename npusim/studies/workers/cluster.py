@@ -117,7 +117,7 @@ def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) ->
 
 @functools.cache
 def installed() -> str:
-    """Return the versions that rows depend on, line by line: Python, packages, and a digest of npusim's own files."""
+    """Return the versions that rows depend on, line by line: Python, packages, and a digest of npusim's files."""
     here = Path(__file__).parents[1]
     files = sorted(f for f in here.rglob("*") if f.suffix in (".py", ".yaml") and "__pycache__" not in f.parts)
     digest = hashlib.sha256(b"".join(str(f.relative_to(here)).encode() + f.read_bytes() for f in files))
