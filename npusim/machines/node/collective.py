@@ -1,4 +1,4 @@
-"""Collectives as programs: rounds of transfers between ranks, whole or cut into chunks.
+"""Collectives as programs: rounds of transfers between ranks, complete or cut into chunks.
 
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
 rank's own (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits
@@ -35,7 +35,7 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``source`` sends its ``shards`` to ``target``, which adds them to its own or takes them over."""
+    """``source`` sends its ``shards`` to ``target``, which adds them to its shards or replaces its shards by them."""
 
     source: int
     target: int
@@ -237,7 +237,7 @@ class PlannedCollective:
 
     @property
     def expected_s(self) -> float:
-        """Time by which the driver chooses its mode: the library's own estimate where it is known."""
+        """Time by which the driver chooses its mode: the library's estimate where it is known."""
         if (tuner := self.mode.tuner) is None:
             return self.seconds
         start = tuner.base_s.value + len(self.collective.rounds) * tuner.step_s.value

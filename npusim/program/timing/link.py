@@ -7,7 +7,7 @@ weighted transfer without changing a single tick.
 
 Cores that queue do not stay in step: the cores served last request again while the others compute.  A link with
 ``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a multiple of its rate; over
-the whole phase it carries no more than its rate allows.
+the phase it carries no more than its rate allows.
 """
 
 from __future__ import annotations
