@@ -156,8 +156,8 @@ class GpuDecisions(NamedTuple):
         Generation of the matrix instructions; whether the warps wait for the result of every product; whether a product
         is computed as that of its exchanged and transposed operands: rows and columns are the transposed result's.
     warp_rows, is_whole, rows
-        Least rows of a warp; whether the kernel computes whole tiles, however few rows are live; rows of a group's
-        whole tile, which it computes even for a ragged one.
+        Least rows of a warp; whether the kernel computes complete tiles, however few rows are live; rows of a
+        group's complete tile, which it computes even for a ragged one.
     stages
         Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
     copies_in_bulk

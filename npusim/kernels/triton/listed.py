@@ -1,6 +1,6 @@
 """Integers that a table has, such as loaded token numbers: arithmetic, comparisons, and rows of a tensor by them.
 
-Rows that a kernel accesses by a table are the rows of a tensor of their own, in the order of the table, so that the
+Rows that a kernel accesses by a table are the rows of a separate tensor, in the order of the table, so that the
 index in the table stands for the address and everything behind it is linear again.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Sums = Callable[[Op, Affine, Affine], Affine]
 
-#: Entries of a table that is made of the integers of all programs and iterations.
+#: Most entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
 _SUMS = ("addi", "subi", "addptr")
 _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Triton's default of a launch (triton 3.6, CUDAOptions).
 WARPS = 4
-#: What a run says where no compiler made the code of a kernel.
+#: Note of a run whose kernel no compiler compiled.
 NO_CODE = "{}: registers are an estimate, because no compiler made the code; multiplications contract as nvcc has them"
 
 

@@ -312,7 +312,7 @@ class BlockPlaces:
         return [x for x in self._loop_of(s) if not x.is_product and any(root_of(n, n) == root for n in x.read)]
 
     def _read_by_rows(self, root: str, n: str, s: Stage, block: WorkTile, tile: Visit) -> RingTile:
-        """Return the slot of an operand that rows read; that of the block is acquired and released at the block's ends."""
+        """Return the slot of an operand that rows read; a block acquires it at its start and releases it at its end."""
         once, readers = root not in self.held, self._readers(root, s)
         first, last = once and s is readers[0], once and s is readers[-1]
         return self.slot(self.near[root], n, block, tile, first=first, last=last)
