@@ -5,10 +5,11 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -86,8 +87,30 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print an error in an option or argument as all other errors, folded at a terminal's width, after the usage.
+
+    Help that is printed because a verb is missing is no such error.
+    """
+    try:
+        yield
+    except typer.TyperException as error:
+        if not isinstance(error, typer.BadParameter.__bases__) or type(error).show is not typer.BadParameter.show:
+            raise
+        if (ctx := error.ctx) is not None:
+            say(f"{ctx.get_usage()}\nTry '{ctx.command_path} -h' for help.\n")
+        say(f"npusim: error: {error.format_message()}")
+        sys.exit(error.exit_code)
+
+
 class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
+
+    def make_context(self, *words: Any, **more: Any) -> Any:
+        """Read the words before a verb."""
+        with _usage_errors():
+            return super().make_context(*words, **more)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for verbs in VERBS.values() for name in verbs]
@@ -113,7 +136,8 @@ class _Root(Group):
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
-            return super().invoke(ctx)
+            with _usage_errors():
+                return super().invoke(ctx)
         except CheckFailedError as error:
             say(f"npusim: {error}")
             code = 1
