@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -96,21 +96,24 @@ def _usage_errors() -> Iterator[None]:
     try:
         yield
     except typer.TyperException as error:
-        if not isinstance(error, typer.BadParameter.__bases__) or type(error).show is not typer.BadParameter.show:
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # of other errors than those of usage
             raise
-        if (ctx := error.ctx) is not None:
+        fault = cast("Any", error)
+        if (ctx := fault.ctx) is not None:
             say(f"{ctx.get_usage()}\nTry '{ctx.command_path} -h' for help.\n")
-        say(f"npusim: error: {error.format_message()}")
-        sys.exit(error.exit_code)
+        say(f"npusim: error: {fault.format_message()}")
+        sys.exit(fault.exit_code)
 
 
 class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
 
-    def make_context(self, *words: Any, **more: Any) -> Any:
+    def make_context(  # type: ignore[override]
+        self, info_name: str | None, args: list[str], parent: typer.Context | None = None, **extra: object
+    ) -> object:
         """Read the words before a verb."""
         with _usage_errors():
-            return super().make_context(*words, **more)
+            return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for verbs in VERBS.values() for name in verbs]
@@ -205,12 +208,12 @@ def _save_report(archive: Path, error: ContradictionError) -> None:
     installed = sorted({f"{d.name}=={d.version}" for d in distributions()})
     named = {Path(part) for word in sys.argv[1:] for part in (word, word.partition("=")[2], word.rpartition(":")[0])}
     buffer = BytesIO()
-    with ZipFile(buffer, "w") as made:
-        made.writestr("command.txt", shlex.join(("npusim", *sys.argv[1:])))
-        made.writestr("error.txt", "".join(format_exception(error)))
-        made.writestr("versions.txt", "\n".join((platform.platform(), f"python {sys.version}", *installed)))
+    with ZipFile(buffer, "w") as zipped:
+        zipped.writestr("command.txt", shlex.join(("npusim", *sys.argv[1:])))
+        zipped.writestr("error.txt", "".join(format_exception(error)))
+        zipped.writestr("versions.txt", "\n".join((platform.platform(), f"python {sys.version}", *installed)))
         for number, file in enumerate(sorted(f for f in named if f.is_file() and f != archive)):
-            made.write(file, f"files/{number}-{file.name}")
+            zipped.write(file, f"files/{number}-{file.name}")
     write_whole(archive, buffer.getvalue())
     say(f"wrote {archive}: the command, where it failed, versions, and the files that it names")
 

@@ -162,7 +162,7 @@ class Command(TyperCommand):
 
 
 class Verbs(typer.Typer):
-    """Verbs of the command line: the verbs of one file, or of a group with its own name."""
+    """Verbs of the command line: the verbs of one file, or of a named group."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": Group, **options})
@@ -176,13 +176,13 @@ class Verbs(typer.Typer):
         ``describes_problem``: as in `Command`.
         """
         epilog = examples(*commands) + after
-        # A class for each verb: `typer` hands a command's class no arguments beyond its own.
+        # A class for each verb: `typer` passes a command's class no further arguments.
         kind = type("Command", (Command,), {"first": tuple(first.split()), "describes_problem": describes_problem})
         return lambda verb: self.command(name, cls=kind, help=text_of(verb), epilog=epilog)(verb)
 
 
 class Group(TyperGroup):
-    """A verb with verbs of its own, each with its whole summary; examples as they are."""
+    """A verb with verbs below it, each with its complete summary; examples are not wrapped."""
 
     def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         """Write each verb's first sentence, wrapped where it is long, never cut."""

@@ -84,7 +84,7 @@ TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
 
 
 class Measured(SpecModel):
-    """Measured results; times of whole calls and of their parts in microseconds."""
+    """Measured results; times of calls and of their parts in microseconds."""
 
     latency_us: Range | None = Field(default=None, description="time of the kind that `timing` names")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
@@ -367,7 +367,7 @@ class MeasurementCase(_Options):
 
 
 class MeasurementFile(SpecModel):
-    """A whole file of measurements."""
+    """A file of measurements."""
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
@@ -385,7 +385,7 @@ class MeasurementFile(SpecModel):
         return self
 
     def band_of(self, case: MeasurementCase) -> float | None:
-        """Return the relative error allowed for a case: its own, the file's, or None."""
+        """Return the relative error allowed for a case: that of the case, else of the file, or None."""
         return case.band if case.band is not None else self.band
 
 
@@ -601,9 +601,9 @@ def accepted_text(
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
     source = read_text(path)
     content: Any = yaml.load(source)
-    said = _EXPLAINED["winner" if isinstance(expected, ExpectedDecision) else "cycles"]
-    if said.partition("\n")[0] not in source:
-        content.yaml_set_comment_before_after_key("expect", before=said)
+    explanation = _EXPLAINED["winner" if isinstance(expected, ExpectedDecision) else "cycles"]
+    if explanation.partition("\n")[0] not in source:
+        content.yaml_set_comment_before_after_key("expect", before=explanation)
     content["expect"] = _plain(expected.model_copy(update={"accepted": accepted}).model_dump(mode="json"))
     yaml.dump(content, text)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""The units of a core that work on their own: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's warps and pipes.
+"""The units of a core that work independently: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's warps and pipes.
 
 An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
 """
@@ -18,7 +18,7 @@ from npusim.errors import SpecError
 class RouteSpec(SpecModel):
     """One path of a DMA or fixpipe: from one buffer to another, ``GM`` included.
 
-    One of the buffers belongs to the engine's own core; the other may belong to another core of its group, by name.
+    One of the buffers belongs to the engine's core; the other may belong to another core of its group, by name.
 
     ``latency_cycles`` is the time from issue to the arrival of the last byte, less the transfer time of the bytes; to
     or from ``GM`` it is that of an L2 hit.  ``links`` are shared with other cores:
@@ -171,7 +171,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Size of the widest format there is: blocks hold whole elements.
+#: Size of the widest format there is: a block has an integer number of elements.
 WIDEST_BYTES = 8
 
 
@@ -234,7 +234,7 @@ class RegisterOpSpec(SpecModel):
 
 
 class VectorFunctionSpec(SpecModel):
-    """The cost of a sequence of hardware loops as a whole."""
+    """The cost of a sequence of hardware loops."""
 
     startup_cycles: WholeQuantity
     drain_cycles: WholeQuantity
@@ -422,7 +422,7 @@ class CodeSpec(SpecModel):
 
 
 class LibrarySpec(SpecModel):
-    """Costs of a framework's kernels on a whole multiprocessor, where memory does not limit them."""
+    """Costs of a framework's kernels on a multiprocessor, where memory does not limit them."""
 
     tile_cycles: WholeQuantity = Field(
         description="time of a product's tile from the end of the previous tile to its first operand"

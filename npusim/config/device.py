@@ -291,7 +291,7 @@ class LaunchSpec(SpecModel):
         if tasks and self.products_s is not None:
             tasks[0] += float(self.products_s.value)
         stream = sum(tasks) + gap * kernels
-        # The call's own launch is that of its first kernel.
+        # The call's launch is that of its first kernel.
         behind = stream - tasks[0] - gap if tasks else 0.0
         return {
             "core": core_s,
@@ -502,7 +502,7 @@ class DeviceSpec(HardwareModel):
         return () if unit is None else unit.row_sums
 
     def core_count(self, kind: str) -> int:
-        """Return how many cores of a kind the whole device has."""
+        """Return how many cores of a kind the device has."""
         return self.group_count.value * self.core(kind).per_group_count.value
 
     def seconds(self, cycles: float) -> float:
@@ -525,10 +525,10 @@ class DeviceSpec(HardwareModel):
             update["launch"] = launch.model_copy(update=overhead)
         elif launch is not None and lacks_products:
             update["launch"] = launch.model_copy(update={"products_s": None})
-        made = self.model_copy(update=update)
-        made._free_hz = float((clock or self.clock_hz).value)
-        made._clock_share = made._free_hz / self.clock_hz.value  # a held clock is the one of all units
-        return made
+        changed = self.model_copy(update=update)
+        changed._free_hz = float((clock or self.clock_hz).value)
+        changed._clock_share = changed._free_hz / self.clock_hz.value  # a held clock is the one of all units
+        return changed
 
     @property
     def clock_share(self) -> float:

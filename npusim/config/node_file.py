@@ -42,7 +42,7 @@ class NodeLink(SpecModel):
 
 
 class TunerSpec(SpecModel):
-    """A library's own estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
+    """A library's estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
 
     base_s: Quantity = Field(description="time before the first round")
     step_s: Quantity = Field(description="time of each round in addition to its bytes")
@@ -80,7 +80,7 @@ class DriverMode(SpecModel):
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
         """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
 
-        NCCL uses whole channels; here the last one serves in part, since with whole ones alone a message would be
+        NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
         slower than a slightly longer one.  Multiples of the step are the same.
         """
         least, engines = self.engine_least_bytes, float(most)
@@ -173,7 +173,7 @@ class RoofTimes(SpecModel):
 
 
 class KernelTimes(SpecModel):
-    """Times of kernels, for devices whose own file cannot be simulated yet."""
+    """Times of kernels, for devices whose file cannot be simulated yet."""
 
     core: Text | None = Field(default=None, description="core that runs the blocks of attention and linear layers")
     attention: AttentionTimes | None = None
@@ -306,7 +306,7 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
-        """Return one device as a node of its own, without links and without a host; a node stays as it is."""
+        """Return one device as a node, without links and without a host; a node stays as it is."""
         if isinstance(device, NodeDevice):
             return device
         count = WholeQuantity(value=1, basis="derived", source="one device")

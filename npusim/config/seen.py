@@ -57,7 +57,7 @@ class KeyRanges:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a query sees all keys, or all up to its own."""
+        """Whether a query sees all keys, or all up to its key."""
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
@@ -125,7 +125,7 @@ def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeyFunction:
-    """A function of one's own, of positions of query and key; ``keys`` of a sequence."""
+    """A user's function of the positions of query and key; ``keys`` of a sequence."""
 
     sees: Sees
     keys: int

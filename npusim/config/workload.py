@@ -59,7 +59,7 @@ class TensorFile(SpecModel):
 
 
 class Workload(CallFields):
-    """Shapes of a model's attention and of the rest of its layer, for the whole layer.
+    """Shapes of a model's attention and of the rest of its layer, for all devices together.
 
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
     """

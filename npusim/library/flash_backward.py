@@ -62,7 +62,7 @@ from npusim.machine import Machine
 F32 = "float32"
 
 
-#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
+#: Who adds up dQ: a separate kernel, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
 #: additions, or into a sum of each launched block, which works off several blocks of keys in turn; as many are launched
 #: as fill the cores once (FlashAttention-2 without ``deterministic`` and with it: flash_api.cpp, mha_bwd).
 Method = Literal["apart", "added", "deterministic"]
@@ -489,7 +489,7 @@ def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[
 
 
 def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: BackwardFields) -> NDArray[np.float64]:
-    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
+    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of groups."""
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
     each = np.array(heads)

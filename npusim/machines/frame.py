@@ -221,7 +221,7 @@ class Frame:
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
-        """The common part of cuts of a name: the tensor, if it is no block's own, axes, `sharing` and `stack`."""
+        """The common part of cuts of a name: the tensor, if it is no block's, axes, `sharing` and `stack`."""
         return {
             n: (None if isinstance(of, BySize) else tensor_of(of), self.axes(n), self.sharing(n), self.stack(n))
             for n, of in self.phase.tensors.items()

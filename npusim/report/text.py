@@ -191,7 +191,7 @@ def percent(share: float) -> str:
 
 
 def whole(number: int) -> str:
-    """Return a whole number with thousands set apart: ``328,896``."""
+    """Return an integer with thousands set apart: ``328,896``."""
     return f"{number:,}"
 
 
@@ -384,14 +384,14 @@ def _wrapped_name(name: str, width: int | None) -> list[str]:
     """Return the lines of a column's name."""
     if width is None or len(name) <= width:
         return [name]
-    found = [""]
+    wrapped = [""]
     for piece in _pieces(name):
-        joined = f"{found[-1]}{'' if found[-1].endswith('_') else ' '}{piece}".lstrip()
+        joined = f"{wrapped[-1]}{'' if wrapped[-1].endswith('_') else ' '}{piece}".lstrip()
         if len(joined) <= width:
-            found[-1] = joined
+            wrapped[-1] = joined
         else:
-            found.append(piece)
-    return [line for line in found if line]
+            wrapped.append(piece)
+    return [line for line in wrapped if line]
 
 
 def _column(grid: Grid, index: int) -> list[str]:

@@ -82,7 +82,7 @@ class Compared:
         return f"rows {row}..{row + len(self.rows) - 1} of head {head}{of_batch}"
 
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
-        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's own.
+        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's.
 
         That is relative; the RMSE is None where values are not finite.
         """

@@ -1,4 +1,4 @@
-"""The construction of schedules from algorithms, for every core family: packaged ones and users' own.
+"""The construction of schedules from algorithms, for every core family: packaged ones and users'.
 
 A schedule is a function that returns phases; the device's machine answers the rest: the tiling fields,
 the order of blocks, and the slices, lanes or warps of a phase.
@@ -130,7 +130,7 @@ def schedule(
         or kind of processor (``npu``, ``gpu``, ``cpu``) if they differ.  A field that is `AS_FAMILY` has the value of
         the family's manifest.
     tiling
-        The kernel's own fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
+        The kernel's fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
         empty name has the fields for core families of installed packages.  None: the machine's fields alone.
     kind
         The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None: none.  Without
@@ -277,7 +277,7 @@ def _build(
 
 
 def _origin(function: Callable[..., Any]) -> str:
-    """Return file and line of a function outside the package, empty for npusim's own."""
+    """Return file and line of a function outside the package, empty for npusim's."""
     return "" if function.__module__.startswith("npusim.") else outside.origin_of(function)
 
 
@@ -334,7 +334,7 @@ def attention(
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.
     """
     _check_names(called, kernel, operands, fields)
-    if tiling is None or fields is not None:  # the machine's, and the kernel's own
+    if tiling is None or fields is not None:  # the machine's, and the kernel's
         more = {"kind": "attention"} | more
         tiling = None if fields is None else declared_as(fields, "model")
     hooked = None if score is None else with_score(kernel, score, operands)

@@ -51,7 +51,7 @@ class StatePrecision(NamedFormats):
     output
         The result.
     exp_variant, arithmetic
-        Named choices: an exponential to the base e, the matrix arithmetic (empty: the device's own).
+        Named choices: an exponential to the base e, the matrix arithmetic (empty: the device's).
     """
 
     name: str
@@ -416,7 +416,7 @@ def recurrence_schedule(
 ) -> tuple[Schedule, ...]:
     """Return the schedule of a recurrence, with its own ``fields``; ``reference``: as for `by_head`."""
     made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
-    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
+    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's schedule is recognised
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
     return schedule(
         called,

@@ -1,6 +1,6 @@
 """cuDNN's attention on sm_120 and sm_121: a warp copies for four or eight that multiply and have Q in registers.
 
-Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
+It copies complete tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
 first on is an assumption.
 
 Source: NVIDIA/cudnn-frontend, python/cudnn/sdpa/fwd: config_sm120.py, kernels/sm120/prefill_f16.py.

@@ -1,6 +1,6 @@
 """FlashAttention-4 on sm_120 and sm_121: FlashAttention-2's algorithm, with a warp that copies for four that multiply.
 
-Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  Calls with pages, packed heads or
+It copies complete tiles (TMA), its products those of single warps (mma.sync).  Calls with pages, packed heads or
 cut keys have another kernel there, which is not described.
 
 Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_120), flash_fwd_sm120_tma.py.

@@ -1,7 +1,7 @@
 """Typed regions of memory: on-chip tiles, slots of rings, and cuts of tensors in global memory.
 
 A tile is two-dimensional.  ``space`` names one physical memory as one core group sees it
-(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's own slots in global memory); tensors in global
+(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's slots in global memory); tensors in global
 memory are addressed by :class:`GlobalTile` instead, since all groups share them.
 """
 

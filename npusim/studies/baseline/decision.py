@@ -126,12 +126,13 @@ def _compared(
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     """Return the result of a search, with whether the best point's output is finite, on one head's last rows."""
     asked = request_of(case, candidate, folder)
-    found = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
-    if not case.numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
-        return CandidateOutcome(candidate.name, found)
-    looked_at = found.setting.variants.request_of(found.best.point)
+    searched = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
+    # A product or a copy has no sample.
+    if not case.numerics or searched.best is None or searched.request.problem is not None:
+        return CandidateOutcome(candidate.name, searched)
+    looked_at = searched.setting.variants.request_of(searched.best.point)
     bits = run_request(replace(looked_at, numerics=True, heads=[0])).numerics
-    return CandidateOutcome(candidate.name, found, None if bits is None else bits.is_finite)
+    return CandidateOutcome(candidate.name, searched, None if bits is None else bits.is_finite)
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:

@@ -288,8 +288,8 @@ def compute_bits(job: Job) -> list[Bits]:
     """Return the error of each point's bits."""
 
     def bits(task: PointTask) -> Bits:
-        found = _bits_of(job, task)
-        return Bits(None) if found is None else Bits(found.rmse, sampling_error=found.sampling_error)
+        computed = _bits_of(job, task)
+        return Bits(None) if computed is None else Bits(computed.rmse, sampling_error=computed.sampling_error)
 
     return [found for _, found in figures(job.tasks, bits, refused=lambda _, error: Bits(None, one_line(error)))]
 

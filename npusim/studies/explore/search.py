@@ -521,8 +521,8 @@ class Search:
         is_narrow = opened or wide or not self.narrowed.isdisjoint(ready)
         few = max(1, count // NARROWED) if is_narrow else count
         ready = [*ready, *(i for i in waiting[at:] if i in self.narrowed)][:few]
-        taken = {*opened, *wide, *ready}
-        self._waiting[group] = [entry for entry in self._waiting[group] if entry[1] not in taken]
+        in_progress = {*opened, *wide, *ready}
+        self._waiting[group] = [entry for entry in self._waiting[group] if entry[1] not in in_progress]
         return opened, wide, ready
 
     def _step(self, workers: Executor, opened: Sequence[int], wide: Sequence[int], chosen: Sequence[int]) -> None:

@@ -184,7 +184,7 @@ class SearchRequest:
             spaces = ([n for n in axes if n in s.tiling.model_fields or n in fields] for s in self.found.values())
             return max(prod(len(axes[n]) for n in names) for names in spaces)
 
-        whole, held = count(), list[str]()
+        points, held = count(), list[str]()
         longest_first = sorted(axes.keys() - chosen - fields.keys(), key=lambda n: (-len(axes[n]), n))
         while count() > MOST_POINTS and longest_first:
             name = longest_first.pop(0)
@@ -192,7 +192,7 @@ class SearchRequest:
             values, axes[name] = axes[name], (_plain(axes[name], self.plain_tiling(owner)[name]),)
             words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
             held.append(f"{name}={words[0]} (--field {name}={words[1]})")
-        note = f"{whole:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
+        note = f"{points:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
         return axes, (note,) if held else ()
 
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:

@@ -48,13 +48,13 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other sequences in the batch."""
     if not problem.lengths:
         return _larger("batch", problem.batch)
-    own = tuple(zip(problem.lengths, problem.queries, strict=True))
-    longest, queries = max(own)
-    companies = {f"{n} times these lengths": own * n for n in BATCHES}
-    companies[f"a neighbour of {2 * longest} keys"] = (*own, (2 * longest, queries))
+    sequences = tuple(zip(problem.lengths, problem.queries, strict=True))
+    longest, queries = max(sequences)
+    companies = {f"{n} times these lengths": sequences * n for n in BATCHES}
+    companies[f"a neighbour of {2 * longest} keys"] = (*sequences, (2 * longest, queries))
     calls = [VariedCall(what, _of_sequences(problem, one), sequence) for what, one in companies.items()]
-    if len(own) > 1:
-        calls.append(VariedCall("alone", _of_sequences(problem, own[sequence : sequence + 1])))
+    if len(sequences) > 1:
+        calls.append(VariedCall("alone", _of_sequences(problem, sequences[sequence : sequence + 1])))
     return calls
 
 

@@ -121,8 +121,8 @@ class Outputs:
     @property
     def source(self) -> str:
         """The origin of the outputs, in words."""
-        said = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
-        return f"{', '.join(said)}; {self.path.name} sha256 {self.sha256[:16]}"
+        words = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
+        return f"{', '.join(words)}; {self.path.name} sha256 {self.sha256[:16]}"
 
 
 def read_outputs(path: Path) -> Outputs:

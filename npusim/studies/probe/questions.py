@@ -293,9 +293,9 @@ def _rounding(p: _Builder) -> None:
             low, high = p.term(-bits - 3, sign * (r & 3 or 4)), p.term(-bits - 1, sign * (r >> 2))
             p.add("output", (r, sign), {0: p.term(0, sign), 1: low, **({2: high} if r > 4 and r & 3 else {})})
     widths = {p.acc.mantissa_bits, 13, 10, p.case.out.mantissa_bits}
-    for kept in sorted((w for w in widths if w <= p.acc.mantissa_bits), reverse=True):
+    for width in sorted((w for w in widths if w <= p.acc.mantissa_bits), reverse=True):
         for n in (1, 2, 4, 8):
-            e = base - kept - (3 if n == 1 else 0)
+            e = base - width - (3 if n == 1 else 0)
             for r in EIGHTHS:
                 for sign in (1, -1):
                     for place in PLACES[: 1 if p.is_seen else None]:
@@ -305,10 +305,10 @@ def _rounding(p: _Builder) -> None:
                             terms[place[n + 1]] = p.term(e + 2, sign * (r >> 2))
                         if p.is_seen:  # a later step takes the leading bits away, so that the last ones can be seen
                             terms[K - 1] = p.term(base, -sign * n)
-                        p.add("rounding", (kept, n, sign * r), terms)
+                        p.add("rounding", (width, n, sign * r), terms)
                         if n == 1:
                             rest = {k: t for k, t in terms.items() if k != place[0]}
-                            p.add("rounding_c", (kept, n, sign * r), rest, sign * 2.0**base)
+                            p.add("rounding_c", (width, n, sign * r), rest, sign * 2.0**base)
 
 
 def _split_power(e: int) -> tuple[float, float]:

@@ -65,9 +65,9 @@ def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
             inside = [k for z in clique for k in members[z]]
             outside = [k for k in leaves if k not in inside]
             if len(clique) > 1 and (lost[np.ix_(inside, outside)] == lost[inside[0], outside]).all():
-                whole = normal(tuple(clique))
-                members[whole], weight[whole] = inside, sum(weight[z] for z in clique)
-                items = [z for z in items if z not in clique] + [whole]
+                tree = normal(tuple(clique))
+                members[tree], weight[tree] = inside, sum(weight[z] for z in clique)
+                items = [z for z in items if z not in clique] + [tree]
                 break
         else:
             raise ValueError("no tree")
@@ -128,10 +128,10 @@ def products_of(tree: Tree) -> Any:
 
 def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
     """Return chained steps: each takes the result of the one before as its c; ``start``: the first one's c."""
-    whole, size = start, leaf_count(step)
+    tree, size = start, leaf_count(step)
     for k in range(0, depth, size):
-        whole = with_leaves(step, lambda n, k=k, before=whole: before if n == C else n + k)  # type: ignore[misc]
-    return whole
+        tree = with_leaves(step, lambda n, k=k, before=tree: before if n == C else n + k)  # type: ignore[misc]
+    return tree
 
 
 def step_of(tree: Tree) -> Tree | None:
@@ -167,10 +167,10 @@ def chain(leaves: Sequence[int], step: int, start: Tree | None = C) -> Any:
 
 
 def _sequential(parts: list[Tree]) -> Tree:
-    whole = parts[0]
+    tree = parts[0]
     for part in parts[1:]:
-        whole = (whole, part)
-    return whole
+        tree = (tree, part)
+    return tree
 
 
 def _pairs(parts: list[Tree], *, in_halves: bool = False) -> Tree:
@@ -261,20 +261,20 @@ def in_words(tree: Tree) -> str:
 
 def continued(step: Tree, depth: int) -> dict[str, Tree]:
     """Return by words the trees of ``depth`` products that a unit of this step, or a library with it, may form."""
-    size, inner, found = leaf_count(step), products_of(step), dict[str, Tree]()
+    size, inner, trees = leaf_count(step), products_of(step), dict[str, Tree]()
     if C in leaves_of(step):
-        found[f"steps of {size} go on"] = repeated(step, depth)
+        trees[f"steps of {size} go on"] = repeated(step, depth)
         if size > 1 and (after := step_of(inner)) is not None:
-            found["all products, then c"] = (C, repeated(after, depth, None))
+            trees["all products, then c"] = (C, repeated(after, depth, None))
     else:
-        found[f"products of {size} go on one after the other"] = repeated((C, step), depth)
+        trees[f"products of {size} go on one after the other"] = repeated((C, step), depth)
     if lanes := as_chains(inner):
         count, run, each, how = lanes
-        found[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)
+        trees[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)
     for parts, how in product((2, 4, 8), ("one after the other", "in pairs")):
         part = depth // parts
         if part % size == 0:
             one = repeated(step, part, None)
             cut = [with_leaves(one, lambda n, by=at * part: n + by) for at in range(parts)]  # type: ignore[misc]
-            found[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = COMBINED[how](cut)
-    return found
+            trees[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = COMBINED[how](cut)
+    return trees

@@ -178,10 +178,10 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
         fmt = format_of_dtype(stored.dtype)
         if not point or fmt is None:  # a format in blocks, or integers
             return stored
-        own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
+        changes = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
         scale = getattr(problem, f"{name}_scale", 1.0)
         rng = np.random.default_rng([seed, *name.encode(), batch, head])
-        wide = change(widen(stored).astype(np.float64) * scale, name, own, rng)
+        wide = change(widen(stored).astype(np.float64) * scale, name, changes, rng)
         return formats.cast(wide / scale, fmt.name, overflow="saturate")
 
     return source

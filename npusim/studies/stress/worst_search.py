@@ -439,7 +439,7 @@ class _Search:
         subject, breaks = subject_of(plan, program), worst.badness > self.limit
         diagnose = subject.attention is not None and not (worst.point.get("padding") or trial.request.padding)
         counter = ScoreCounter()
-        found = trial.bits(plan, program, worst.point, observers=(ledger, counter), diagnose=diagnose).diagnosis
+        diagnosis = trial.bits(plan, program, worst.point, observers=(ledger, counter), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
         plain = subject.plain
 
@@ -465,8 +465,8 @@ class _Search:
             first=ledger.first if breaks else "",
             scores=score_sizes(counter, trial.exact_scores(plan, subject, source)),
             ledger=ledger.worth(),
-            lost_mass=_share(found, "zeroed_mass_percent"),
-            clipped_mass=_share(found, "clipped_mass_percent"),
+            lost_mass=_share(diagnosis, "zeroed_mass_percent"),
+            clipped_mass=_share(diagnosis, "clipped_mass_percent"),
             margin=margin,
             choices=choices,
             rounding=next((n for n in precisions if not ledger.first and choices[n] <= self.limit), ""),
@@ -514,9 +514,9 @@ class _Search:
             other = choice[1]()
             return other, self.trial.outcome(*built(other), worst.point).badness
 
-        found = {name: tried for (name, _), tried in figures(within_budget(), tried_with)}
-        tried = {name: error for name, (_, error) in found.items()}
-        precisions = [name for name, (other, _) in found.items() if other.schedule.name == plan.schedule.name]
+        outcomes = {name: tried for (name, _), tried in figures(within_budget(), tried_with)}
+        tried = {name: error for name, (_, error) in outcomes.items()}
+        precisions = [name for name, (other, _) in outcomes.items() if other.schedule.name == plan.schedule.name]
         nearest = [n for n in sorted(tried, key=lambda n: tried[n]) if tried[n] < worst.badness][:1]
         listed = [n for n, error in tried.items() if error <= self.limit] or nearest
         return {n: tried[n] for n in listed}, [n for n in precisions if n in listed]
@@ -534,11 +534,11 @@ def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Calla
     def changed(of: Plan, text: str) -> Plan:
         return replace(of, precision=of.schedule.precision(text))
 
-    own = plan.precision.name
-    yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != own)
+    precision = plan.precision.name
+    yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != precision)
     for change in alternatives(result_of(plan, program, None, ComputedBits(), ())):
         if change.kind == "precision":
-            kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
-            yield str(change), partial(changed, plan, ",".join((*kept, str(change))))
+            unchanged = [part for part in precision.split(",") if part.partition("=")[0] != change.field]
+            yield str(change), partial(changed, plan, ",".join((*unchanged, str(change))))
     for other in other_schedules(plan):
         yield other.schedule.name, partial(changed, other, "")

@@ -229,13 +229,13 @@ class _Fit:
             if fitted is None:
                 raise
             is_whole = False
-        after = kept = base
+        after = left = base
         constants = list[Constant]()
         if fitted is not None:
             ends = chosen @ least_squares.intervals(fitted)
             constants = [self._constant(int(row), x, ends, chosen) for row in np.flatnonzero(chosen.any(axis=1))]
-            after, kept = self.predict(x), self._kept_out(fitted, chosen)
-        errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
+            after, left = self.predict(x), self._kept_out(fitted, chosen)
+        errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, left)]
         names = np.array([case.schedule for case in self.cases])
         inside = {**{name: names == name for name in dict.fromkeys(names.tolist())}, "all": np.full(len(names), True)}
         *classes, total = (
@@ -255,13 +255,13 @@ class _Fit:
 
     def _kept_out(self, fitted: least_squares.Fitted, chosen: Array) -> Array:
         """Return times of each group, simulated with constants fitted on the others (to first order about the fit)."""
-        kept = np.empty(len(self.measured))
+        errors = np.empty(len(self.measured))
         for group in dict.fromkeys(self.groups):
             inside = np.array([g == group for g in self.groups])
             jac, residuals = fitted.jac[~inside], fitted.fun[~inside]
             x = chosen @ least_squares.solve(jac, residuals - jac @ fitted.x)
-            kept[inside] = self.predict(x, np.flatnonzero(inside))
-        return kept
+            errors[inside] = self.predict(x, np.flatnonzero(inside))
+        return errors
 
     def _written(self, key: str, value: float) -> str:
         return str(round(value)) if key in self.whole else f"{value:.6g}"

@@ -215,8 +215,8 @@ class HeldOutput:
 
     def neighbour(self, place: Place, written: Mapping[BlockRows, NDArray[Any]]) -> Neighbour | None:
         """Return another problem that the output computes from a place on; ``written``: the predicted rows."""
-        own, problem = self.plan.schedule, self.subject.attention
-        if problem is None or own.reference or own.sees or own.is_hooked:
+        schedule, problem = self.plan.schedule, self.subject.attention
+        if problem is None or schedule.reference or schedule.sees or schedule.is_hooked:
             return None
         batch, head, row = place.batch, place.head, place.row
         start, rows = next(

@@ -46,7 +46,7 @@ class GivenOutput:
         """Return the rows and the heads to compare: those that a file states instead of a sample."""
         stated: list[Choice] = [np.flatnonzero(self.has.any(axis)).tolist() for axis in ((0, 1), (0, 2))]
         choices = zip((rows, heads), stated, strict=True)
-        both = [own if self.is_stated and one == "sample" else one for one, own in choices]
+        both = [default if self.is_stated and one == "sample" else one for one, default in choices]
         return both[0], both[1]
 
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:

@@ -103,11 +103,11 @@ def scipy_part(part: str) -> Any:
 
 def kept_out(jac: Array, residuals: Array, groups: Sequence[object]) -> Array:
     """Return each measurement's residual with constants fitted on the other groups, to first order."""
-    kept = residuals.copy()
+    errors = residuals.copy()
     for one in dict.fromkeys(groups) if jac.size else ():
         inside = np.array([group == one for group in groups])
-        kept[inside] += jac[inside] @ solve(jac[~inside], residuals[~inside])
-    return kept
+        errors[inside] += jac[inside] @ solve(jac[~inside], residuals[~inside])
+    return errors
 
 
 def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array) -> Array:
@@ -169,8 +169,8 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
         return jac
 
     least_squares = scipy_part("optimize").least_squares
-    found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
-    return Fitted(found.x, jacobian(off, found.x, every, step), found.fun, found.cost)
+    solution = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
+    return Fitted(solution.x, jacobian(off, solution.x, every, step), solution.fun, solution.cost)
 
 
 def intervals(fitted: Fitted) -> Array:

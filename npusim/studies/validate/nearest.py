@@ -64,8 +64,10 @@ def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[f
         if isinstance(a, int) and isinstance(b, int) and a != b:
             distance += abs(math.log2(b / a))
             words.append(f"{name} {a:,}")
-    own = dict(run.tiling)
-    others: list[tuple[str, Any, Any]] = [(name, value, own.get(name)) for name, value in sorted(dict(tiling).items())]
+    fields = dict(run.tiling)
+    others: list[tuple[str, Any, Any]] = [
+        (name, value, fields.get(name)) for name, value in sorted(dict(tiling).items())
+    ]
     others += [("causal", getattr(plan.problem, "causal", None), getattr(run.problem, "causal", None))]
     for name, value, here in others:
         if value != here:

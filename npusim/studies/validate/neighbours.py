@@ -68,19 +68,19 @@ def nearest_problem(
         return Neighbour("zeros", 0.0, 1.0)
     kernel = _Rows(_wide(out), problem.sequence(place.batch), source, place)
     asked = kernel.error(_Candidate("", kernel.problem, kernel.kv_head))
-    found = [(kernel.error(one), one) for one in kernel.neighbours()]
-    if capped := kernel.capped(min([NEARER * asked, *(error for error, _ in found)])):
-        found.append(capped)
-    error, nearest = min(found, key=lambda pair: pair[0])
+    candidates = [(kernel.error(one), one) for one in kernel.neighbours()]
+    if capped := kernel.capped(min([NEARER * asked, *(error for error, _ in candidates)])):
+        candidates.append(capped)
+    error, nearest = min(candidates, key=lambda pair: pair[0])
     if not error < NEARER * asked < np.inf:
         return None
     changed = nearest.problem
-    own = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
-    if not np.isfinite(own):  # the schedule does not compute it
-        own = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
+    own_error = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
+    if not np.isfinite(own_error):  # the schedule does not compute it
+        own_error = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
     finfo: Any = ml_dtypes.finfo
     step = float(finfo(out.dtype).eps)
-    return Neighbour(nearest.change, error, asked) if error <= ROUNDING * np.fmax(own, step) else None
+    return Neighbour(nearest.change, error, asked) if error <= ROUNDING * np.fmax(own_error, step) else None
 
 
 def _wide(x: Rows) -> NDArray[np.float64]:

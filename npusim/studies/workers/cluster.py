@@ -108,8 +108,8 @@ class ClusterExecutor(Executor):
 
 def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:
     """Return ``function(task)`` on a worker whose installation equals ``stamp``; raise `NpusimError` on any other."""
-    if (own := installed()) != stamp:
-        pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
+    if (here := installed()) != stamp:
+        pairs = zip(stamp.splitlines(), here.splitlines(), strict=True)
         others = ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)
         raise NpusimError(f"--cluster: a worker on {platform.node()} has other versions than this process: {others}")
     return function(task)

@@ -72,13 +72,13 @@ def results(
     ``lost`` returns the result of a task that took its worker with it, by the reason; ``advance`` gets the number of
     tasks that are done, and of all.
     """
-    found: dict[int, Done] = {}
+    outcomes: dict[int, Done] = {}
     with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
         for number, result in workers.run(function, tasks):
-            found[number] = lost(result.reason) if isinstance(result, Lost) else result
+            outcomes[number] = lost(result.reason) if isinstance(result, Lost) else result
             if advance:
-                advance(len(found), len(tasks))
-    return [found[number] for number in range(len(tasks))]
+                advance(len(outcomes), len(tasks))
+    return [outcomes[number] for number in range(len(tasks))]
 
 
 @contextmanager
