@@ -290,7 +290,7 @@ class _Options(SpecModel):
         default=None, description="clock at which the cores were held; absent: free, as power allows"
     )
     power_watts: PositiveFloat | None = Field(
-        default=None, description="limit that the board was set to; absent: the one of the device file"
+        default=None, description="power limit of the board; absent: the one of the device file"
     )
 
     @property
@@ -371,7 +371,7 @@ class MeasurementFile(SpecModel):
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: Band | None = Field(default=None, description="band of cases without a band of their own")
+    band: Band | None = Field(default=None, description="band of cases that state none")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -446,8 +446,8 @@ DECISION = "npusim.decision/1"
 class Acceptance(SpecModel):
     """The tool that accepted a case's result, and why; ``digest`` covers the case and all of its expectations."""
 
-    npusim: Text = Field(description="version of npusim that gave it")
-    reason: Text = Field(description="why it was accepted")
+    npusim: Text = Field(description="version of npusim that computed the result")
+    reason: Text = Field(description="reason of the acceptance")
     digest: Text = Field(description="hash of the case and of its expected values; written by npusim check --update")
 
 
@@ -519,7 +519,7 @@ class ExpectedChoice(SpecModel):
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
     latency_us: StrictFloat | None = None
-    margin: StrictFloat | None = Field(default=None, description="how much longer its next point takes, relative")
+    margin: StrictFloat | None = Field(default=None, description="relative additional time of the next point")
     finite: StrictBool | None = Field(
         default=None, description="whether the output is finite; null: no bits are computed"
     )

@@ -96,7 +96,7 @@ class FixpipeEngine(_MoverSpec):
 
     model: Literal["fixpipe"]
     elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
-    casts: tuple[str, ...] = Field(description="formats it can write, its input's own included")
+    casts: tuple[str, ...] = Field(description="formats that the pipe can write, the format of its input included")
 
 
 class FractalSpec(SpecModel):
@@ -337,7 +337,9 @@ class IssueSpec(SpecModel):
         "of its time"
     )
     warp_issue_cycles: Positive = Field(description="mean time from one instruction of a lone warp to the next")
-    special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
+    special_factor: Positive = Field(
+        description="time of special functions among other instructions, over their time alone"
+    )
     step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
     @property
@@ -435,9 +437,7 @@ class LibrarySpec(SpecModel):
     )
     softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
     masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
-    add_cycles: Positive = Field(
-        description="time of an element to which an element of a matrix is added that all heads share"
-    )
+    add_cycles: Positive = Field(description="time of an element of a sum with a matrix that all heads share")
     combine_cycles: Positive | None = Field(
         default=None,
         description="time of an element of O that is merged from splits, in addition to its parts (FlashAttention-2)",
@@ -461,7 +461,7 @@ class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
-    bytes_per_cycle: Positive = Field(description="rate of stores and loads of the whole multiprocessor")
+    bytes_per_cycle: Positive = Field(description="rate of stores and loads of the multiprocessor")
     near_factor: Positive = Field(description="bytes in flight of all cores over the size of L2, up to which all fit")
     far_factor: Positive = Field(description="the same ratio from which on all accesses go to memory")
 
@@ -502,7 +502,7 @@ class SyncProductSpec(SpecModel):
     load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
     chain_cycles: Positive | None = Field(
         default=None,
-        description="time until a product may add to the result of the one before; missing: it is never waited for",
+        description="time until a product may add to the result of the one before; missing: no product waits for it",
     )
     latency_cycles: WholeQuantity = Field(description="time from the last product of a phase to the use of its results")
 
@@ -526,7 +526,9 @@ class GroupProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
-    issue_cycles: WholeQuantity = Field(description="time until a warp issues the next product, if it waits for none")
+    issue_cycles: WholeQuantity = Field(
+        description="time until a warp issues the next product, if the warp waits for no product"
+    )
     drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
         description=(
@@ -608,7 +610,9 @@ class WarpIssue(SpecModel):
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
     sharing: SharingSpec = Field(description="constants of the concurrency of warp groups")
-    library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
+    library: LibrarySpec | None = Field(
+        default=None, description="kernels of a framework whose time is measured as one piece"
+    )
 
 
 class LaneOpSpec(SpecModel):

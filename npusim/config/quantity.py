@@ -76,7 +76,7 @@ def _check_whole_number(value: object) -> int:
 class Sourced(SpecModel):
     """The fields of a fact besides its value."""
 
-    basis: Basis = Field(description="how it is known")
+    basis: Basis = Field(description="evidence for the number")
     source: Text = Field(description="source of the value")
     fitted_on: tuple[str, ...] | None = Field(
         default=None, description="measurement cases a fitted value was fitted on"
@@ -115,7 +115,7 @@ class WholeQuantity(Quantity):
     """A quantity that is an integer: bytes, counts, whole cycles."""
 
     value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"anyOf": [*_WHOLE_OR_BYTES]})] = Field(
-        description="the whole number, in the unit that its key ends in; bytes may have a unit: 192KiB"
+        description="the integer, in the unit that its key ends in; bytes may have a unit: 192KiB"
     )
 
 

@@ -417,7 +417,7 @@ DEPTH = Field(
     default=1,
     ge=0,
     le=14,
-    description="tiles that scores and their rows run ahead of the products that read these",
+    description="tiles by which scores and their rows run ahead of the products that read them",
     json_schema_extra=lightest("least"),
 )
 
