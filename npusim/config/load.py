@@ -138,7 +138,7 @@ _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--pow
 _LABELS = ("schema", "description", "architecture")
 
 
-#: Keys that change nothing on a core family, by its name, and what would read them: ``schedules.unread_keys``.
+#: Keys that change nothing on a core family, by its name, and what would read them: ``define.unread_keys``.
 UnreadKeys = Callable[[str], Mapping[str, str]]
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
+"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO.
 
 Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
 ``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are

@@ -174,7 +174,7 @@ class Frame:
 
     @cached_property
     def views(self) -> dict[str, str]:
-        """Operands of the loop that need no load, with the operands that contain them (`algorithms.flow.views`)."""
+        """Operands of the loop that need no load, with the operands that contain them (`kernels.form.flow.views`)."""
         return views(self.phase, self.loop_axis)
 
     @cached_property

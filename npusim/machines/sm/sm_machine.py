@@ -75,7 +75,7 @@ EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assu
 UNTIMED = "this device has no timing model yet: values only"
 
 
-#: Of the V100, where the instructions of an iteration take longer than its products (fitted: `schedules.split_kv`).
+#: Of the V100, where instructions of an iteration take longer than its products (fitted: `kernels.declare.cutting`).
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: The same of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
