@@ -353,7 +353,7 @@ class Frame:
             yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
     def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
-        """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
+        """Yield the parts of a software pipeline over the block's tiles; step n processes tile n - lag of each part.
 
         Consecutive steps whose tiles belong to the same runs are one loop.
         """

@@ -280,7 +280,7 @@ def _short(x: object) -> str:
 
 
 def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] | None) -> CallConfiguration:
-    """Return a configuration of a file; ``named``: what its constants may name, None where that is any name."""
+    """Return a configuration of a file; ``named``: the names that its constants may have, None for any name."""
     text = texts[_whole("ttir", of["ttir"])] if of["ttir"] is not None else ""
     options = {n: _whole(n, x) for n, x in of["options"].items()}
     if why := refused_option(options):

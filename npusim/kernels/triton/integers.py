@@ -161,7 +161,7 @@ def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | 
 
 
 def _ended(left: Integers | None, count: int) -> Integers | None:
-    """Return a number of elements that are known; None where all of ``count`` are."""
+    """Return how many elements are known; None where all ``count`` are."""
     return None if left is None or np.all(left >= count) else left
 
 

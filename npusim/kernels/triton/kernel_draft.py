@@ -295,7 +295,7 @@ class Draft:
         return axis
 
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
-        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices start again within a block."""
+        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
         if axis is not None and self.root(axis) in map(self.root, self.anew):
             raise op.fail("a sum, maximum or product along an axis whose indices start again in a block (%, tl.where)")
 

@@ -88,7 +88,7 @@ def _uniform(x: Listed | Affine) -> int | None:
 
 
 def _folded(x: Listed) -> Listed | None:
-    """Return a list whose table has all of it; None where the rest differs between elements or programs."""
+    """Return a list whose numbers are all in its table; None where the rest differs between elements or programs."""
     if (number := _uniform(x.rest)) is None:
         return None
     beyond = None if x.beyond is None else x.beyond + number
@@ -217,7 +217,7 @@ def lowest_bit(op: Op, x: Listed) -> ListedMask:
 
 
 def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> ListedMask:
-    """Return a comparison of a list, entry by entry of its table; of unlike elements or programs by a table of these.
+    """Return a comparison of a list, entry by entry of its table; a new table where elements or programs differ.
 
     Raises `ProgramError` for integers of two axes, or below 0 and compared without a sign.
     """

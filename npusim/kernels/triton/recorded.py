@@ -78,7 +78,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
 
 
 def _numbers(call: Call) -> Any:
-    """Return the field that has the number of a configuration."""
+    """Return the tiling field whose value is the number of a configuration."""
     listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
     return Field(
         default=0,

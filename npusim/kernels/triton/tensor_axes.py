@@ -226,7 +226,7 @@ class View(Tensor):
         return whole.reshape(self.sizes)
 
     def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
         return values
 
     def array(self, values: Array) -> Array:
@@ -277,7 +277,7 @@ class GatheredView(View):
         return made.reshape(self.sizes)
 
     def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
         if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
             return values
         _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)

@@ -102,7 +102,7 @@ class Tensor:
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the five axes of a tensor from a call's axes, the last ones; only a tensor of five has splits."""
+    """Return the five axes of a tensor: those of a call are the last ones; a tensor of five axes has splits."""
     if len(shape) < len(AXES):
         shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
         shape = (*shape[:SPLIT], 1, *shape[SPLIT:])

@@ -384,7 +384,7 @@ class _VectorFunction:
         return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
 
     def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
-        """Return whether a source is one value a row where the loop goes over tiles."""
+        """Return whether a source has one value for each row, and the loop goes over columns of tiles."""
         if loop.cols == 1:
             return False
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]

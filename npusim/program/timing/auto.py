@@ -36,7 +36,7 @@ WIDE = 0.02
 
 
 def keeps_spans(streams: Streams) -> bool:
-    """Return whether `simulate` keeps spans of a program: it is simulated operation by operation, and short."""
+    """Return whether `simulate` stores spans of a program: a short one that is simulated operation by operation."""
     if streams.scalar_waits:
         return True
     code = code_of(streams)

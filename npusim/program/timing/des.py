@@ -66,7 +66,7 @@ class Counter:
 
 
 class Engine:
-    """One queue with its engine: takes operations in order, waits, works, hands on."""
+    """One queue with its engine: it starts operations in order, waits for their flags, and sets flags at their ends."""
 
     __slots__ = (
         "_base",

@@ -127,7 +127,7 @@ class SharedLink:
             self._arm()
 
     def begin_phase(self, most_idle: int, catch_up: int) -> None:
-        """Let cores begin in step; the link makes up for so many cycles that it is idle from now on."""
+        """Let cores begin in step; from now on the link recovers up to ``most_idle`` cycles in which it is idle."""
         self._most_idle, self._catch_up, self._idle = most_idle, catch_up, -1
 
     def _reached(self, now: int) -> tuple[int, int]:

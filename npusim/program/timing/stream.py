@@ -47,7 +47,7 @@ class TimedOp:
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
-    """Return the device at the clock that it has for a program: all that counts the program's cycles asks it."""
+    """Return the device at its clock for a program; whatever counts cycles of the program must use this device."""
     return _clocked(Itself(device), flops=bool(program.flops))
 
 

@@ -90,7 +90,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The time account of the core group that ends last; ``givers[queue][cause]`` are the queues that it waits for."""
+    """The time account of the core group that ends last; ``givers[queue][cause]``: the queues for which it waits."""
 
     group: int
     work: tuple[Work, ...]

@@ -41,7 +41,7 @@ class Question:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Return the answer to a question: its facts, or under ``error`` why there are none, and the ``kind`` of it."""
+    """Return the answer to a question: facts, or under ``error`` the reason why there are none, with its ``kind``."""
     try:
         return question.work(question)
     except RaceError as error:

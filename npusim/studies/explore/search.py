@@ -261,7 +261,7 @@ class Search:
         return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
-        """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
+        """Return the latency above which a point loses whatever its error is: higher bounds need no look."""
         if self.options.needs_bits and index not in self.bits:
             front = self._fronts[self.groups[index]]
             return max((us for us, _ in front), default=math.inf)

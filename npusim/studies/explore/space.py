@@ -257,7 +257,7 @@ class SearchRequest:
         return replace(setting, notes=(*notes, *differing))
 
     def _check_kernels(self, axis: Iterable[Value]) -> None:
-        """Raise `TilingError` for a published kernel that is named and a schedule has not, or that no schedule has."""
+        """Raise `TilingError` for a named published kernel that a schedule, or every schedule, lacks."""
         for schedule in self.found.values():
             schedule.check_kernel(named_fields(self.request.tiling).get("kernel"))
         for kernel in axis:
@@ -280,7 +280,7 @@ class SearchRequest:
         return tuple(ranked), tuple(notes)
 
     def _check(self, name: str, axes: Axes, keys: tuple[str, ...]) -> None:
-        """Raise the fault of every point of a schedule, or of a value of its precision, whatever the point."""
+        """Raise a fault that all points of a schedule have, or all points with one value of its precision."""
         r, schedule = self.of(name), self.found[name]
         device = r.machine()
         for field in axes.keys() & set(_fields(schedule)[1]):

@@ -95,7 +95,7 @@ class Store:
         return dict(_rows(self.connection, self.path))
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows of ``(key, outcome)``, all or none; raise `OutputError` if that is impossible."""
+        """Store rows of ``(key, outcome)``, all or none; raise `OutputError` if this is impossible."""
         with _sqlite_errors(self.path), self.connection:
             self._insert(rows)
 

@@ -81,7 +81,7 @@ def pages(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with other numbers of queries at a time: speculated ones, halves of a prompt."""
+    """Return calls with other numbers of queries in one call: speculated tokens, halves of a prompt."""
     queries = problem.queries[sequence]
     counts = SPECULATED if queries == 1 else (queries // 2, queries // 4)
     return [_queries(problem, n, sequence) for n in counts if 1 < n <= problem.keys[sequence]]

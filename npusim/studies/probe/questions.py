@@ -235,7 +235,7 @@ def _structure(p: _Builder) -> None:
 
 
 def _split(p: _Builder) -> None:
-    """The same over four times as many products, for some pairs: how one product goes on after another."""
+    """The same over four times as many products, for some pairs: they show how products follow one another."""
     leaves = LONG_K + p.case.has_c
     pairs = [(i, j) for i, step in ((0, 1), (100, 2)) for j in range(0, leaves, step) if i != j]
     is_light = p.case.out.mantissa_bits < 10
@@ -244,7 +244,7 @@ def _split(p: _Builder) -> None:
 
 
 def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights: list[tuple[int, int, int]]) -> None:
-    """Ask with M at i, -M at j, and weights of u elsewhere; ``weights``: each leaf's with its factors, c's last."""
+    """Add probes with M at i, -M at j, and multiples of u elsewhere; ``weights``: one for each leaf, that of c last."""
     depth, (x, y) = p.case.depth, p.term(p.high)
     light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
     for i, j in pairs:
@@ -285,7 +285,7 @@ def _inputs(p: _Builder) -> None:
 
 
 def _rounding(p: _Builder) -> None:
-    """Sums whose bits below the result's last decide its rounding; n equal terms carry into n's exponent."""
+    """Add sums whose bits below the last place of the result decide its rounding."""
     base = 8 if p.is_seen else min(p.high - 6, 0 if p.low <= -35 else 99)
     for r in EIGHTHS if p.is_seen else ():  # rounded again on the way out: exact in the accumulator
         bits = p.case.out.mantissa_bits

@@ -21,7 +21,7 @@ CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
-    """Return the tree that loses everything that meets M within a node; raise `ValueError` where there is none.
+    """Return the tree in which each node with M loses its other terms; raise `ValueError` where there is none.
 
     ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node where they meet.
     """
@@ -193,7 +193,9 @@ COMBINED: Mapping[str, Callable[[list[Tree]], Tree]] = MappingProxyType(
 
 
 def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:
-    """Return independent chains, each of runs of k in turn, ``step`` products an addition, added at the end."""
+    """Return the tree of independent chains: runs of k go to the chains in turn, each addition has ``step`` products,
+    and the chains are added at the end.
+    """
     lanes = [[k for k in range(depth) if k // run % count == lane] for lane in range(count)]
     return COMBINED[how]([chain(lane, step, None) for lane in lanes])
 
@@ -260,7 +262,7 @@ def in_words(tree: Tree) -> str:
 
 
 def continued(step: Tree, depth: int) -> dict[str, Tree]:
-    """Return by words the trees of ``depth`` products that a unit of this step, or a library with it, may form."""
+    """Return by description the trees of ``depth`` products that a unit with this step, or its library, may form."""
     size, inner, trees = leaf_count(step), products_of(step), dict[str, Tree]()
     if C in leaves_of(step):
         trees[f"steps of {size} go on"] = repeated(step, depth)

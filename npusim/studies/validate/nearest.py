@@ -55,7 +55,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
 
 
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
-    """Return the number of doublings of a size between the case and the run, and the differences."""
+    """Return how far a case's sizes are from a run's, as a number of doublings, and the differences in words."""
     plan = who.plan(case)
     tiling = plan.tiling.model_copy(update=choose_tile(plan).fields)
     words, distance = [], 0.0

@@ -33,7 +33,7 @@ GARBAGE = 1_000_000
 
 @contextmanager
 def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
-    """Yield who works: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
+    """Yield the executor of tasks: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
 
     None of its processes is left after, and none looks for modules in the current folder unless this one does.
     Raises `NpusimError` where there are none.
