@@ -94,7 +94,7 @@ class MeasuredCase(NamedTuple):
 
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
-        """Its sizes, the same for all cases of a shape."""
+        """The sizes, in a form that is equal for all cases of a shape."""
         return tuple(self.sizes.items())
 
 
@@ -143,7 +143,7 @@ class Validated:
 
     @property
     def verdict(self) -> str:
-        """The band, or why there is none, in a few words; `text` has the evidence."""
+        """The band, or the reason why there is none, in a few words; `text` has the evidence."""
         if self.band is not None:
             return self.short
         return f"{self.missing} ({self.short})" if self.short else self.missing

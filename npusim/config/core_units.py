@@ -472,7 +472,7 @@ class LocalMemoryPipe(SpecModel):
         return self
 
     def missing(self, live_bytes: float, l2_bytes: float) -> float:
-        """Return the share that L2 has no room for, 0 to 1."""
+        """Return the share of the data that does not fit L2, 0 to 1."""
         near, far = self.near_factor.value, self.far_factor.value
         return min(1.0, max(0.0, (live_bytes / l2_bytes - near) / (far - near)))
 

@@ -862,7 +862,8 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
 def launch_problem(
     sizes: Mapping[str, Any], *, is_plain: bool, dtype: str | None = None
 ) -> GemmProblem | CopyProblem | KernelProblem:
-    """Return the problem of sizes by name: a product's, a copy's, or where ``is_plain`` a schedule's of plain tensors.
+    """Return the problem with these sizes: of a product, of a copy, or with ``is_plain`` of a schedule of plain
+    tensors.
 
     Raises `SpecError` for names of none of them.
     """

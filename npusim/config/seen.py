@@ -77,7 +77,7 @@ class KeyRanges:
         return steps, int(bool(self.documents))
 
     def ends_at(self, p: int) -> tuple[int, int, int, int]:
-        """Return the first key of a query's stretch, one past its first range, and the second range."""
+        """Return the first key that a query may see, the end of that range (sinks, prefix), and the window's range."""
         base, end = 0, self.keys
         if self.documents:
             ends = _ends(self.documents)

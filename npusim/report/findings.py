@@ -375,7 +375,7 @@ BITS = Columns(
 
 
 def bits_document(report: BitsReport) -> dict[str, object]:
-    """Return recordings held against predicted bits as JSON data."""
+    """Return the comparison of recordings with predicted bits as JSON data."""
     rows = sorted(report.reports.items())
     counts = {name: record for (name, _), record in zip(rows, BITS.records(rows), strict=True)}
     return {"schema_version": SCHEMA_VERSION, report.kind: counts}

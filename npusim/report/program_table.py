@@ -182,7 +182,7 @@ def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[Li
 
 
 def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
-    """Return the labels that are left out, with a stretch of three and more by its ends."""
+    """Return the labels that are left out; three or more neighbours are written as a range."""
     stretches: list[list[str]] = [[]]
     for left, label in zip(is_left, labels, strict=True):
         if left:

@@ -99,7 +99,7 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
 
 def _with_best(plan: Plan) -> Plan:
-    """Return a plan whose fields have numbers where `BEST` is asked for: the first of those that a search takes.
+    """Return a plan in which each field that is `BEST` has a number: the first one that a search would try.
 
     Raises `TilingError` where none has a time.
     """
@@ -505,7 +505,7 @@ class _Trial:
         return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
-        """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
+        """Return the time of a tile, and its differences from the declared tile; None where the tile does not fit."""
         try:
             tiling = _with(self.tiling, fields)
             if tiling not in self._known:

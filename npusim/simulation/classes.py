@@ -68,7 +68,7 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
 
 
 def _walks(phase: Phase) -> object:
-    """Return by head where walks of each row begin and which way they go, or all that they visit; of equal heads one.
+    """Return for each different head the starts and directions of the walks of each row, or all visited keys.
 
     Parts of a row's keys are separate walks: where one begins, the one before has ended.
     """

@@ -192,7 +192,7 @@ class TensorSubject(Subject):
         return self._source(plan, change)
 
     def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
-        """Return the inputs, ``change`` applied to those that do not follow from others."""
+        """Return the inputs; ``change`` is applied to inputs that are not computed from others."""
         asked = plan.request.seed
         source = kernel_source(self.inputs, plan.problem.drawn_seed if asked is None else asked, plan.tensors)
         given = plan.tensors or ()

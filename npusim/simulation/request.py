@@ -485,7 +485,7 @@ class Request:
         return load_workload(load) if isinstance(load, str | Path) else load
 
     def title(self, load: Workload) -> str:
-        """Return the name of its inputs: its workload, or its tensors where no workload is named."""
+        """Return the name of the inputs: the workload, or the tensors where no workload is named."""
         if self.tensors is None or self.workload is not None:
             return load.name
         return Path(self.tensors).stem if isinstance(self.tensors, str | Path) else "tensors"

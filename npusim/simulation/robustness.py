@@ -62,7 +62,8 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 
 @dataclass(frozen=True)
 class Compared:
-    """`compared_rows` of a run: the block whose last rows they are, the first row, and the run's result, (rows, dv)."""
+    """The rows of a run in which programs are compared (`compared_rows`): the last ones of ``block``, from ``at`` on,
+    with the run's result, (rows, dv)."""
 
     block: BlockRows
     at: BlockRows

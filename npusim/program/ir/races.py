@@ -192,7 +192,7 @@ class _Facts:
         return resolved
 
     def _agents(self, node: Node) -> int:
-        """Return the queues, and the flags that someone may still wait for after the node."""
+        """Return the queues, and the flags for which a queue may still wait after the node."""
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
         agents = (1 << self.queues) - 1
         for first, end, peer, waiting in self._awaited:

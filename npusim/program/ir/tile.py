@@ -98,7 +98,7 @@ class GlobalTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor, without padding."""
+        """Bytes of the tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
         return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
 
