@@ -41,7 +41,7 @@ def scientific(value: float | None) -> str:
 
 
 def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
-    """Yield errors and events, a diagnosis, and the evidence for the arithmetic; with ``is_full`` all other arithmetics."""
+    """Yield errors, events, a diagnosis and the evidence for the arithmetic; with ``is_full`` all other arithmetics."""
     bits = record.numerics
     if bits is None:
         yield "numerics", cells("not computed")

@@ -63,7 +63,8 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 @dataclass(frozen=True)
 class Compared:
     """The rows of a run in which programs are compared (`compared_rows`): the last ones of ``block``, from ``at`` on,
-    with the run's result, (rows, dv)."""
+    with the run's result, (rows, dv).
+    """
 
     block: BlockRows
     at: BlockRows

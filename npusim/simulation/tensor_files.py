@@ -237,7 +237,7 @@ def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[A
 def _gathered(
     pools: Tensors, table: NDArray[Any], lengths: Sequence[int], layout: str, where: str
 ) -> tuple[int, Tensors]:
-    """Return the number of keys of a page, and K and V of each sequence, which a page table gathers, padded with zeros."""
+    """Return the keys of a page, and K and V of each sequence, gathered by a page table and padded with zeros."""
     shapes = {x.shape[:3] for x in pools.values()}
     if (
         layout not in ("bnsd", "bsnd")
