@@ -1,6 +1,6 @@
 """The cache folder: machine code of kernels, parsed YAML files, and chosen tiles.
 
-It is the folder that ``NPUSIM_CACHE`` names (of several, as of ``PATH``, each is searched); else the package's own
+It is the folder that ``NPUSIM_CACHE`` names (of several, as of ``PATH``, each is searched); else the package's
 ``__pycache__``, the user's cache folder, or a private temporary one, whichever can be written.  Its files are used
 without further checks (machine code is run), so a file is used only if its content is the stored one, and a temporary
 folder only if no other user may write to it.

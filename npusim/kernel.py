@@ -175,7 +175,7 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.product_plan import AscendTiling, FlashTiling, ProductPlan
     from npusim.program.numerics.reference import attention_scores
 
-#: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
+#: Names whose modules are imported on first use: a run imports the modules of its family, and those of nodes on
 #: nodes alone.
 _LATE: Mapping[str, str] = MappingProxyType(
     {

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.ascend_pricing import EnginePricing
     from npusim.machines.node.node_program import NodeKernel, RowBlock, cut_rows, node_program
 
-#: Names whose modules are imported on first use: a run imports the modules of its own family, and those of nodes on
+#: Names whose modules are imported on first use: a run imports the modules of its family, and those of nodes on
 #: nodes alone.
 _LATE: Mapping[str, str] = MappingProxyType(
     {

@@ -135,7 +135,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Default: drawn from the workload's recipe with ``seed``.  With
         ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale per tensor.
     rows
-        Query rows whose bits are computed (with their whole Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer
+        Query rows whose bits are computed (with their Q blocks): ``"all"``, ``"sample"`` (the last 128, or fewer
         in the last block) or indices: numbers, or ``"0,128,4000-4095"``.
     numerics
         Whether bits are computed.
@@ -156,8 +156,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         means as many KV heads.  ``shape`` states these sizes, the batch and the length in one word,
         ``"B4,N32/8,S6k,D128"`` (``S1/8k``: queries, keys).
     window, sinks, prefix, chunk, documents
-        Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's own
-        included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its own chunk or document.
+        Which keys a query sees (`Problem`), in place of the workload's mask: the last ``window`` keys, the query's
+        included, and the first ``sinks`` keys, the first ``prefix`` keys, the keys of its chunk or document.
     unseen
         Output of a query that sees no key: ``"zero"``, ``"nan"``, or the ``"mean"`` of all V; None: the run refuses it.
     kind
@@ -180,7 +180,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     args, grid, constexpr, num_warps, num_stages
         The launch of a Triton kernel, ``schedule="kernel.py::name"``, if its name does not state it: `npusim.triton`.
     arithmetic
-        Registry name of the matrix arithmetic, in place of the device's own.
+        Registry name of the matrix arithmetic, in place of the device's.
     tensor_prefix
         Prefix of the keys of ``tensors``: needed if a file holds several sets.
     layout
@@ -200,7 +200,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``"repeated"``, those that launches on the same inputs left: the inputs, if they and what the kernel writes fit
         in L2, fewer up to half as much again, then none.
     eager
-        For ``standard``: each operator is a kernel of its own, as frameworks run it.
+        For ``standard``: each operator is a separate kernel, as frameworks run it.
     method
         Timing method, a name in ``npusim.program.timing.METHODS``.
     trace_groups

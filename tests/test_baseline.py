@@ -208,7 +208,7 @@ def test_every_file_is_read_before_any_case_runs(case: Path, monkeypatch: pytest
     def never(*_: object, **__: object) -> CheckOutcome:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(baseline, "check_cycles", never)
+    monkeypatch.setattr(baseline, "cycles_today", never)
     with pytest.raises(SpecError, match=r"zz\.yaml:2  schedle: unknown key"):
         check_baselines(case)
 

@@ -48,11 +48,11 @@ def tuned(question: Question) -> dict[str, Any]:
     request, device = question.request, question.request.machine()
     request = replace(request, l2=steady(request.l2, device))
     configurations = configurations_of(request, question.more["fields"])
-    made = predict_all(configurations, 1)
-    if all(p.us is None for p in made):
-        raise SpecError(f"{short_name(request.schedule)}: no configuration has a time: {made[0].reason}")
+    predictions = predict_all(configurations, 1)
+    if all(p.us is None for p in predictions):
+        raise SpecError(f"{short_name(request.schedule)}: no configuration has a time: {predictions[0].reason}")
     name = short_name(request.schedule)
-    return tuning_document([Tuning(name, "", device.name, configurations, made, str(question.more["bits"]))])
+    return tuning_document([Tuning(name, "", device.name, configurations, predictions, str(question.more["bits"]))])
 
 
 def explained(question: Question) -> dict[str, Any]:

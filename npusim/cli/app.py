@@ -5,10 +5,11 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -34,7 +35,7 @@ from npusim.cli import (
 )
 from npusim.cli import options as o
 from npusim.cli.console import say
-from npusim.cli.help import Group, Verbs, examples, write_examples
+from npusim.cli.help import Formatter, Group, Verbs, examples, write_examples
 from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
@@ -86,8 +87,33 @@ VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print an error in an option or argument as all other errors, folded at a terminal's width, after the usage.
+
+    Help that is printed because a verb is missing is no such error.
+    """
+    try:
+        yield
+    except typer.TyperException as error:
+        if getattr(type(error), "show", None) is not typer.BadParameter.show:  # of other errors than those of usage
+            raise
+        fault = cast("Any", error)
+        if (ctx := fault.ctx) is not None:
+            say(f"{ctx.get_usage()}\nTry '{ctx.command_path} -h' for help.\n")
+        say(f"npusim: error: {fault.format_message()}")
+        sys.exit(fault.exit_code)
+
+
 class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
+
+    def make_context(  # type: ignore[override]
+        self, info_name: str | None, args: list[str], parent: typer.Context | None = None, **extra: object
+    ) -> object:
+        """Read the words before a verb."""
+        with _usage_errors():
+            return super().make_context(info_name, args, parent, **extra)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return [name for verbs in VERBS.values() for name in verbs]
@@ -106,14 +132,15 @@ class _Root(Group):
             ctx.exit()
         return super().parse_args(ctx, args)
 
-    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<9}", line) for name, line in verbs.items()])
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
-            return super().invoke(ctx)
+            with _usage_errors():
+                return super().invoke(ctx)
         except CheckFailedError as error:
             say(f"npusim: {error}")
             code = 1
@@ -181,12 +208,12 @@ def _save_report(archive: Path, error: ContradictionError) -> None:
     installed = sorted({f"{d.name}=={d.version}" for d in distributions()})
     named = {Path(part) for word in sys.argv[1:] for part in (word, word.partition("=")[2], word.rpartition(":")[0])}
     buffer = BytesIO()
-    with ZipFile(buffer, "w") as made:
-        made.writestr("command.txt", shlex.join(("npusim", *sys.argv[1:])))
-        made.writestr("error.txt", "".join(format_exception(error)))
-        made.writestr("versions.txt", "\n".join((platform.platform(), f"python {sys.version}", *installed)))
+    with ZipFile(buffer, "w") as zipped:
+        zipped.writestr("command.txt", shlex.join(("npusim", *sys.argv[1:])))
+        zipped.writestr("error.txt", "".join(format_exception(error)))
+        zipped.writestr("versions.txt", "\n".join((platform.platform(), f"python {sys.version}", *installed)))
         for number, file in enumerate(sorted(f for f in named if f.is_file() and f != archive)):
-            made.write(file, f"files/{number}-{file.name}")
+            zipped.write(file, f"files/{number}-{file.name}")
     write_whole(archive, buffer.getvalue())
     say(f"wrote {archive}: the command, where it failed, versions, and the files that it names")
 

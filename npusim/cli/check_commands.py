@@ -420,7 +420,7 @@ def invariant(
 
     required = o.names(require, "--require", ASPECTS) if require else ()
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
-    varied = (*varied, "choice") if varied and "choice" in required else varied  # a row of its own for what is varied
+    varied = (*varied, "choice") if varied and "choice" in required else varied  # a separate row for the aspect
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:

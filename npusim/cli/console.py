@@ -38,7 +38,7 @@ _STYLES = MappingProxyType(
 def show(blocks: Iterable[Block]) -> None:
     """Print a table: in colour on a terminal, as plain text elsewhere.
 
-    It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
+    It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; lines in a file are not wrapped.
     """
     show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, terminal_width()))
 
@@ -85,7 +85,7 @@ def say(message: str) -> None:
 
 
 def write(file: Path, content: str | bytes, note: str = "") -> None:
-    """Write a file, whole or not at all, and say so; raise `OutputError` if that is impossible."""
+    """Write a file, completely or not at all, and print its name; raise `OutputError` if that is impossible."""
     from npusim.report.output import write_whole
 
     write_whole(file, content.encode() if isinstance(content, str) else content)
@@ -176,16 +176,16 @@ def said_late(message: str) -> Iterator[Callable[..., object]]:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield lambda *_: None
         return
-    start, said = time.monotonic(), [message]
+    start, messages = time.monotonic(), [message]
 
     def print_line(*_: object) -> None:
         seconds = time.monotonic() - start
         with suppress(RuntimeError):  # the timer may interrupt another line
-            say(f"npusim: {said[-1]}{_so_far(seconds) if seconds > FIRST_LINE_S + LINE_S / 2 else ''}")
+            say(f"npusim: {messages[-1]}{_so_far(seconds) if seconds > FIRST_LINE_S + LINE_S / 2 else ''}")
 
     def go_on(other: str = "") -> None:
         if other:
-            said.append(other)
+            messages.append(other)
         else:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

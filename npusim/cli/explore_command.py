@@ -200,14 +200,14 @@ def _searched(
             note = f"{now.stage}{best}{least}" if is_long else ""
             advance(now.decided, now.points, note, now.remaining_s)
 
-        told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
+        watched = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first
-            exploration = search(spec, told)
+            exploration = search(spec, watched)
     return sorted(done, key=lambda outcome: outcome.index), last, exploration
 
 
 def _names(schedules: str) -> tuple[str, ...]:
-    """Return the schedules of ``a,b``; the launch of a kernel has commas of its own."""
+    """Return the schedules of ``a,b``; the launch of a kernel contains commas."""
     names = [schedules] if "(" in launch_parts(schedules)[1] else schedules.split(",")
     return tuple(name.strip() for name in names if name.strip()) or (schedules,)
 

@@ -48,17 +48,17 @@ def guides() -> dict[str, str]:
 
 def entries() -> dict[str, str]:
     """Return the entries of the glossary by their words; one with two meanings has both."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     section = ""
     for part in re.split(r"(?m)^(?=##)", guides()[WORDS]):
         title, _, text = part.partition("\n")
         if title.startswith("### "):
             word = title.removeprefix("### ")
-            before = f"{found[word]}\n" if word in found else ""
-            found[word] = f"{before}{word}   ({section})\n\n{text.strip()}\n"
+            before = f"{texts[word]}\n" if word in texts else ""
+            texts[word] = f"{before}{word}   ({section})\n\n{text.strip()}\n"
         elif title.startswith("## "):
             section = title.removeprefix("## ")
-    return found
+    return texts
 
 
 @app.verb(
@@ -93,7 +93,7 @@ def show_guide(ctx: typer.Context, topic: Topic = None, json: o.Json = False) ->
     text = _MARK.sub("", _FILE.sub(r"File `\1`:\n\n", known[topic]))
     if json:
         show_json(document("help", topic=topic, title=titles.get(topic, topic), text=text))
-    elif (columns := terminal_width()) is None or topic == PROBLEM:  # which has its own width
+    elif (columns := terminal_width()) is None or topic == PROBLEM:  # whose lines have their width already
         typer.echo(text, nl=False)
     else:
         show_lines(_wrapped(text, columns))

@@ -6,9 +6,10 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,6 +25,21 @@ _SCREEN, _SHORT_EXAMPLES, _SHORT_NAMES = 25, 2, 33
 #: Heading of the options that `npusim help problem` describes.
 PROBLEM = "Problem"
 Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+class Formatter(Protocol):
+    """The parts of a formatter of help texts that verbs use: text, lists of names with texts, and sections."""
+
+    width: int
+
+    def write(self, string: str) -> None:
+        """Write text as it is."""
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write names with their texts, in two columns."""
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that indents the lines below a heading."""
 
 
 def examples(*commands: tuple[str, str]) -> str:
@@ -54,7 +70,7 @@ def _indented(text: str, width: int) -> str:
     return textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def write_examples(epilog: str | None, formatter: Any, most: int | None = None) -> None:
+def write_examples(epilog: str | None, formatter: Formatter, most: int | None = None) -> None:
     """Write the first ``most`` examples of an epilog, or all of it; a command that is too wide goes on below."""
     if not epilog:
         return
@@ -115,7 +131,7 @@ class Command(TyperCommand):
                 raise SpecError(f"{what}: the value is empty; leave it out, or give one")
         return super().parse_args(ctx, args)
 
-    def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_options(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         """Write arguments first, then each heading's options, those without a heading last."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
@@ -140,13 +156,13 @@ class Command(TyperCommand):
             formatter.write_dl([record for p in params if (record := p.get_help_record(ctx)) is not None])
         return formatter.getvalue().rstrip("\n")
 
-    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_epilog(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         """Write commands as they are typed; a comment goes below its command where both are too wide for a line."""
         write_examples(self.epilog, formatter)
 
 
 class Verbs(typer.Typer):
-    """Verbs of the command line: the verbs of one file, or of a group with its own name."""
+    """Verbs of the command line: the verbs of one file, or of a named group."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": Group, **options})
@@ -160,15 +176,15 @@ class Verbs(typer.Typer):
         ``describes_problem``: as in `Command`.
         """
         epilog = examples(*commands) + after
-        # A class for each verb: `typer` hands a command's class no arguments beyond its own.
+        # A class for each verb: `typer` passes a command's class no further arguments.
         kind = type("Command", (Command,), {"first": tuple(first.split()), "describes_problem": describes_problem})
         return lambda verb: self.command(name, cls=kind, help=text_of(verb), epilog=epilog)(verb)
 
 
 class Group(TyperGroup):
-    """A verb with verbs of its own, each with its whole summary; examples as they are."""
+    """A verb with verbs below it, each with its complete summary; examples are not wrapped."""
 
-    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_commands(self, ctx: typer.Context, formatter: Formatter) -> None:  # type: ignore[override]
         """Write each verb's first sentence, wrapped where it is long, never cut."""
         rows = []
         for name in self.list_commands(ctx):

@@ -58,7 +58,7 @@ def option(
 
 
 def count(option: str) -> Callable[[str], int]:
-    """Return a reader of an option's whole number: ``4096``, ``8k``."""
+    """Return a reader of an option's integer: ``4096``, ``8k``."""
     return lambda text: text if isinstance(text, int) else whole_number(option, text)
 
 
@@ -158,8 +158,8 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a verb ``options`` of a request except ``but``; its function gets them as a parsed `Request`.
 
-    The request comes first; the function's other arguments are the verb's own options, shown last unless ``own_first``.
-    Without ``schedule`` the verb has its own arguments in place of a schedule's name, and the request has none.
+    The request comes first; the function's other arguments are the verb's options, shown last unless ``own_first``.
+    Without ``schedule`` the verb has other arguments in place of a schedule's name, and the request has none.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
@@ -233,7 +233,7 @@ class Worded:
         return cls(schedule, {n: v for n, v in vars(_parsed(options)).items() if v != default[n]})
 
     def on(self, base: Request) -> Request:
-        """Return ``base`` with them; tiling fields and changed numbers of the device add to its own."""
+        """Return ``base`` with them; tiling fields and changed numbers of the device add to those of ``base``."""
         added = {n: {**(vars(base)[n] or {}), **self.changes.get(n, {})} for n in _REPEATED}
         return replace(base, **{**self.changes, **added, "schedule": self.schedule})
 
@@ -344,7 +344,7 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
     Other names are sizes of a Triton kernel's launch; with ``is_launch`` all are.  Raises `SpecError` where the
-    keys make no problem or a size is no positive whole number.
+    keys make no problem or a size is no positive integer.
     """
     if text is None:
         return None
@@ -375,7 +375,7 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
 
 
 def _size(name: str, text: str, is_launch: bool) -> int | float:
-    """Return a size: a whole number (``4k``), a decimal one, or a switch; a launch has no size 0 and no switch, a
+    """Return a size: an integer (``4k``), a decimal one, or a switch; a launch has no size 0 and no switch, a
     schedule decides itself.
     """
     from npusim.units import parse_count

@@ -223,14 +223,16 @@ def _identify_vectors(file: Path, *, is_json: bool) -> None:
     from npusim.studies.probe.surviving_units import identify_vectors
 
     with late_progress("trying units") as advance:
-        found = []
+        results = []
         for one in identify_vectors(file):
-            found.append(one)
-            advance(len(found), 0, one.name)
+            results.append(one)
+            advance(len(results), 0, one.name)
     show_either(
-        is_json, lambda: document("probe.vectors", names=[asdict(s) for s in found]), lambda: _survivors_table(found)
+        is_json,
+        lambda: document("probe.vectors", names=[asdict(s) for s in results]),
+        lambda: _survivors_table(results),
     )
-    if lost := [s.name for s in found if s.matched < s.total]:
+    if lost := [s.name for s in results if s.matched < s.total]:
         raise CheckFailedError(f"{file}: {', '.join(lost)}: the arithmetic that is named does not explain every output")
 
 

@@ -195,9 +195,9 @@ def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: b
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
-    """Return the plan with the timeline, diagnosis and other presets that are shown of it."""
+    """Return the plan with the timeline, the diagnosis and the other presets that the output will show."""
     r, has_bits = plan.request, {"attention", "bits", "device"} <= plan.features
-    is_ours = not plan.schedule.origin  # presets of a schedule of one's own are shown where they are asked for
+    is_ours = not plan.schedule.origin  # presets of a user's schedule are shown on request
     shown = replace(
         r,
         trace_groups=r.trace_groups if is_traced else (),

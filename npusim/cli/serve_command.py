@@ -38,7 +38,7 @@ def serve(
     try:
         from npusim.cli.server import serve_http, server_of
     except ModuleNotFoundError as error:
-        raise SpecError(f"serve: {error.name} is not installed: pip install 'npusim[serve]'") from None
+        raise SpecError(f"serve: {error.name} is not installed: python -m pip install 'npusim[serve]'") from None
     server = server_of(Limits(seconds, int(gib * 2**30)), jobs or os.cpu_count() or 1)
     gc.freeze()  # a search for garbage need not look through what is loaded
     gc.set_threshold(GARBAGE)

@@ -41,7 +41,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ServedCall:
-    """The call of a kernel: a problem ``M=4096,N=4096`` or the sizes of attention, and the kernel's own fields."""
+    """The call of a kernel: a problem ``M=4096,N=4096`` or the sizes of attention, and the kernel's fields."""
 
     hw: str = "h200"
     problem: str | None = None

@@ -77,11 +77,11 @@ def tune(
         configurations = configurations_of(replace(request, **_changes(request.problem, shape)), axes)
         name = short_name(request.schedule)
         with late_progress(f"tuning {name}") as advance:
-            made = predict_all(configurations, jobs or os.cpu_count() or 1, advance)
-        if all(p.us is None for p in made):
-            raise TilingError(f"{name}: no configuration has a time: {made[0].reason}")
+            predictions = predict_all(configurations, jobs or os.cpu_count() or 1, advance)
+        if all(p.us is None for p in predictions):
+            raise TilingError(f"{name}: no configuration has a time: {predictions[0].reason}")
         words = " ".join(f"{n}={v}" for n, v in shape.items())
-        tunings.append(Tuning(name, words, device.name, configurations, made, bits))
+        tunings.append(Tuning(name, words, device.name, configurations, predictions, bits))
     if json:
         show_json(tuning_document(tunings))
     else:

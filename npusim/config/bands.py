@@ -7,7 +7,7 @@ which a constant was fitted do not count.  A class of a family (tiles that spill
 has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
 time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
 similar (each size within a factor of `LIKE`), there is no band.  Launches of Triton kernels are one family,
-`LAUNCHES`, of three kinds (`launch_kind`): their sizes have names of their own, and none is compared.  Those that spill
+`LAUNCHES`, of three kinds (`launch_kind`): their sizes have other names, and none is compared.  Those that spill
 registers have no band: of shapes that were left out, fewer than 85 % were within it.
 """
 
@@ -94,7 +94,7 @@ class MeasuredCase(NamedTuple):
 
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
-        """Its sizes, the same for all cases of a shape."""
+        """The sizes, in a form that is equal for all cases of a shape."""
         return tuple(self.sizes.items())
 
 
@@ -143,7 +143,7 @@ class Validated:
 
     @property
     def verdict(self) -> str:
-        """The band, or why there is none, in a few words; `text` has the evidence."""
+        """The band, or the reason why there is none, in a few words; `text` has the evidence."""
         if self.band is not None:
             return self.short
         return f"{self.missing} ({self.short})" if self.short else self.missing
@@ -222,9 +222,9 @@ def validated(
     """
     pool = [case for case in measured_cases(cores_of(device)) if case.schedule == (LAUNCHES if launch else schedule)]
     kind = None if problem is None else launch or kind_of(tiling)
-    own = [case for case in pool if case.device == device.name and kind in (None, case.kind)]
-    if not own or any(case.numbers != numbers_of(device) for case in own[:1]):
-        return Validated(is_changed=bool(own), kind=kind or "")
+    of_device = [case for case in pool if case.device == device.name and kind in (None, case.kind)]
+    if not of_device or any(case.numbers != numbers_of(device) for case in of_device[:1]):
+        return Validated(is_changed=bool(of_device), kind=kind or "")
     sizes = {} if launch else sizes_of(problem)
     return band(pool, sizes, kind, tile_of(tiling, is_spilled=is_spilled), is_estimated=is_estimated)
 

@@ -84,7 +84,7 @@ TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
 
 
 class Measured(SpecModel):
-    """Measured results; times of whole calls and of their parts in microseconds."""
+    """Measured results; times of calls and of their parts in microseconds."""
 
     latency_us: Range | None = Field(default=None, description="time of the kind that `timing` names")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
@@ -290,7 +290,7 @@ class _Options(SpecModel):
         default=None, description="clock at which the cores were held; absent: free, as power allows"
     )
     power_watts: PositiveFloat | None = Field(
-        default=None, description="limit that the board was set to; absent: the one of the device file"
+        default=None, description="power limit of the board; absent: the one of the device file"
     )
 
     @property
@@ -367,11 +367,11 @@ class MeasurementCase(_Options):
 
 
 class MeasurementFile(SpecModel):
-    """A whole file of measurements."""
+    """A file of measurements."""
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: Band | None = Field(default=None, description="band of cases without a band of their own")
+    band: Band | None = Field(default=None, description="band of cases that state none")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -385,7 +385,7 @@ class MeasurementFile(SpecModel):
         return self
 
     def band_of(self, case: MeasurementCase) -> float | None:
-        """Return the relative error allowed for a case: its own, the file's, or None."""
+        """Return the relative error allowed for a case: that of the case, else of the file, or None."""
         return case.band if case.band is not None else self.band
 
 
@@ -446,8 +446,8 @@ DECISION = "npusim.decision/1"
 class Acceptance(SpecModel):
     """The tool that accepted a case's result, and why; ``digest`` covers the case and all of its expectations."""
 
-    npusim: Text = Field(description="version of npusim that gave it")
-    reason: Text = Field(description="why it was accepted")
+    npusim: Text = Field(description="version of npusim that computed the result")
+    reason: Text = Field(description="reason of the acceptance")
     digest: Text = Field(description="hash of the case and of its expected values; written by npusim check --update")
 
 
@@ -519,7 +519,7 @@ class ExpectedChoice(SpecModel):
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
     latency_us: StrictFloat | None = None
-    margin: StrictFloat | None = Field(default=None, description="how much longer its next point takes, relative")
+    margin: StrictFloat | None = Field(default=None, description="relative additional time of the next point")
     finite: StrictBool | None = Field(
         default=None, description="whether the output is finite; null: no bits are computed"
     )
@@ -601,15 +601,15 @@ def accepted_text(
     accepted = Acceptance(npusim=version, reason=reason, digest=digest_of(case, expected))
     source = read_text(path)
     content: Any = yaml.load(source)
-    said = _EXPLAINED["winner" if isinstance(expected, ExpectedDecision) else "cycles"]
-    if said.partition("\n")[0] not in source:
-        content.yaml_set_comment_before_after_key("expect", before=said)
+    explanation = _EXPLAINED["winner" if isinstance(expected, ExpectedDecision) else "cycles"]
+    if explanation.partition("\n")[0] not in source:
+        content.yaml_set_comment_before_after_key("expect", before=explanation)
     content["expect"] = _plain(expected.model_copy(update={"accepted": accepted}).model_dump(mode="json"))
     yaml.dump(content, text)
     return text.getvalue()
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> Any:
     """Return data as YAML is to have it: mappings of numbers and lists of them on one line each."""
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
 

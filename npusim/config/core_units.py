@@ -1,4 +1,4 @@
-"""The units of a core that work on their own: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's warps and pipes.
+"""The units of a core that work independently: DMA pipes, fixpipe, matrix, vector, scalar; a GPU's warps and pipes.
 
 An engine's ``model`` names the cost function that reads it; a device file gives the numbers.
 """
@@ -18,7 +18,7 @@ from npusim.errors import SpecError
 class RouteSpec(SpecModel):
     """One path of a DMA or fixpipe: from one buffer to another, ``GM`` included.
 
-    One of the buffers belongs to the engine's own core; the other may belong to another core of its group, by name.
+    One of the buffers belongs to the engine's core; the other may belong to another core of its group, by name.
 
     ``latency_cycles`` is the time from issue to the arrival of the last byte, less the transfer time of the bytes; to
     or from ``GM`` it is that of an L2 hit.  ``links`` are shared with other cores:
@@ -96,7 +96,7 @@ class FixpipeEngine(_MoverSpec):
 
     model: Literal["fixpipe"]
     elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
-    casts: tuple[str, ...] = Field(description="formats it can write, its input's own included")
+    casts: tuple[str, ...] = Field(description="formats that the pipe can write, the format of its input included")
 
 
 class FractalSpec(SpecModel):
@@ -171,7 +171,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Size of the widest format there is: blocks hold whole elements.
+#: Size of the widest format there is: a block has an integer number of elements.
 WIDEST_BYTES = 8
 
 
@@ -234,7 +234,7 @@ class RegisterOpSpec(SpecModel):
 
 
 class VectorFunctionSpec(SpecModel):
-    """The cost of a sequence of hardware loops as a whole."""
+    """The cost of a sequence of hardware loops."""
 
     startup_cycles: WholeQuantity
     drain_cycles: WholeQuantity
@@ -337,7 +337,9 @@ class IssueSpec(SpecModel):
         "of its time"
     )
     warp_issue_cycles: Positive = Field(description="mean time from one instruction of a lone warp to the next")
-    special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
+    special_factor: Positive = Field(
+        description="time of special functions among other instructions, over their time alone"
+    )
     step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
     @property
@@ -422,7 +424,7 @@ class CodeSpec(SpecModel):
 
 
 class LibrarySpec(SpecModel):
-    """Costs of a framework's kernels on a whole multiprocessor, where memory does not limit them."""
+    """Costs of a framework's kernels on a multiprocessor, where memory does not limit them."""
 
     tile_cycles: WholeQuantity = Field(
         description="time of a product's tile from the end of the previous tile to its first operand"
@@ -435,9 +437,7 @@ class LibrarySpec(SpecModel):
     )
     softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
     masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
-    add_cycles: Positive = Field(
-        description="time of an element to which an element of a matrix is added that all heads share"
-    )
+    add_cycles: Positive = Field(description="time of an element of a sum with a matrix that all heads share")
     combine_cycles: Positive | None = Field(
         default=None,
         description="time of an element of O that is merged from splits, in addition to its parts (FlashAttention-2)",
@@ -461,7 +461,7 @@ class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
-    bytes_per_cycle: Positive = Field(description="rate of stores and loads of the whole multiprocessor")
+    bytes_per_cycle: Positive = Field(description="rate of stores and loads of the multiprocessor")
     near_factor: Positive = Field(description="bytes in flight of all cores over the size of L2, up to which all fit")
     far_factor: Positive = Field(description="the same ratio from which on all accesses go to memory")
 
@@ -472,7 +472,7 @@ class LocalMemoryPipe(SpecModel):
         return self
 
     def missing(self, live_bytes: float, l2_bytes: float) -> float:
-        """Return the share that L2 has no room for, 0 to 1."""
+        """Return the share of the data that does not fit L2, 0 to 1."""
         near, far = self.near_factor.value, self.far_factor.value
         return min(1.0, max(0.0, (live_bytes / l2_bytes - near) / (far - near)))
 
@@ -502,7 +502,7 @@ class SyncProductSpec(SpecModel):
     load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
     chain_cycles: Positive | None = Field(
         default=None,
-        description="time until a product may add to the result of the one before; missing: it is never waited for",
+        description="time until a product may add to the result of the one before; missing: no product waits for it",
     )
     latency_cycles: WholeQuantity = Field(description="time from the last product of a phase to the use of its results")
 
@@ -526,7 +526,9 @@ class GroupProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
-    issue_cycles: WholeQuantity = Field(description="time until a warp issues the next product, if it waits for none")
+    issue_cycles: WholeQuantity = Field(
+        description="time until a warp issues the next product, if the warp waits for no product"
+    )
     drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
         description=(
@@ -608,7 +610,9 @@ class WarpIssue(SpecModel):
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
     sharing: SharingSpec = Field(description="constants of the concurrency of warp groups")
-    library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
+    library: LibrarySpec | None = Field(
+        default=None, description="kernels of a framework whose time is measured as one piece"
+    )
 
 
 class LaneOpSpec(SpecModel):

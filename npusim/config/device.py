@@ -79,7 +79,7 @@ class L2Spec(SpecModel):
         default=None, description="write-back: a written line stays until its place is needed; absent: written through"
     )
     starts: Choice[L2State] | None = Field(
-        default=None, description="content when a kernel starts, unless the run states it; absent: clean"
+        default=None, description="content when a kernel starts, unless a run names it; absent: clean"
     )
     dirty_factor: Positive | None = Field(
         default=None, description="share of the capacity with lines of other data to be written back, if dirty"
@@ -171,7 +171,7 @@ class PowerSpec(SpecModel):
     limit_factor: Positive | None = Field(
         default=None, description="share of the tensor cores' peak that the full clock sustains"
     )
-    limit_w: Positive | None = Field(default=None, description="limit of the board, with load_w, or for board_w")
+    limit_w: Positive | None = Field(default=None, description="limit of the board's power; needs load_w or board_w")
     load_w: Positive | None = Field(default=None, description="power at the tensor cores' peak and the full clock")
     board_w: Positive | None = Field(
         default=None, description="limit of the board for which limit_factor was determined"
@@ -180,7 +180,7 @@ class PowerSpec(SpecModel):
         default=None, description="clock for which limit_factor was determined; missing: the device's clock"
     )
     exponent_factor: Positive
-    pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
+    pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
     at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
 
     def clock(self, load: float, seconds: float, watts: float = 1.0) -> float:
@@ -248,9 +248,11 @@ class LaunchSpec(SpecModel):
     masked_s: Quantity | None = Field(
         default=None, description="additional time of a task that loads a mask; absent: none"
     )
-    gap_s: Quantity | None = Field(default=None, description="between two kernels that are issued one after the other")
+    gap_s: Quantity | None = Field(
+        default=None, description="time between two kernels that are issued one after the other"
+    )
     host_issue_s: Quantity | None = Field(
-        default=None, description="the host's, to issue a kernel without waiting for it"
+        default=None, description="time of the host to issue a kernel without waiting for it"
     )
 
     @model_validator(mode="after")
@@ -291,7 +293,7 @@ class LaunchSpec(SpecModel):
         if tasks and self.products_s is not None:
             tasks[0] += float(self.products_s.value)
         stream = sum(tasks) + gap * kernels
-        # The call's own launch is that of its first kernel.
+        # The call's launch is that of its first kernel.
         behind = stream - tasks[0] - gap if tasks else 0.0
         return {
             "core": core_s,
@@ -320,7 +322,8 @@ class DeviceSpec(HardwareModel):
         default=None, description="while the tensor cores of any multiprocessor work; missing: clock_hz"
     )
     held_clock_hz: Positive | None = Field(
-        default=None, description="at which the cores are held (--clock): no kernel has a higher one; missing: free"
+        default=None,
+        description="clock at which the cores are locked (--clock), the highest of every kernel; missing: not locked",
     )
     held_power_w: Positive | None = Field(
         default=None, description="limit that the board is set to (--power-watts); missing: that of `power`"
@@ -502,7 +505,7 @@ class DeviceSpec(HardwareModel):
         return () if unit is None else unit.row_sums
 
     def core_count(self, kind: str) -> int:
-        """Return how many cores of a kind the whole device has."""
+        """Return how many cores of a kind the device has."""
         return self.group_count.value * self.core(kind).per_group_count.value
 
     def seconds(self, cycles: float) -> float:
@@ -525,10 +528,10 @@ class DeviceSpec(HardwareModel):
             update["launch"] = launch.model_copy(update=overhead)
         elif launch is not None and lacks_products:
             update["launch"] = launch.model_copy(update={"products_s": None})
-        made = self.model_copy(update=update)
-        made._free_hz = float((clock or self.clock_hz).value)
-        made._clock_share = made._free_hz / self.clock_hz.value  # a held clock is the one of all units
-        return made
+        changed = self.model_copy(update=update)
+        changed._free_hz = float((clock or self.clock_hz).value)
+        changed._clock_share = changed._free_hz / self.clock_hz.value  # a held clock is the one of all units
+        return changed
 
     @property
     def clock_share(self) -> float:

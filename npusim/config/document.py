@@ -3,7 +3,7 @@
 A file is parsed once; its data stay in the cache folder as long as its text is unchanged.
 
 ``extends: <name>``: a file that states only its differences from another.  Mappings are merged key by key; a number or
-choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
+choice (a mapping with ``value``) is replaced completely, so that a changed value always has its basis and source.
 A key of the file may be dotted; ``null`` removes a key of the other file, which may have removed it already.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number from the other file is marked as an
@@ -194,10 +194,10 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     if is_assumed:
         without_facts = {key: value for key, value in base.data.items() if key != "facts"}
         matched: set[str] = set()
-        taken = _matching(_assumed(without_facts, name), keys, matched)
+        values = _matching(_assumed(without_facts, name), keys, matched)
         if unknown := [pattern for pattern in keys if pattern not in matched]:
             raise document.error("extends", f"keys: nothing of {name} is called {unknown[0]}")
-        base = Document(base.file, taken, base.places, base.removed)
+        base = Document(base.file, values, base.places, base.removed)
     return _Merge(base, document).merged()
 
 
@@ -207,16 +207,16 @@ def _is_listed(keys: object) -> TypeGuard[list[str]]:
 
 def _matching(data: dict[str, object], patterns: list[str], matched: set[str], path: str = "") -> dict[str, object]:
     """Return the keys that ``patterns`` match, in their mappings; ``matched`` gets the patterns that match any."""
-    taken: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in data.items():
         at = f"{path}.{key}" if path else key
         if _is_branch(value):
             if below := _matching(value, patterns, matched, at):
-                taken[key] = below
+                values[key] = below
         elif by := {pattern for pattern in patterns if fnmatchcase(at, pattern)}:
             matched |= by
-            taken[key] = value
-    return taken
+            values[key] = value
+    return values
 
 
 def _assumed(data: dict[str, object], name: str) -> dict[str, object]:
@@ -252,7 +252,7 @@ class _Merge:
         path = f"{path}.{name}" if path else name
         old = node.get(name)
         if below:
-            if not isinstance(old, dict):  # made if need be; validation judges it
+            if not isinstance(old, dict):  # created where it is missing; validation judges it
                 old, self.places[path] = {}, self.override.position_of(key)
             return {**node, name: self._with(path, old, below, key, value)}
         if _is_branch(old) and _is_branch(value) and not _is_another(old, value):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Entry points of installed packages that bring a family: ``name = "package.module:FAMILY"``.
 MACHINES = "npusim.machines"
-#: The entry points of npusim's own core families, in the order in which lists have them.
+#: The entry points of npusim's core families, in the order in which lists have them.
 FAMILIES: Mapping[str, str] = MappingProxyType(
     {"ascend": "npusim.machines.ascend:ASCEND", "nvidia": "npusim.machines.sm:NVIDIA", "cpu": "npusim.machines.sm:CPU"}
 )
@@ -34,16 +34,16 @@ _NODE = "npusim.machines.node_family:NODE"
 
 #: Kinds of processors, by which kernels state defaults and presets that differ.
 Processor = Literal["npu", "gpu", "cpu"]
-#: Kinds of kernels, for which a machine adds tiling fields to the kernel's own.  ``attention``: all of a tile of
+#: Kinds of kernels, for which a machine adds tiling fields to the kernel's.  ``attention``: all of a tile of
 #: attention; ``splits``: the same where keys are split; ``stages``: how stages run whose blocks the kernel states;
 #: ``chunks``: a recurrence, chunk by chunk; ``compiled``: code from a compiler; ``product``, ``rows``, ``operators``: a
 #: product, rows, and operators of a framework; ``plain``: any other.
 Kind = Literal["attention", "splits", "stages", "chunks", "compiled", "product", "rows", "operators", "plain"]
 #: Settings of fields for a call to try, in groups; the call uses the best of each group.
 Settings = Sequence[Sequence[Mapping[str, object]]]
-#: The value of a field of a preset that stands for the family's own.
+#: The value of a field of a preset that stands for the family's.
 AS_FAMILY = "as the family"
-#: Fields of presets that may stand for the family's own, and what they are where a manifest does not say.
+#: Fields of presets that may stand for the family's, and what they are where a manifest does not say.
 _PRESETS: Mapping[str, str] = MappingProxyType({"exp_variant": "exp.correct", "sum_order": "", "accumulate": "fresh"})
 
 
@@ -60,7 +60,7 @@ class CoreFamily:
     decisions
         The named tuple of what a kernel of the family decides; every decision has a default.
     fields
-        The machine's tiling fields by kind of kernel, classes or ``module:Name``; empty: the kernel's own fields
+        The machine's tiling fields by kind of kernel, classes or ``module:Name``; empty: the kernel's fields
         suffice.  Schedules of kinds that are missing do not run on the family.
     usual
         The published kernel whose choices hold for an attention where neither the tiling nor the preset names one.
@@ -99,7 +99,7 @@ class CoreFamily:
             raise SpecError(f"core family {self.name or 'without a name'}: {fault}")
 
     def fields_of(self, kind: Kind) -> type[Tiling] | None:
-        """Return the machine's tiling fields for a kind of kernel; None where the kernel's own suffice.
+        """Return the machine's tiling fields for a kind of kernel; None where the kernel's suffice.
 
         Raises `SpecError` for a kind that the family does not run, and where the manifest names no tiling fields.
         """
@@ -163,7 +163,7 @@ def resolved(named: str | type[Any]) -> Any:
 
 
 def is_registered(name: str) -> bool:
-    """Return whether a core family is npusim's own or an installed package's."""
+    """Return whether a core family is npusim's or an installed package's."""
     return name in FAMILIES or name in installed(MACHINES)
 
 
@@ -188,7 +188,7 @@ def _place(name: str) -> str:
 
 
 def running(kind: Kind) -> tuple[str, ...]:
-    """Return npusim's own families that run kernels of a kind."""
+    """Return npusim's families that run kernels of a kind."""
     return tuple([name for name in FAMILIES if kind in registered(name).fields])
 
 

@@ -41,6 +41,6 @@ class GivenBias:
 
 
 def sink_logits(heads: int) -> tuple[float, ...]:
-    """Return a drawn score for each head, standard normal: a model's own are in its weights."""
+    """Return a drawn score for each head, standard normal: a model's are in its weights."""
     draw = random.Random(heads)
     return tuple(draw.gauss(0.0, 1.0) for _ in range(heads))

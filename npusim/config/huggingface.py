@@ -68,7 +68,7 @@ SHARED_EXPERT = frozenset(("llama4_text",))
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
 
 
-def _family(*sizes: int, **more: Any) -> Mapping[str, Any]:
+def _family(*sizes: int, **more: object) -> Mapping[str, Any]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {**dict(zip(names, sizes, strict=True)), **more}
 
@@ -102,7 +102,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "deepseek_v3": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
     }
 )
-#: Multimodal configs whose text part may leave out its own type.
+#: Multimodal configs whose text part may leave out its type.
 _TEXT_TYPES = MappingProxyType(
     {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral", "qwen2_vl": "qwen2_vl_text"}
     | {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
@@ -110,7 +110,7 @@ _TEXT_TYPES = MappingProxyType(
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-#: Where MPT says in a part of its own what others say at the top.
+#: MPT states these keys in a separate part, other models at the top.
 _OF_MPT = MappingProxyType(
     {"kv_n_heads": "num_key_value_heads", "softmax_scale": "attention_multiplier", "alibi": "alibi"}
 )
@@ -119,7 +119,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_pe
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
-def _named(default: Any, *names: str) -> Any:
+def _named(default: object, *names: str) -> Any:
     return Field(default, validation_alias=AliasChoices(*names))
 
 
@@ -182,7 +182,7 @@ class HuggingFaceConfig(BaseModel):
     unread: tuple[str, ...] = ()
 
 
-#: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out whole.
+#: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out completely.
 _LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
@@ -550,7 +550,7 @@ def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
     scaling, positions = config.rope_scaling or {}, config.position_embedding_type or ""
     present: dict[Unmodelled, object] = {
         "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,
-        # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
+        # The frequencies depend on the present length: each call rotates the stored keys again.
         "rotary": any("dynamic" in (part.get("rope_type"), part.get("type")) for part in rotary_parts(scaling)),
         "sparse": config.index_topk is not None,
         "layers": not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"},

@@ -84,8 +84,8 @@ class ModelProblem(LayerProblem):
     """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, between vocabularies.
 
     With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for both
-    ends.  ``model_kv_heads``: KV heads of the whole model, fewer than the devices store where these store copies; 0: as
-    many as the devices store.  ``parameters``: the number stated for the whole model, 0: the sum of its shapes.
+    ends.  ``model_kv_heads``: KV heads of the model, fewer than the devices store where these store copies; 0: as
+    many as the devices store.  ``parameters``: the number stated for the model, 0: the sum of its shapes.
     ``latent``: Q, K and V come from products of low rank, and a cache stores latents, which a decoding step multiplies
     with its queries directly.  ``stored``: weights in other than 16 bits.  ``local``: the attention of ``local_layers``
     of the layers, of the same sizes but with a window or chunk; they are assumed to be spread evenly.
@@ -156,7 +156,7 @@ class ModelProblem(LayerProblem):
     def projections(self) -> tuple[tuple[str, int, int], ...]:
         """Return the products that give Q, K and V on one device: a name, columns and the length of the sum.
 
-        Products whose result is a latent are whole on every device.
+        Every device computes the complete products whose result is a latent.
         """
         latent = self.latent
         if latent is None:

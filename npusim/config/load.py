@@ -138,7 +138,7 @@ _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--pow
 _LABELS = ("schema", "description", "architecture")
 
 
-#: Keys that change nothing on a core family, by its name, and what would read them: ``schedules.unread_keys``.
+#: Keys that change nothing on a core family, by its name, and what would read them: ``define.unread_keys``.
 UnreadKeys = Callable[[str], Mapping[str, str]]
 
 
@@ -188,11 +188,13 @@ def apply_overrides(
             if reader is not None:
                 raise SpecError(f"{_setting(key, text)}: changes nothing on {device.name}; read by {reader}")
     try:
-        made = type(device).model_validate(data)
+        changed = type(device).model_validate(data)
     except ValidationError as error:
         lines = [_override_fault(key, text, texts) for key, text in explain(error, data)]
         raise SpecError("\n".join(lines)) from None
-    return made.changed_from(device) if isinstance(made, DeviceSpec) and isinstance(device, DeviceSpec) else made
+    return (
+        changed.changed_from(device) if isinstance(changed, DeviceSpec) and isinstance(device, DeviceSpec) else changed
+    )
 
 
 def _override_text(key: str, value: object) -> str:

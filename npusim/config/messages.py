@@ -1,4 +1,4 @@
-"""Faults found by pydantic, in the terms of the file's author."""
+"""Faults that pydantic reports, in the terms of the file's author."""
 
 from __future__ import annotations
 

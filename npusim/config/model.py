@@ -21,7 +21,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 
 
 def _counted(value: object) -> object:
-    """Return the number of a text such as ``8k``, anything else unchanged: the number's own check names the fault."""
+    """Return the number of a text such as ``8k``, anything else unchanged: the number's check names the fault."""
     try:
         return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is no number
     except ValueError:
@@ -92,7 +92,7 @@ class SpecModel(BaseModel):
         allowed = cls.file_keys()
         unknown = [key for key in data if key not in allowed]
         if unknown:
-            # The text is made in `messages`, which knows the place; this is for direct callers.
+            # The text is written in `messages`, which knows the place; this is for direct callers.
             raise PydanticCustomError(
                 "unknown_keys", "unknown keys {unknown}; allowed: {allowed}", {"unknown": unknown, "allowed": allowed}
             )

@@ -42,7 +42,7 @@ class NodeLink(SpecModel):
 
 
 class TunerSpec(SpecModel):
-    """A library's own estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
+    """A library's estimate of a mode, by which it chooses: a start, a time for each round, and a rate."""
 
     base_s: Quantity = Field(description="time before the first round")
     step_s: Quantity = Field(description="time of each round in addition to its bytes")
@@ -58,7 +58,7 @@ class DriverMode(SpecModel):
 
     start_s: Quantity = Field(description="time of a collective before its first byte")
     transfer_start_s: Quantity = Field(description="start time of each transfer")
-    engine_bytes_per_s: Positive = Field(description="moved by one engine or core")
+    engine_bytes_per_s: Positive = Field(description="rate of one engine or core")
     local_bytes_per_s: Positive | None = Field(
         default=None, description="rate of a rank's last copy, which receives and sends nothing; missing: free"
     )
@@ -69,7 +69,7 @@ class DriverMode(SpecModel):
     chunk_bytes: PositiveWhole | None = Field(default=None, description="chunk of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
     tuner: TunerSpec | None = Field(
-        default=None, description="library's estimate, by which it chooses a mode; missing: the fastest mode is taken"
+        default=None, description="library's estimate, by which it chooses a mode; missing: the fastest mode is chosen"
     )
 
     @property
@@ -80,7 +80,7 @@ class DriverMode(SpecModel):
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
         """Return the rate of the engines, of ``most``, that serve a message of ``size_bytes`` a rank; None: of all.
 
-        NCCL uses whole channels; here the last one serves in part, since with whole ones alone a message would be
+        NCCL uses complete channels; here the last one serves in part, since with complete ones alone a message would be
         slower than a slightly longer one.  Multiples of the step are the same.
         """
         least, engines = self.engine_least_bytes, float(most)
@@ -173,7 +173,7 @@ class RoofTimes(SpecModel):
 
 
 class KernelTimes(SpecModel):
-    """Times of kernels, for devices whose own file cannot be simulated yet."""
+    """Times of kernels, for devices whose file cannot be simulated yet."""
 
     core: Text | None = Field(default=None, description="core that runs the blocks of attention and linear layers")
     attention: AttentionTimes | None = None
@@ -202,7 +202,7 @@ class CpuSpec(SpecModel):
     instructions_count: PositiveWhole = Field(
         description="instructions for each vector of keys or values: conversion and FMA"
     )
-    dram_bytes_per_s: Positive = Field(description="reached, by all cores of all sockets")
+    dram_bytes_per_s: Positive = Field(description="bandwidth that all cores of all sockets reach together")
     dram_capacity_bytes: PositiveWhole
     reserve_bytes: WholeQuantity = Field(description="memory reserved for other uses")
 
@@ -240,8 +240,10 @@ class NodeSpec(HardwareModel):
     device_count: PositiveWhole
     links: Annotated[dict[str, NodeLink], Field(min_length=1)]
     drivers: Annotated[dict[str, DriverSpec], Field(min_length=1)]
-    between: NodeLink | None = Field(default=None, description="one device to its counterpart")
-    host: HostSpec | None = Field(default=None, description="missing: launches are the device's")
+    between: NodeLink | None = Field(
+        default=None, description="link from a device to its counterpart on another server"
+    )
+    host: HostSpec | None = Field(default=None, description="missing: launches cost what the device file states")
     kernels: KernelTimes | None = Field(default=None, description="missing: simulated")
     cpu: CpuSpec | None = Field(default=None, description="missing: the host computes nothing")
     pcie: PcieSpec | None = Field(default=None, description="missing: nothing is offloaded")
@@ -306,7 +308,7 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
-        """Return one device as a node of its own, without links and without a host; a node stays as it is."""
+        """Return one device as a node, without links and without a host; a node stays as it is."""
         if isinstance(device, NodeDevice):
             return device
         count = WholeQuantity(value=1, basis="derived", source="one device")

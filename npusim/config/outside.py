@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
-#: When npusim was imported, and where Python's own files, installed packages and npusim are.
+#: When npusim was imported, and where Python's files, installed packages and npusim are.
 _BEGUN = time.time()
 _INSTALLED = (*(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 
@@ -59,7 +59,7 @@ def _file(path: str, _changed: int) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
     if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)  # what lies beside it may be imported, as beside a script
+        sys.path.append(folder)  # files beside it may be imported, as those beside a script
     try:
         spec.loader.exec_module(module)
     except PASSED_ON:
@@ -86,8 +86,8 @@ def sources(files: Iterable[str]) -> dict[str, str] | None:
     since npusim was imported, so that the loaded code may differ.
     """
     modules = [(n.partition(".")[0], str(getattr(m, "__file__", None))) for n, m in list(sys.modules.items())]
-    own = {name for name, file in modules if file in files}
-    loaded = {f for n, f in modules if f.endswith(".py") and (n in own or not f.startswith(_INSTALLED))}
+    names = {name for name, file in modules if file in files}
+    loaded = {f for n, f in modules if f.endswith(".py") and (n in names or not f.startswith(_INSTALLED))}
     digests = dict[str, str]()
     for file in sorted({*files, *loaded}):
         try:

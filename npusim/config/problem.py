@@ -206,7 +206,7 @@ class Sizes(SpecModel):
 
     @property
     def sizes(self) -> dict[str, int | float]:
-        """Sizes by names of a schedule's own; empty for a problem with fields."""
+        """Sizes by the names that a schedule declares; empty for a problem with fields."""
         return {}
 
     @property
@@ -279,7 +279,7 @@ class Sizes(SpecModel):
         return self.model_dump(exclude_defaults=True)
 
     def resized(self, sizes: Mapping[str, Any]) -> AnyProblem:
-        """Return the problem with other sizes by name; raise `SpecError` for sizes that are none of its own."""
+        """Return the problem with other sizes by name; raise `SpecError` for other sizes."""
         return problem_of({**self.model_dump(exclude_unset=True), **sizes})
 
     def folder(self, _title: str) -> str:
@@ -287,7 +287,7 @@ class Sizes(SpecModel):
         return ""
 
     def run_name(self, schedule: str, _title: str, _sizes: str) -> str:
-        """Return the name of a run; ``_sizes``: whole numbers by name."""
+        """Return the name of a run; ``_sizes``: integers by name."""
         return f"{schedule}-{self.flops() or 'bytes'}"
 
     def notes(self) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ class Sizes(SpecModel):
         return ()
 
 
-def _where_stated(default: Any, description: str) -> Any:
+def _where_stated(default: object, description: str) -> Any:
     """Return a field that records leave out at its default."""
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
@@ -552,7 +552,7 @@ class Problem(Sizes, CallFields):
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
-        """How many keys before its own and after it a query sees at most; None: all."""
+        """How many keys before and after its key a query sees at most; None: all."""
         before, after = self.window if isinstance(self.window, tuple) else ((self.window or 0) - 1, -1)
         return None if before < 0 else before, 0 if self.causal else None if after < 0 else after
 
@@ -862,7 +862,8 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
 def launch_problem(
     sizes: Mapping[str, Any], *, is_plain: bool, dtype: str | None = None
 ) -> GemmProblem | CopyProblem | KernelProblem:
-    """Return the problem of sizes by name: a product's, a copy's, or where ``is_plain`` a schedule's of plain tensors.
+    """Return the problem with these sizes: of a product, of a copy, or with ``is_plain`` of a schedule of plain
+    tensors.
 
     Raises `SpecError` for names of none of them.
     """

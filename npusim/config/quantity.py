@@ -24,11 +24,11 @@ Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
 ChoiceValue = TypeVar("ChoiceValue", bound=str | bool)
 
-# Beyond it a whole number has no float any more; infinities and NaN fail the comparison too.
+# Beyond it an integer has no float any more; infinities and NaN fail the comparison too.
 LARGEST = sys.float_info.max
 
-#: The units that keys of numbers end in, the longest ending first, each with its least and largest value; 0 is its
-#: key's own affair.
+#: The units that keys of numbers end in, the longest ending first, each with its least and largest value; a key
+#: decides itself whether it may be 0.
 RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "group_count": (1, 4096),
@@ -76,7 +76,7 @@ def _check_whole_number(value: object) -> int:
 class Sourced(SpecModel):
     """The fields of a fact besides its value."""
 
-    basis: Basis = Field(description="how it is known")
+    basis: Basis = Field(description="evidence for the number")
     source: Text = Field(description="source of the value")
     fitted_on: tuple[str, ...] | None = Field(
         default=None, description="measurement cases a fitted value was fitted on"
@@ -104,7 +104,7 @@ class Quantity(Sourced):
     )
 
 
-#: A whole number in a file, as an editor checks it.
+#: An integer in a file, as an editor checks it.
 _WHOLE_OR_BYTES = (
     {"type": "integer", "minimum": 0},
     {"type": "string", "pattern": r"^[0-9][0-9_.]*([kKmMgG]i?)?[bB]?$"},
@@ -112,10 +112,10 @@ _WHOLE_OR_BYTES = (
 
 
 class WholeQuantity(Quantity):
-    """A quantity that is a whole number: bytes, counts, whole cycles."""
+    """A quantity that is an integer: bytes, counts, whole cycles."""
 
     value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"anyOf": [*_WHOLE_OR_BYTES]})] = Field(
-        description="the whole number, in the unit that its key ends in; bytes may have a unit: 192KiB"
+        description="the integer, in the unit that its key ends in; bytes may have a unit: 192KiB"
     )
 
 
@@ -153,7 +153,7 @@ PositiveWhole = Annotated[WholeQuantity, AfterValidator(_refuse_zero)]
 
 
 class HardwareModel(SpecModel):
-    """A whole file of sourced numbers, each within the range of its unit; bytes may have one: ``192KiB``."""
+    """A file of sourced numbers, each within the range of its unit; bytes may have one: ``192KiB``."""
 
     @model_validator(mode="before")
     @classmethod

@@ -57,7 +57,7 @@ class KeyRanges:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a query sees all keys, or all up to its own."""
+        """Whether a query sees all keys, or all up to its key."""
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
@@ -77,7 +77,7 @@ class KeyRanges:
         return steps, int(bool(self.documents))
 
     def ends_at(self, p: int) -> tuple[int, int, int, int]:
-        """Return the first key of a query's stretch, one past its first range, and the second range."""
+        """Return the first key that a query may see, the end of that range (sinks, prefix), and the window's range."""
         base, end = 0, self.keys
         if self.documents:
             ends = _ends(self.documents)
@@ -125,7 +125,7 @@ def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeyFunction:
-    """A function of one's own, of positions of query and key; ``keys`` of a sequence."""
+    """A user's function of the positions of query and key; ``keys`` of a sequence."""
 
     sees: Sees
     keys: int

@@ -110,13 +110,15 @@ def of_schedule(cls: type[Tiling], schedule: str) -> type[Tiling]:
 
     The class itself where these are all the names.
     """
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for n, info in cls.model_fields.items():
         names, _ = _names_of(info)
         if names(schedule) != names(""):
             kind = cast("type[str]", Annotated[str, one_of(names, schedule)])
-            made[n] = (kind | None if type(None) in get_args(info.annotation) else kind, copy(info))
-    return cast("type[Tiling]", create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, **made)) if made else cls
+            fields[n] = (kind | None if type(None) in get_args(info.annotation) else kind, copy(info))
+    return (
+        cast("type[Tiling]", create_model(cls.__name__, __base__=cls, __doc__=cls.__doc__, **fields)) if fields else cls
+    )
 
 
 def names_of(info: FieldInfo) -> Mapping[str, object]:
@@ -187,13 +189,13 @@ def with_own_names(cls: type[Tiling], values: Mapping[str, ValueType]) -> dict[s
     others = {
         extra["also"]: n for n, i in cls.model_fields.items() if "also" in (extra := _schema(i.json_schema_extra))
     }
-    made = dict[str, ValueType]()
+    renamed = dict[str, ValueType]()
     for name, value in values.items():
-        own = name if name in cls.model_fields else others.get(name, name)
-        if own in made:
-            raise TilingError(f"{own}: {made[own]}, and as {name} {value}; name it once")
-        made[own] = value
-    return made
+        field_name = name if name in cls.model_fields else others.get(name, name)
+        if field_name in renamed:
+            raise TilingError(f"{field_name}: {renamed[field_name]}, and as {name} {value}; name it once")
+        renamed[field_name] = value
+    return renamed
 
 
 def _schema(extra: object) -> Mapping[str, Any]:
@@ -232,16 +234,16 @@ def composed(
     ``usual``: the kernel's defaults, or declarations, of the machine's fields; names that the machine does not have are
     ignored.  The class itself where nothing is added.
     """
-    made = _on_processor(own, processor) if own is not None else {}
+    fields = _on_processor(own, processor) if own is not None else {}
     bases = tuple([cls for cls in (own, machine) if cls is not None])
     if machine is not None:
-        made |= {n: _changed(machine.model_fields[n], x) for n, x in usual.items() if n in machine.model_fields}
-    if len(bases) == 1 and not made:
+        fields |= {n: _changed(machine.model_fields[n], x) for n, x in usual.items() if n in machine.model_fields}
+    if len(bases) == 1 and not fields:
         return bases[0]
     first = bases[0]
     if is_own_first:  # pydantic lists the fields of the last base first
         bases = bases[::-1]
-    return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **made))
+    return cast("type[Tiling]", create_model(first.__name__, __base__=bases, __doc__=first.__doc__, **fields))
 
 
 def _on_processor(own: type[Tiling], processor: str) -> dict[str, Any]:
@@ -255,11 +257,11 @@ def _changed(info: FieldInfo, other: object) -> tuple[Any, FieldInfo]:
     kind, declared = other if isinstance(other, tuple) else (info.annotation, other)
     if isinstance(declared, type(info)):
         return kind, declared
-    made = copy(info)
-    made.default = declared
+    changed = copy(info)
+    changed.default = declared
     extra = {n: x for n, x in _schema(info.json_schema_extra).items() if n != _ON}
-    made.json_schema_extra = extra or None
-    return kind, made
+    changed.json_schema_extra = extra or None
+    return kind, changed
 
 
 def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[Tiling]:
@@ -311,7 +313,7 @@ class TilingField:
     is_power: bool = False  #: of two
 
     def takes(self, value: object) -> bool:
-        """Return whether a whole number is within the field's limits."""
+        """Return whether an integer is within the field's limits."""
         if not isinstance(value, int) or (self.multiple_of and value % self.multiple_of):
             return False
         if self.is_power and value & (value - 1):
@@ -357,7 +359,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
 
 #: A value of a field as a search has it: a number, a word, or None where the field is left to a rule.
 Number = int | float | str | None
-#: Rows, keys and depths that a declared space goes up to where a field has no limit of its own.
+#: Rows, keys and depths that a declared space goes up to where a field has no limit.
 MOST_ELEMENTS, MOST = 1024, 64
 
 

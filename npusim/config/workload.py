@@ -59,7 +59,7 @@ class TensorFile(SpecModel):
 
 
 class Workload(CallFields):
-    """Shapes of a model's attention and of the rest of its layer, for the whole layer.
+    """Shapes of a model's attention and of the rest of its layer, for all devices together.
 
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
     """
@@ -80,9 +80,9 @@ class Workload(CallFields):
     gated: StrictBool = Field(default=False, description="the FFN has a third, gating matrix")
     experts: Experts | None = Field(default=None, description="a mixture of experts in place of the FFN")
     vocab: PositiveInt | None = Field(default=None, description="tokens of the vocabulary")
-    tied: StrictBool = Field(default=False, description="one matrix of the vocabulary serves both ends")
+    tied: StrictBool = Field(default=False, description="the output projection is the embedding's matrix")
     parameters: PositiveInt | None = Field(
-        default=None, description="stated for the whole model, where its shapes do not give them"
+        default=None, description="number of parameters of the model, where its shapes do not determine it"
     )
     local_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,

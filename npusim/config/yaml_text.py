@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TAG = "tag:yaml.org,2002:"
 #: Values of one file, those behind its aliases counted as often as they stand: the largest packaged file has 1,500.
 MOST_VALUES = 100_000
-#: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
+#: Characters of a number; Python writes no integer of more than 4,300 digits, hexadecimal ones included.
 MOST_DIGITS = 400
 
 

@@ -1,4 +1,4 @@
-"""The library: kernels as files, each written with the public surface alone, and found by looking.
+"""The library: kernels as files, each written with the public surface alone; every file of the folder is one.
 
 ``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all;
 ``default_hw`` names the device that a schedule is for.
@@ -79,9 +79,9 @@ SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
 
 
 def schedules_called(name: str) -> dict[str, Schedule]:
-    """Return the schedules of a name, by core family: ours, an installed package's, or a file's own.
+    """Return the schedules of a name, by core family: ours, an installed package's, or a file's.
 
-    A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
+    A package may offer one of our names for its core family.  Raises :class:`SpecError` where a file or
     package offers no schedule, or uses one of our names for one of our families.
     """
     ours = packaged(name)
@@ -102,12 +102,12 @@ def schedules_called(name: str) -> dict[str, Schedule]:
 
 
 def is_of_models(name: str) -> bool:
-    """Return whether a schedule runs whole models: on a node, or on a device alone as a node of one."""
+    """Return whether a schedule runs models: on a node, or on a device alone as a node of one."""
     return any("models" in s.problem.features for s in schedules_called(name).values())
 
 
 def takes_sizes(name: str) -> bool:
-    """Return whether a schedule has sizes with names of its own: a launch of a Triton kernel, or plain tensors."""
+    """Return whether a schedule names its sizes itself: a launch of a Triton kernel, or plain tensors."""
     return is_launch(name) or any("plain" in s.problem.features for s in schedules_called(name).values())
 
 
@@ -117,7 +117,7 @@ def names_sizes(name: str) -> bool:
 
 
 def default_hw(name: str, usual: str) -> str:
-    """Return the packaged device that a schedule is for: ``usual``, if not one of its own."""
+    """Return the packaged device that a schedule is for: ``usual``, if it names none."""
     devices = [s.hw for s in schedules_called(name).values()]
     return devices[0] if all(devices) and devices else usual
 

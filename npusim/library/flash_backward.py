@@ -1,4 +1,4 @@
-"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO (`algorithms.backward`).
+"""FlashAttention's backward pass: dQ, dK and dV of softmax(scale Q K^T) V, given dO.
 
 Sizes: ``--problem batch=..,heads=..,tokens=..,key=..,value=..,causal=1``, and ``kv_heads=..``,
 ``window=..``, ``softcap=..`` as in `Problem`; missing ones are `SIZES`, 0 for none.  O and LSE of the forward pass are
@@ -62,7 +62,7 @@ from npusim.machine import Machine
 F32 = "float32"
 
 
-#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
+#: Who adds up dQ: a separate kernel, whose blocks are of queries, or blocks of keys in memory: into one sum by atomic
 #: additions, or into a sum of each launched block, which works off several blocks of keys in turn; as many are launched
 #: as fill the cores once (FlashAttention-2 without ``deterministic`` and with it: flash_api.cpp, mha_bwd).
 Method = Literal["apart", "added", "deterministic"]
@@ -417,7 +417,7 @@ DEPTH = Field(
     default=1,
     ge=0,
     le=14,
-    description="tiles that scores and their rows run ahead of the products that read these",
+    description="tiles by which scores and their rows run ahead of the products that read them",
     json_schema_extra=lightest("least"),
 )
 
@@ -436,7 +436,7 @@ def problem_of(problem: KernelProblem) -> Problem:
     return Problem(**known, causal=bool(sizes["causal"]), dtype=problem.dtype)
 
 
-def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Machine) -> Phases:
+def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPrecision, machine: Machine) -> Phases:
     """Return the kernels."""
     call = problem_of(problem)
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
@@ -488,8 +488,8 @@ def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[
     return {"dq": call.scale * slopes @ k, "dk": call.scale * slopes.T @ q, "dv": weights.T @ do}
 
 
-def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: Any) -> NDArray[np.float64]:
-    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of whole groups."""
+def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: BackwardFields) -> NDArray[np.float64]:
+    """Return the gradient that is asked for, (batch, heads, rows, columns), in float64; dK and dV of groups."""
     call = problem_of(problem)
     heads = [[gradients(call, inputs, b, h)[tiling.gradient] for h in range(call.heads)] for b in range(call.batch)]
     each = np.array(heads)
@@ -497,7 +497,7 @@ def gradient(problem: KernelProblem, output: Any, inputs: HeadInputs, tiling: An
     return whole
 
 
-def grows(problem: KernelProblem, tiling: Any) -> tuple[str, ...]:
+def grows(problem: KernelProblem, tiling: BackwardFields) -> tuple[str, ...]:
     """Return the sizes by which a call may grow without another gradient of its queries: later ones see earlier keys.
 
     Keys have a part of their gradients from every later query; without ``causal`` every query has one from every key.

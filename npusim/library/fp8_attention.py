@@ -121,7 +121,7 @@ PRESETS = (
 
 PRECISIONS = MappingProxyType(
     {
-        # The 910B has no path for a chained P V, and row sums are in its vector unit's own order.
+        # The 910B has no path for a chained P V, and row sums are in its vector unit's order.
         "npu": tuple(replace(p, accumulate="fresh", sum_order="", output="float16") for p in PRESETS),
         "gpu": PRESETS,
     }

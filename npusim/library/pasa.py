@@ -335,7 +335,8 @@ class PasaOptions(Blocks):
         default=0.984497, ge=0, description="fraction of the block's mean that is subtracted from K; not 1"
     )
     optimise: bool = Field(
-        default=False, description="move beta to the optimum next to it, M rounded as the inputs are (equations 20, 21)"
+        default=False,
+        description="move beta to the nearest optimum, with M rounded as the inputs are (equations 20, 21)",
     )
     correction: Literal["rounded", "ideal"] = Field(
         default="rounded", description="Inva from the float16 entries of M, or beta / (1 - beta)"

@@ -109,7 +109,7 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
 SHARED = ("cos", "sin")
 
 
-#: Kernels that need a row whole.
+#: Kernels that need complete rows.
 WHOLE_ROWS = ("norm", "route")
 
 
@@ -117,7 +117,7 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     """Return the elementwise operation ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a
     block.
 
-    A norm's block has whole rows; with a narrower ``tile`` it processes them column by column.
+    A norm's block has complete rows; with a narrower ``tile`` it processes them column by column.
     """
     heads, rows, cols = shape
     if what == "sum":

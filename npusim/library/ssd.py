@@ -99,7 +99,7 @@ def skip(_problem: KernelProblem, _inputs: object, _batch: int, _head: int) -> N
     return np.ones((1, 1))
 
 
-def ssd(problem: KernelProblem, tiling: Any, p: StatePrecision, _machine: object) -> Phases:
+def ssd(problem: KernelProblem, tiling: GatedFields, p: StatePrecision, _machine: object) -> Phases:
     """Return the kernels, ``block_value`` columns of the state a block."""
     (*sizes, groups), fmt = sizes_of(problem, SIZES), problem.dtype
     of = Chunks.of(sizes, tiling)

@@ -1,6 +1,6 @@
 """Unfused attention: scores and probabilities through global memory.
 
-S = Q K^T, then scale and mask, then softmax, then P V, each over the whole matrix; a causal mask
+S = Q K^T, then scale and mask, then softmax, then P V, each over the complete matrix; a causal mask
 saves no work.  As four kernels, the fewest passes there can be; or eager, as frameworks run it: every
 operator is a kernel (`OPERATORS`).  The values are the same.
 """
@@ -68,7 +68,7 @@ class UnfusedPrecision(NamedFormats):
         The result.
     exp_variant, sum_order, arithmetic
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
-        (both empty: the device's own).
+        (both empty: the device's).
     scale_in
         The place of the factor of scores, as in `FlashPrecision`.
     """
@@ -94,7 +94,7 @@ def masked(x: Value, mask: Value | None, fill: float = -math.inf) -> Iterator[Va
 
 @kernel(s="row col")
 def softmax_whole(s: Value, fmt: str, unseen: Unseen | None = None) -> Iterator[Value]:
-    """Softmax of whole rows."""
+    """Softmax of complete rows."""
     for sj in tiles(s):
         x = sj.to(WIDE)
         e = exp(x - (maximum(x.max(), LOWEST) if unseen == "zero" else x.max()))
@@ -172,7 +172,7 @@ def unfused(
     *,
     reshapes: bool,
 ) -> list[Any]:
-    """Return attention as products with a list of `OPERATORS` between them, each a phase over the whole matrix.
+    """Return attention as products with a list of `OPERATORS` between them, each a phase over the complete matrix.
 
     ``product(label, a, b, c, ...)`` returns a machine's phases of C = A B; the kernels between take blocks of
     ``sizes`` = (rows, columns).  ``reshapes``: a product of a framework takes each head's rows together.
@@ -237,7 +237,7 @@ def softmax(
     start: float,
     unseen: Unseen | None = None,
 ) -> Phase:
-    """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes.
+    """Return the softmax of stored scores: rows of ``sizes[1]`` columns at once, longer ones in two passes.
 
     ``start``: the start of their maximum; finite where a mask may hide all first columns of a row.  ``unseen``: the
     result of a row that is completely hidden.
@@ -284,7 +284,7 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Machine)
         raise TilingError(f"{', '.join(done)}: unfused attention scales and masks scores; --ignore {','.join(done)}")
     if machine.slice_elements:
         sizes = tiling.block_rows, min(problem.seq_kv, machine.slice_elements)
-    else:  # a softmax has whole rows; what works on elements takes the same blocks
+    else:  # a softmax has complete rows; elementwise kernels have the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv
 

@@ -89,7 +89,7 @@ class Machine:
         return self.family.settings.get("attention", ())
 
     def left_alone(self, _fields: type[Tiling]) -> frozenset[str]:
-        """Return the fields of a class that a search leaves at their defaults unless it is told to vary them."""
+        """Return the fields of a class that a search leaves at their defaults unless it names them."""
         return frozenset()
 
     @property
@@ -106,7 +106,7 @@ class Machine:
         raise TilingError(f"splits=auto: {self.family.name} cores have no estimate of their time; name a number")
 
     def declared(self, tiling: Tiling, _problem: AnyProblem | None, _precision: object) -> Any:
-        """Return the tiling with the machine's defaults of fields that nobody named; the fields stay unnamed."""
+        """Return the tiling with the machine's defaults of fields that are not named; the fields stay unnamed."""
         return tiling
 
     def decided(self, _tiling: Tiling, _problem: AnyProblem | None = None) -> frozenset[str]:

@@ -55,7 +55,7 @@ class AscendDecisions(NamedTuple):
     is_vendors
         Whether it is the vendor's kernel, whose task has an additional cost (``launch.attention_s``).
     expands
-        Whether a row or a column becomes a whole tile first, by an instruction a row.
+        Whether a row or a column is expanded to a tile first, by an instruction a row.
     one_slot
         Whether each operand of a phase with products has one slot, in L1 and in UB.
     handed, period, until_left
@@ -150,14 +150,14 @@ class GpuDecisions(NamedTuple):
         Warp groups of a block, each a queue with a share of the rows; warps of a group, which execute an operation
         together.  0 warps: the device's file does not describe them.
     across, repeats
-        Warps of a group that share the columns, the others the rows; how often a group computes the whole operation:
+        Warps of a group that share the columns, the others the rows; how often a group computes the complete operation:
         eight warps on 64 rows compute S twice.
     generation, is_serial, is_transposed
         Generation of the matrix instructions; whether the warps wait for the result of every product; whether a product
         is computed as that of its exchanged and transposed operands: rows and columns are the transposed result's.
     warp_rows, is_whole, rows
-        Least rows of a warp; whether the kernel computes whole tiles, however few rows are live; rows of a group's
-        whole tile, which it computes even for a ragged one.
+        Least rows of a warp; whether the kernel computes complete tiles, however few rows are live; rows of a
+        group's complete tile, which it computes even for a ragged one.
     stages
         Tiles in progress of a software pipeline: 1 passes through registers; 0: operands are released when read.
     copies_in_bulk
@@ -170,7 +170,7 @@ class GpuDecisions(NamedTuple):
         Elements of a product's sum that are loaded at once; 0: all.
     padding, exchanges, stores, holds_in_registers
         Elements after each row in shared memory; whether rows' results for a product cross lanes; whether they go to
-        it through shared memory; whether operands that stay for the whole block are in registers, not there.
+        it through shared memory; whether operands that stay until the block ends are in registers, not there.
     roles
         What the warps of a block are for.
     turns, ahead, meets, counts

@@ -78,7 +78,7 @@ class Footprint(ColumnScan):
             elif is_joined:
                 for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                    # Of a matrix of its own a walk reads as much as its largest tile has.
+                    # Of a stack of matrices a walk reads as much as its largest tile has.
                     largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
                     tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
                     yield Touch(frame.cut(n, block, tile, *spans), each)
@@ -128,7 +128,7 @@ def _of_tiles(frame: Frame, n: str, block: WorkTile, each: int) -> Iterator[Touc
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
-    """Yield the reads of masks that are whole matrices; a small one from which all are cut stays on the chip."""
+    """Yield the reads of masks that are matrices; a small matrix from which all masks are cut stays on the chip."""
     regions: dict[tuple[str, int, int, int, int], tuple[WorkTile, Visit, int]] = {}
     for n, mask in frame.phase.masks.items():
         if not (isinstance(mask, SeenMask) and mask.is_loaded):

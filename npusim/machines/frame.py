@@ -164,7 +164,7 @@ class Frame:
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """Operands that stay for a whole block, as its loop does not go along them."""
+        """Operands that stay until a block ends, because its loop does not go along them."""
         return tuple(n for n in self.operands if self.loop_axis and not self.is_visited(n))
 
     @cached_property
@@ -174,7 +174,7 @@ class Frame:
 
     @cached_property
     def views(self) -> dict[str, str]:
-        """Operands of the loop that need no load, with the operands that contain them (`algorithms.flow.views`)."""
+        """Operands of the loop that need no load, with the operands that contain them (`kernels.form.flow.views`)."""
         return views(self.phase, self.loop_axis)
 
     @cached_property
@@ -188,7 +188,7 @@ class Frame:
         return sorted({edge for of in spans.values() for span in of for edge in span}) if has_gaps or overlaps else []
 
     def stretches(self, runs: tuple[TileRun, ...]) -> list[Span]:
-        """Return first coordinate and size of the stretches that runs of tiles visit; blocks share whole stretches.
+        """Return first coordinate and size of the stretches that runs of tiles visit; blocks share complete stretches.
 
         A block that visits all tiles from one on has one stretch; if blocks begin at various tiles or omit some
         (windows, block-sparse masks), every run is cut where a run of another block begins or ends.
@@ -221,7 +221,7 @@ class Frame:
 
     @cached_property
     def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
-        """The common part of cuts of a name: the tensor, if it is no block's own, axes, `sharing` and `stack`."""
+        """The common part of cuts of a name: the tensor, if it is no block's, axes, `sharing` and `stack`."""
         return {
             n: (None if isinstance(of, BySize) else tensor_of(of), self.axes(n), self.sharing(n), self.stack(n))
             for n, of in self.phase.tensors.items()
@@ -242,7 +242,7 @@ class Frame:
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row
         first = top + row[0] if row else top
-        if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
+        if tensor.shared_rows >= tensor.rows:  # one row in memory for all blocks
             top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
@@ -353,7 +353,7 @@ class Frame:
             yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
     def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
-        """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
+        """Yield the parts of a software pipeline over the block's tiles; step n processes tile n - lag of each part.
 
         Consecutive steps whose tiles belong to the same runs are one loop.
         """

@@ -59,7 +59,7 @@ def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: in
 
 
 class KernelUse(NamedTuple):
-    """One phase of a kernel, on which its charges depend: rows and keys of a whole tile, resident blocks of a core.
+    """One phase of a kernel, on which its charges depend: rows and keys of a complete tile, resident blocks of a core.
 
     ``head_dim`` and ``value_dim`` are the computed ones, with padding.
     """
@@ -221,7 +221,7 @@ class GpuKernel(PublishedKernel):
             return tiling
         own, whole, named = self.own(problem, device), self._whole(problem, device), tiling.model_fields_set
         values = {name: getattr(tiling, name) for name in sorted(named & self.decided(known))}
-        both = [*own.items(), *whole.items()]  # that of whole keys is its tile, too, where it cuts them
+        both = [*own.items(), *whole.items()]  # the tile for complete keys is its tile where it cuts keys, too
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
             has = (
@@ -253,7 +253,7 @@ def _specialises(device: DeviceSpec) -> bool:
 
 
 def needs_tma(device: DeviceSpec) -> str:
-    """Return why warps do not specialise on a device: no copies of whole tiles (TMA) or products of warp groups."""
+    """Return why warps do not specialise on a device: no copies of tiles (TMA) or products of warp groups."""
     if _specialises(device):
         return ""
     names = ", ".join(name for name in list_devices() if _specialises(load_device(name)))

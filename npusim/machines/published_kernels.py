@@ -1,4 +1,4 @@
-"""The published kernels: found by looking into `npusim.library.published`, or in a file of the user."""
+"""The published kernels: each file of `npusim.library.published` has one, or a file of the user."""
 
 from __future__ import annotations
 

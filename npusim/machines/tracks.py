@@ -16,7 +16,7 @@ __all__ = [
     "track_of",
 ]
 
-#: Names of kinds of core on a timeline, where not their own.
+#: Names of kinds of core on a timeline, where they differ from the device file's.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
 #: What the profiler calls kinds of core in ``sub_block_id``, and pipes, where not their name in lower case.
 PROFILED_CORES = MappingProxyType({"aic": "cube", "aiv": "vector"})
@@ -71,7 +71,7 @@ def track_of(group: int, queue: str) -> Track:
     """Return the track of a queue of core group ``group``.
 
     ``aic.CUBE`` is ``core0.cubecore0 CUBE``, ``aiv1.VECTOR`` is ``core0.veccore1 VECTOR``; other
-    cores keep their own name and the group's number: ``sm.TENSOR`` of group 3 is ``sm3 TENSOR``.
+    cores have their name and the group's number: ``sm.TENSOR`` of group 3 is ``sm3 TENSOR``.
     """
     core, _, pipe = queue.rpartition(".")
     kind, number = core.rstrip("0123456789"), core[len(core.rstrip("0123456789")) :]

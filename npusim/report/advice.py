@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
 
-#: Core groups whose mean end lies below this share of the last end are unevenly loaded.
+#: Core groups whose mean end is below this share of the last end are unevenly loaded.
 EVEN_SHARE = 0.85
 #: Cause of a stall where a queue is empty: its scalar unit has issued nothing for it.
 _EMPTY = "no instruction"
@@ -85,7 +85,7 @@ def decoding(record: RunRecord) -> str | None:
         return None
     lines, fields = [], record.tiling
     kernel = find_kernel(PublishedKernel, str(fields.get("kernel")))
-    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:  # it cuts keys and packs heads by its own rules
+    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:  # it cuts keys and packs heads by its rules
         return None
     working, groups = len(timing.group_ends), record.device.group_count
     if working < groups:
@@ -187,7 +187,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
 
 
 def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
-    """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's own."""
+    """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's."""
     core = busiest.queue.partition(".")[0].rstrip("0123456789")
     prefix = f"cores.{core}.engines.{busiest.pipe}."
     return {c.key.removeprefix(prefix): c.cycles for c in timing.constants if c.key.startswith(prefix)}
@@ -285,7 +285,7 @@ class Trial:
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
-            # As the command runs it: what is not named is chosen anew, and flags and races are checked.
+            # As the command runs it: fields that are not named are chosen again, and flags and races are checked.
             fields = {**(own if named is None else named), **change}
             latency_us = self._latency_us(fields, is_open=named is not None, is_checked=True)
             share = 1 - latency_us / r.latency_us

@@ -41,7 +41,7 @@ def scientific(value: float | None) -> str:
 
 
 def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
-    """Yield errors and events, a diagnosis, and the evidence for the arithmetic; with ``is_full`` every other one."""
+    """Yield errors, events, a diagnosis and the evidence for the arithmetic; with ``is_full`` all other arithmetics."""
     bits = record.numerics
     if bits is None:
         yield "numerics", cells("not computed")
@@ -91,14 +91,14 @@ def _why(event: NumericEvent, bits: NumericRecord) -> str:
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield the results of the schedule's other presets: time, and error over the run's own on the same rows."""
-    rows, own = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
+    """Yield the results of the schedule's other presets: time, and error over the run's on the same rows."""
+    rows, of_run = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
     for p in record.presets:
-        if own and p.precision == record.precision:
+        if of_run and p.precision == record.precision:
             continue
         error = "not finite" if p.relative_rmse is None else f"relative RMSE {p.relative_rmse:.1e}"
-        if own and p.relative_rmse is not None:
-            ratio = p.relative_rmse / own
+        if of_run and p.relative_rmse is not None:
+            ratio = p.relative_rmse / of_run
             error = f"{ratio:.2f}{_plus_minus(ratio, p.standard_error)} of {record.precision}'s error"
         time = "" if p.latency_us is None else f" {format_duration(p.latency_us * 1e-6)},"
         rows.append(f"{p.precision}{time} {error}")

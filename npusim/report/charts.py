@@ -25,7 +25,7 @@ Row = dict[str, Any]
 TILE_COLOURS = 5
 #: Pixels of a letter of a label, and most letters of one line of a row's name.
 LETTER, NAME_LETTERS = 6.4, 24
-#: Widths in pixels from which on the names of a front are placed anew.
+#: Widths in pixels from which on the names of a front are placed again.
 FRONT_WIDTHS = (0, 240, 340, 460, 620, 840, 1060)
 #: Where a name may stand beside its point, in pixels, the best first.
 _BESIDE = (
@@ -371,15 +371,15 @@ def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[flo
             x, y = (point["latency_us"] - xs[0]) / (xs[1] - xs[0]), math.log(point["error"] / ys[0])
             return width * x, CHART_HEIGHT * (1 - y / math.log(ys[1] / ys[0]))
 
-        taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in map(spot, points)]
+        boxes = [(x - 8, y - 8, x + 8, y + 8) for x, y in map(spot, points)]
         for (x, y), (end, below) in pairwise(spot(p) for p in named if p.get("is_front")):
-            taken += [(x, y - 1, end + 8, y + 1), (end - 1, y, end + 8, below)]
+            boxes += [(x, y - 1, end + 8, y + 1), (end - 1, y, end + 8, below)]
         for point in order:
             for dx, dy, align in _BESIDE:
                 box = _box(spot(point), len(point["name"]) * LETTER, dx, dy, align)
                 is_inside = box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= CHART_HEIGHT
-                if is_inside and not any(_meet(box, other) for other in taken):
-                    taken.append(box)
+                if is_inside and not any(_meet(box, other) for other in boxes):
+                    boxes.append(box)
                     at = {key: point[key] for key in ("name", "latency_us", "error")}
                     placed.append({**at, "dx": dx, "dy": dy, "align": align, "least": least, "beyond": beyond})
                     break

@@ -335,8 +335,8 @@ def _only(values: Sequence[object]) -> int | None:
 def _alone(c: Comparison, what: str, of: Mapping[str, Sequence[object]], between: str = " ") -> Iterator[Fact]:
     """Yield for each run, on a line, the values that it alone has."""
     for run, head in enumerate(c.heads):
-        if own := [f"{name}{values[run]}" for name, values in of.items() if _only(values) == run]:
-            yield f"{what}, {head} alone", cells(between.join(own))
+        if values_alone := [f"{name}{values[run]}" for name, values in of.items() if _only(values) == run]:
+            yield f"{what}, {head} alone", cells(between.join(values_alone))
 
 
 def reason(latency: Breakdown, run: int) -> str:

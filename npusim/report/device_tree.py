@@ -89,7 +89,7 @@ def device_table(
 
 
 def _tree(rows: list[tuple[str, Sourced]]) -> Tree:
-    """Return the numbers as a tree; a part of a key that is itself a number too has its own branch beside it."""
+    """Return the numbers as a tree; a part of a key that is a number too has a separate branch beside it."""
     tree: Tree = {}
     numbers = dict(rows)
     for key, fact in rows:

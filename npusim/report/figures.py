@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 FIGURES_FILE = "figures.json"
 SCHEMA_VERSION = 1
 KIND = "npusim.figures"
-#: Operations that a window shows: as many as can be told apart on a page.
+#: Operations that a window shows: as many as a reader can distinguish on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the rows for which errors are kept.
+#: Parts of the rows for which errors are stored.
 PARTS = 60
 
 

@@ -167,8 +167,8 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     for cure, seen in _by_cure([f for f in findings if f.verdict == "not seen"]):
         words = f"; -t {cure} has one order of sums{_price(seen)}" if cure else ""
         yield Cell(f"the same bits on these inputs, not proved: {', '.join(f.aspect for f in seen)}{words}")
-    if own := [name for name in names["changes"] if name in OWN]:
-        yield Cell(f"{_or(own)} changes the bits", "dim")
+    if of_kernel := [name for name in names["changes"] if name in OWN]:
+        yield Cell(f"{_or(of_kernel)} changes the bits", "dim")
 
 
 def _by_cure(findings: Sequence[Finding]) -> Iterator[tuple[str, list[Finding]]]:
@@ -375,7 +375,7 @@ BITS = Columns(
 
 
 def bits_document(report: BitsReport) -> dict[str, object]:
-    """Return recordings held against predicted bits as JSON data."""
+    """Return the comparison of recordings with predicted bits as JSON data."""
     rows = sorted(report.reports.items())
     counts = {name: record for (name, _), record in zip(rows, BITS.records(rows), strict=True)}
     return {"schema_version": SCHEMA_VERSION, report.kind: counts}

@@ -60,7 +60,7 @@ class Picture:
 
 
 def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
-    """Return the picture of an operand: one group's tile, or the whole warp's if arranged.
+    """Return the picture of an operand: one group's tile, or the warp's if arranged.
 
     Raises `LayoutError` where there is no such operand or the arrangement does not fit.
     """
@@ -100,7 +100,7 @@ def _squares(
     arrangement: Arrangement | None,
     square: Callable[[Source], Square],
 ) -> tuple[tuple[Square, ...], ...]:
-    """Return the squares of the whole warp where it is arranged, else of its first group."""
+    """Return the squares of the warp where it is arranged, else of its first group."""
     drawn = {at: seat for at, seat in seats.items() if arrangement or not fragment.group(seat[0])}
     rows, columns = (1 + max(axis) for axis in zip(*drawn, strict=True))
     return tuple(tuple(square(drawn[r, c]) for c in range(columns)) for r in range(rows))

@@ -94,8 +94,8 @@ def element_table(fmt: FloatFormat, values: Sequence[float]) -> list[Block]:
     if fmt.bits <= int(math.log2(FEW_CODES)):
         facts.append(("codes", cells(*_code_points(fmt))))
     stored = cast(list(values), fmt)
-    made = stored.astype(np.float64) if not stored.dtype.names else fmt.values[stored.view(np.uint8)]
-    facts.append(("casts", cells(*(f"{x:g} -> {float(y):g}" for x, y in zip(values, made, strict=True)))))
+    rounded = stored.astype(np.float64) if not stored.dtype.names else fmt.values[stored.view(np.uint8)]
+    facts.append(("casts", cells(*(f"{x:g} -> {float(y):g}" for x, y in zip(values, rounded, strict=True)))))
     return [Heading(fmt.name, f"{fmt.bits} bits"), Facts(tuple(facts))]
 
 
@@ -112,22 +112,22 @@ def _code_points(fmt: FloatFormat) -> Iterator[str]:
 def block_table(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> list[Block]:
     """Return a block format, its rules, and a block of ``values`` quantised step by step."""
     element = get_format(fmt.element)
-    made = _quantized(fmt, rule, values)
+    quantised = _quantized(fmt, rule, values)
     unit = f", in steps of {fmt.unit:g}" if fmt.unit != 1 else ""
     facts = [
         ("elements", cells(f"{fmt.element}{unit}: {_fields(element)}; largest {fmt.max_element:g}")),
         ("codes", cells(*_code_points(element))),
         ("scale", cells(f"{fmt.scale} every {fmt.block} along the axis that a product contracts")),
         ("source", cells(fmt.source)),
-        ("rule used", cells(f"{made.rule}{' (default)' if made.rule == fmt.rule else ''}")),
-        *_scale_facts(made, values),
+        ("rule used", cells(f"{quantised.rule}{' (default)' if quantised.rule == fmt.rule else ''}")),
+        *_scale_facts(quantised, values),
     ]
     rules = [SCALE_RULES[name] for name in fmt.rules]
     return [
         Heading(fmt.name, f"{fmt.bits_per_value:g} bits a value"),
         _RULES.grid(rules),
         Facts(tuple(facts)),
-        _STEPS.grid(block_steps(made, values)),
+        _STEPS.grid(block_steps(quantised, values)),
     ]
 
 
@@ -149,18 +149,18 @@ def _quantized(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> B
 
 def block_steps(made: BlockArray, values: Sequence[float]) -> list[tuple[float, ...]]:
     """Return x, x over its scales, element, its code, value and error of each of ``values``."""
-    whole = float(made.block_scales.flat[0]) * float(made.tensor_scale)
+    scale = float(made.block_scales.flat[0]) * float(made.tensor_scale)
     elements = get_format(made.fmt.element).values[made.elements.view(np.uint8)] * made.fmt.unit
-    found = made.values()
+    restored = made.values()
     return [
-        (float(x), float(x) / whole if whole else 0.0, float(q), int(code), float(v), float(v) - float(x))
-        for x, q, code, v in zip(values, elements, made.elements.view(np.uint8), found, strict=False)
+        (float(x), float(x) / scale if scale else 0.0, float(q), int(code), float(v), float(v) - float(x))
+        for x, q, code, v in zip(values, elements, made.elements.view(np.uint8), restored, strict=False)
     ]
 
 
 def block_document(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> dict[str, object]:
     """Return a block format and the block quantised as JSON data."""
-    made = _quantized(fmt, rule, values)
+    quantised = _quantized(fmt, rule, values)
     return document(
         "format",
         name=fmt.name,
@@ -168,11 +168,11 @@ def block_document(fmt: BlockFormat, rule: str | None, values: Sequence[float]) 
         scale=fmt.scale,
         block=fmt.block,
         bits_per_value=fmt.bits_per_value,
-        rule=made.rule,
+        rule=quantised.rule,
         rules={name: SCALE_RULES[name].source for name in fmt.rules},
-        tensor_scale=float(made.tensor_scale),
-        block_scale=float(made.block_scales.flat[0]),
-        steps=_STEPS.records(block_steps(made, values)),
+        tensor_scale=float(quantised.tensor_scale),
+        block_scale=float(quantised.block_scales.flat[0]),
+        steps=_STEPS.records(block_steps(quantised, values)),
     )
 
 

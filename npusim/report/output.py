@@ -1,4 +1,4 @@
-"""The folder of a run: each file written whole, or not at all, and that of the result last."""
+"""The folder of a run: each file is written completely or not at all, the result's file last."""
 
 from __future__ import annotations
 

@@ -155,10 +155,10 @@ def _vega() -> str:
 
     code = "window.vegaEmbed = vegaEmbed;"
     stamp = cache.digest(code, version("vl-convert-python"))
-    if (kept := cache.load("vega.js", stamp)) is None:
-        kept = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts; takes seconds
-        cache.store("vega.js", stamp, kept, is_silent=True)
-    text = kept.decode()
+    if (library := cache.load("vega.js", stamp)) is None:
+        library = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts; takes seconds
+        cache.store("vega.js", stamp, library, is_silent=True)
+    text = library.decode()
     notices = (TEMPLATES / "licences.txt").read_text(encoding="utf-8")
     return f"/*!\n{notices}*/\n{text}".replace("</script", "<\\/script")
 

@@ -49,7 +49,7 @@ def svg(spec: Spec, width: int = WIDTH) -> str:
     import vl_convert
 
     text = vl_convert.vegalite_to_svg(_document(spec, width))
-    # Clip paths are numbered through all pictures of a process; a file has its own numbers.
+    # Clip paths are numbered through all pictures of a process; a file has separate numbers.
     numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
     return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"
 

@@ -25,7 +25,7 @@ _RINGS = ("ring", "memory", "slots", "from", "to", "flags")
 _OPERATIONS = ("queue", "operation", "computes", "region", "waits for", "gives")
 #: Operations of the longest period that is folded into one line each.
 LONGEST_PERIOD = 8
-#: Resident blocks of a GPU's core have queues and rings of their own, all alike but for this number.
+#: Resident blocks of a GPU's core have separate queues and rings, equal except for this number.
 _RESIDENT = re.compile(r"\bB\d+")
 
 
@@ -103,7 +103,7 @@ def _about(phase: ListedPhase) -> str:
 
 
 def is_inner(ring: ListedRing) -> bool:
-    """Return whether one queue fills and empties a ring: the queue's own order is enough, nobody waits."""
+    """Return whether one queue fills and empties a ring: the queue's order is enough, no queue waits."""
     return ring.producers == ring.consumers and not ring.peeks
 
 
@@ -170,19 +170,19 @@ def _depends(loop: ListedLoop) -> bool:
 
 def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[ListedItem]]:
     """Return how a loop differs from the longest and its other operations; all of them where it shares no half."""
-    own, others = (list(operations_of(of.items)) for of in (loop, longest))
+    operations, others = (list(operations_of(of.items)) for of in (loop, longest))
     does = {(op.queue, op.label, op.computes) for op in others}
-    extra = [op for op in own if (op.queue, op.label, op.computes) not in does]
-    if len(extra) * 2 >= len(own):
+    extra = [op for op in operations if (op.queue, op.label, op.computes) not in does]
+    if len(extra) * 2 >= len(operations):
         return "", loop.items
-    labels = {(op.queue, op.label) for op in own}
+    labels = {(op.queue, op.label) for op in operations}
     without = _ranges([(op.queue, op.label) not in labels for op in others], [op.label for op in others])
     words = f"as {longest.bounds}{' without ' if without else ''}{without}{', but' if extra else ''}"
     return words, extra
 
 
 def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
-    """Return the labels that are left out, with a stretch of three and more by its ends."""
+    """Return the labels that are left out; three or more neighbours are written as a range."""
     stretches: list[list[str]] = [[]]
     for left, label in zip(is_left, labels, strict=True):
         if left:

@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,34 @@ _COUNTED = MappingProxyType(
     }
 )
 
+
+def _error(row: Row) -> str:
+    return "not finite" if row["relative_rmse"] is None else scientific(row["relative_rmse"])
+
+
+def _method(row: Row) -> str:
+    return (row["method"] or "") + (f" ±{percent(row['band'])}" if row["band"] else "")
+
+
+#: A point of a search, its row as `_row` has it: each figure as tables write it and as JSON has it.
+POINT = Columns(
+    Column(None, "tiling", key="tiling"),
+    Column("status", "status", key="status"),
+    Column("cycles", "cycles", whole, ">", key="cycles"),
+    Column("latency us", "latency_us", ",.2f", ">", key="latency_us"),
+    Column("method", _method, key="method", json=itemgetter("method")),
+    Column(None, "band", key="band"),
+    Column("busiest", "busiest", key="busiest"),
+    Column("busy", "busy_share", percent, ">", key="busy_share"),
+    Column(None, "ignored", key="ignored"),
+    Column("reason", "reason", key="reason"),
+    Column(None, "bound_us", key="bound_us"),
+    Column("rel. RMSE", _error, align=">", key="relative_rmse", json=itemgetter("relative_rmse")),
+    *(Column(None, name, key=name) for name in ("is_finite", "hbm_bytes")),
+    Column("free", "head_room", percent, ">", key="head_room"),
+    Column("least room", "tightest", key="tightest"),
+    *(Column(None, name, key=name) for name in ("same_as", "sampling_error")),
+)
 FRONT = Columns(
     Column("point", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
@@ -126,9 +155,8 @@ def exploration_document(
     """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
     best = best_of(outcomes)
 
-    def point(outcome: PointOutcome) -> dict[str, object]:
-        row = outcome.row()
-        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
+    def records(of: Sequence[PointOutcome]) -> list[dict[str, Any]]:
+        return POINT.records(map(_row, of))
 
     return document(
         "explore",
@@ -136,10 +164,20 @@ def exploration_document(
         complete=exploration is not None and not exploration.undecided,
         undecided=max(0, last.points - len(outcomes)),
         remaining_us=_remaining_us(last, exploration),
-        best={**point(best), **({"command": exploration.command(best)} if exploration else {})} if best else None,
-        front=[] if exploration is None else [*map(point, exploration.front)],
-        points=[*map(point, outcomes)],
+        best=best and {**records([best])[0], **({"command": exploration.command(best)} if exploration else {})},
+        front=[] if exploration is None else records(exploration.front),
+        points=records(outcomes),
     )
+
+
+def _row(outcome: PointOutcome) -> Row:
+    """Return a point as the columns of `POINT` read it: its axes by name and together, and its figures."""
+    return {"tiling": outcome.point, **outcome.row()}
+
+
+def _axis(name: str) -> Column:
+    """Return the column of an axis; empty for a point of a schedule that does not have it."""
+    return Column(name, lambda row: text_of(row[name]) if name in row else "", align=">")
 
 
 def _ranking_blocks(
@@ -151,39 +189,27 @@ def _ranking_blocks(
         return
     fastest = best.latency_us or 1.0
 
-    def more(o: PointOutcome) -> str:
-        return "best" if o is best else f"{((o.latency_us or 0.0) / fastest - 1) * 100:+.1f} %"
-
-    def error(o: PointOutcome) -> str:
-        return "not finite" if o.relative_rmse is None else scientific(o.relative_rmse)
-
-    def method(o: PointOutcome) -> str:
-        return o.method + (f" ±{percent(o.band)}" if o.band else "")
-
-    def axis(name: str) -> Column:
-        return Column(name, lambda o: text_of(o.point.get(name, "")), align=">")
+    def more(row: Row) -> str:
+        return "best" if row is rows[best.index] else f"{(row['latency_us'] / fastest - 1) * 100:+.1f} %"
 
     shown = ranked[:top] if chosen is None else chosen
+    rows = {o.index: _row(o) for o in (best, *shown)}
     names = [n for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart]
     alike = {n: text_of(shown[0].point.get(n, "")) for n in names if len({o.point.get(n, "") for o in shown}) == 1}
     alike = {} if len(alike) == len(names) else alike  # one point is named by all its fields
+    methods = dict.fromkeys(_method(rows[o.index]) for o in shown)
     table = Columns(
-        *(axis(n) for n in names if n not in alike),
-        Column("latency us", "latency_us", ",.2f", ">"),
-        Column("cycles", lambda o: o.cycles or 0, whole, ">"),
+        *(_axis(n) for n in names if n not in alike),
+        *POINT.named("latency us", "cycles"),
         Column("", more, align=">"),
-        *([Column("rel. RMSE", error, align=">")] if any(o.is_finite is not None for o in outcomes) else []),
-        Column("busiest", "busiest"),
-        Column("busy", lambda o: o.busy_share or 0.0, percent, ">"),
-        Column("least room", lambda o: o.tightest or ""),
-        Column("free", lambda o: percent(o.head_room or 0.0) if o.tightest else "", align=">"),
-        *([Column("method", method)] if len({*map(method, shown)}) > 1 else []),
+        *POINT.named(*["rel. RMSE"] * any(o.is_finite is not None for o in outcomes)),
+        *POINT.named("busiest", "busy", "least room", "free", *["method"] * (len(methods) > 1)),
         spare=("free", "least room", "cycles", "busy"),
     )
-    yield table.grid(shown)
+    yield table.grid(rows[o.index] for o in shown)
     every = [("all have", cells(" ".join(f"{n}={value}" for n, value in alike.items())))] if alike else []
-    methods = [("method", cells(method(shown[0])))] if len({*map(method, shown)}) == 1 else []
-    yield Facts((*every, *methods, ("margin", tuple(_margin(best, ranked, outcomes)))))
+    of_all = [("method", cells(*methods))] if len(methods) == 1 else []
+    yield Facts((*every, *of_all, ("margin", tuple(_margin(best, ranked, outcomes)))))
 
 
 def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
@@ -266,11 +292,13 @@ def rows_of(file: Path) -> list[Row]:
     """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
     if file.suffix == STORE:
         return [o.row() for o in read_store(file)[1]]
-    rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
-    missing = {"status", "latency_us"} - set(rows[0] if rows else ())
+    read: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
+    missing = {"status", "latency_us"} - set(read[0] if read else ())
     if missing:
         raise SpecError(f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row")
-    return rows
+    # A point has the axes of its schedule alone; a table by another version may have fewer figures.
+    none = dict.fromkeys(FIGURES)
+    return [none | {k: v for k, v in row.items() if v is not None or k in none} for row in read]
 
 
 def _number(text: Any) -> Any:
@@ -346,11 +374,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
     left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
     if left:
         text = f"{whole(len(left))} {plural(len(left), 'point')}, each with its reason."
-        reasons = Columns(
-            Column("point", lambda r: _name(r, axes)),
-            Column("status", "status", str),
-            Column("reason", lambda r: r.get("reason") or "", str),
-        )
+        reasons = Columns(Column("point", lambda r: _name(r, axes)), *POINT.named("status", "reason"))
         yield Figure("left", "Points that do not fit", text, None, reasons.grid(left[:LISTED]))
 
 
@@ -384,16 +408,7 @@ def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
 
 
 def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
-    def axis(name: str) -> Column:
-        return Column(name, lambda r: str(r.get(name)))
-
-    table = Columns(
-        *map(axis, axes),
-        Column("latency us", "latency_us", ",.2f"),
-        Column("cycles", lambda r: int(r.get("cycles") or 0), whole),
-        Column("busiest", lambda r: str(r.get("busiest") or "-")),
-        Column("busy", lambda r: r.get("busy_share") or 0.0, percent),
-    )
+    table = Columns(*map(_axis, axes), *POINT.named("latency us", "cycles", "busiest", "busy"))
     text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
     return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]))
 

@@ -142,7 +142,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
 
 
 def _labels(runs: list[Any]) -> list[str]:
-    """Return a name for each run: its folder's, or its own; equal names get a suffix."""
+    """Return a name for each run: that of its folder, or of the run; equal names get a suffix."""
     paths = [_named_path(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
     depth = 1
     while depth < max(map(len, paths)) and len({p[-depth:] for p in paths}) < len(set(paths)):
@@ -345,7 +345,7 @@ def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
 
 
 def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
-    """Return the busiest unit that all runs have, or each run's own where none is in all of them."""
+    """Return the busiest unit that all runs have, or each run's where none is in all of them."""
 
     def busy(sheet: Sheet, name: str) -> float:
         return sheet.units[name].busy / (sheet.cycles or 1)

@@ -1,4 +1,4 @@
-"""A run as a whole: the table of the terminal, and the tiles and figures of its page."""
+"""A run: the table of the terminal, and the tiles and figures of its page."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
     )
     if (validated := timing.validated) is not None:
         value = validated.missing if validated.band is None else f"within {percent(validated.band)}"
-        yield FigureTile("Validated", value, validated.text(record.called, record.device.name))
+        note = validated.text(record.called, record.device.name).removeprefix(f"{value}: ")
+        yield FigureTile("Validated", value, note)
     if timing.flops and timing.latency_us:
         at = timing.roofline
         reached = "" if at is None else f"{percent(at.reached)} of the roofline"

@@ -117,6 +117,11 @@ class Columns:
         header, align = tuple(c.title or "" for c in shown), "".join(c.align for c in shown)
         return Grid(header, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
 
+    def named(self, *titles: str) -> tuple[Column, ...]:
+        """Return the columns of these titles, in this order: a table may show some of what JSON has."""
+        of_title = {c.title: c for c in self.columns}
+        return tuple(of_title[title] for title in titles)
+
     def records(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Return the rows as JSON has them: the values of columns with a key, by it."""
         keyed = [c for c in self.columns if c.key]
@@ -186,7 +191,7 @@ def percent(share: float) -> str:
 
 
 def whole(number: int) -> str:
-    """Return a whole number with thousands set apart: ``328,896``."""
+    """Return an integer with thousands set apart: ``328,896``."""
     return f"{number:,}"
 
 
@@ -379,14 +384,14 @@ def _wrapped_name(name: str, width: int | None) -> list[str]:
     """Return the lines of a column's name."""
     if width is None or len(name) <= width:
         return [name]
-    found = [""]
+    wrapped = [""]
     for piece in _pieces(name):
-        joined = f"{found[-1]}{'' if found[-1].endswith('_') else ' '}{piece}".lstrip()
+        joined = f"{wrapped[-1]}{'' if wrapped[-1].endswith('_') else ' '}{piece}".lstrip()
         if len(joined) <= width:
-            found[-1] = joined
+            wrapped[-1] = joined
         else:
-            found.append(piece)
-    return [line for line in found if line]
+            wrapped.append(piece)
+    return [line for line in wrapped if line]
 
 
 def _column(grid: Grid, index: int) -> list[str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import QueueUse, Span, TimingResult
     from npusim.simulation.run_result import RunData
 
-#: Cause of a wait: other core groups have yet to end the phase before; then blocks are dealt out.
+#: Cause of a wait: other core groups have yet to end the phase before; then blocks are distributed.
 BARRIER = "phase barrier"
 #: Cause, first and last cycle.
 Wait = tuple[str, int, int]
@@ -60,7 +60,7 @@ class Flow:
 class Timeline:
     """Slices by track, each in the order of time; cores and pipes in the program's order.
 
-    ``end`` is the cycle up to which all is there, ``is_whole`` whether that is the whole run.
+    ``end`` is the cycle up to which all slices are there, ``is_whole`` whether this is the end of the run.
     """
 
     name: str
@@ -71,11 +71,11 @@ class Timeline:
     flows: list[Flow] = field(default_factory=list)
 
     def ns(self, cycle: int) -> int:
-        """Return a cycle in whole nanoseconds."""
+        """Return a cycle in nanoseconds, an integer."""
         return cycle * _NANOSECONDS // self.clock_hz
 
     def within(self, start: int, end: int) -> Timeline:
-        """Return the slices in a window; slices that reach beyond it are whole."""
+        """Return the slices in a window; slices that reach beyond it are not cut."""
         tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
         inside = {id(s) for slices in tracks.values() for s in slices}
         flows = [f for f in self.flows if id(f.source[1]) in inside and id(f.target[1]) in inside]
@@ -127,7 +127,7 @@ class _Replay:
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
         self.timeline, self.result, self.program, self.group = timeline, result, result.program, group
-        #: None of a node, whose kernels have no costs of their own.
+        #: None of a node, whose kernels have no separate costs.
         self.streams = Streams(self.program, result.device) if self.program.pricing else None
         self.templates = self.streams.templates if self.streams else Templates(self.program)
         self.endpoints, self.queues = self.templates.walker.endpoints, [q.name for q in self.program.queues]
@@ -145,7 +145,7 @@ class _Replay:
         self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
 
     def run(self) -> None:
-        """Add slices and flows of the whole group."""
+        """Add slices and flows of the group."""
         events: dict[tuple[str, str, int], list[NumericEvent]] = defaultdict(list)
         for event in self.result.numerics.events if self.result.numerics else ():
             events[event.phase, event.block, event.position].append(event)

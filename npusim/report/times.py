@@ -311,7 +311,7 @@ def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
 
 
 def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
-    """Yield where the time goes: over the whole run, in windows of it, and under the roofs."""
+    """Yield where the time goes: over the run, in windows of it, and under the roofs."""
     rows = time_parts(timing)
     used = {row["kind"] for row in rows}
     spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used])
@@ -358,7 +358,7 @@ def time_parts(timing: TimingRecord) -> list[Row]:
             continue
         parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
         left = timing.cycles - sum(n for *_, n in parts)
-        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for nobody
+        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for no queue
         parts += [(rest, rest, left)] if left > 0 else []
         tracks[str(track_of(queue.group, queue.queue))] = [
             {"kind": kind, "cause": cause, "value": round(n * us, 3), "share": n / timing.cycles}

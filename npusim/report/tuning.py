@@ -22,7 +22,7 @@ class Tuning:
     Attributes
     ----------
     name, shape, device : str
-        The kernel, the sizes of the shape (empty: the call's own), and the device.
+        The kernel, the sizes of the shape (empty: the call's), and the device.
     configurations : sequence of Configuration
         The configurations in the order of the search.
     predictions : sequence of Prediction

@@ -63,7 +63,7 @@ PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
 FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
 #: Tiles that are simulated for a call whose tile is chosen step by step.
 MOST_TRIED = 24
-#: Heads of keys below which a call is made shorter rather than one of fewer heads.
+#: Heads of keys below which a call is shortened, and keeps its heads.
 HEADS = 8
 
 
@@ -99,7 +99,7 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
 
 
 def _with_best(plan: Plan) -> Plan:
-    """Return a plan whose fields have numbers where `BEST` is asked for: the first of those that a search takes.
+    """Return a plan in which each field that is `BEST` has a number: the first one that a search would try.
 
     Raises `TilingError` where none has a time.
     """
@@ -242,7 +242,8 @@ def choose_tile(plan: Plan) -> TileChoice:
 def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
     """Return the fields of a run's ``tiling`` that make its tile: those that its ``plan`` names, and the chosen ones.
 
-    A request that names them has this tile whatever else of it changes, and sizes that nobody named stay free to fit.
+    A request that names them has this tile whatever else of it changes; sizes that are not named may still shrink to
+    fit.
     """
     names = plan.tiling.model_fields_set | choose_tile(plan).fields.keys()
     return {n: value for n, value in tiling if n in names}
@@ -261,7 +262,7 @@ def is_chosen_in_steps(schedule: Schedule) -> bool:
 def _axes(
     schedule: Schedule, device: DeviceSpec, tiling: Tiling, named: Collection[str]
 ) -> dict[str, tuple[object, ...]]:
-    """Return the declared values of the tile's fields that nobody named, without those that a search leaves alone."""
+    """Return the declared values of the tile's fields that are not named, without those that a search leaves alone."""
     left = {*schedule.left(device), *machine_of(device).decided(tiling), *named}
     return {n: values for n, values in declared(type(tiling)).items() if n not in left}
 
@@ -274,7 +275,7 @@ def _groups(
 
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
-    """Return the tiling fields that the rule may choose where nobody names them."""
+    """Return the tiling fields that the rule may choose where they are not named."""
     if is_chosen_in_steps(schedule) and device.is_timed:
         return frozenset(_axes(schedule, device, build_tiling(schedule.tiling, {}), ()))
     return listed_fields(schedule, device)
@@ -504,7 +505,7 @@ class _Trial:
         return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
-        """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
+        """Return the time of a tile, and its differences from the declared tile; None where the tile does not fit."""
         try:
             tiling = _with(self.tiling, fields)
             if tiling not in self._known:

@@ -71,9 +71,9 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
 
 
 def _walks(phase: Phase) -> object:
-    """Return by head where walks of each row begin and which way they go, or all that they visit; of equal heads one.
+    """Return for each different head the starts and directions of the walks of each row, or all visited keys.
 
-    Parts of a row's keys are walks of their own: where one begins, the one before has ended.
+    Parts of a row's keys are separate walks: where one begins, the one before has ended.
     """
     is_whole = not _ignores_hidden(phase)
     if isinstance(phase.cells, WorkTable) and (known := _walks_of_table(phase.cells, is_whole=is_whole)):
@@ -179,7 +179,7 @@ def _chained(phase: Phase, arithmetic: str) -> set[str]:
 def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
     """Return whether a loop does nothing but add products up in one accumulator each, instruction after instruction.
 
-    Then its tiles are of no matter, where they hold whole instructions of the matrix unit.
+    Then its tiles do not matter, if their sizes are multiples of the matrix unit's instructions.
     """
     rows = [row for stage in loop.stages for row in stage.rows]
     states = {n for n, name in phase.names.items() if name.start is not None}

@@ -1,4 +1,4 @@
-"""The bits of a plan's programs, and their reference: the schedule's own, else the kernel itself in float64."""
+"""The bits of a plan's programs, and their reference: the schedule's, else the kernel itself in float64."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class AttentionSubject(Subject):
         return with_padding(source, problem) if is_padded or plan.request.padding else source
 
     def read_heads(self, heads: Collection[int]) -> dict[str, tuple[int, int]]:
-        """Return batches and heads of Q, K and V, whole groups."""
+        """Return batches and heads of Q, K and V, complete groups."""
         p = self.problem
         of_keys = 1 + max(heads) // p.group_size
         return {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
@@ -192,7 +192,7 @@ class TensorSubject(Subject):
         return self._source(plan, change)
 
     def _source(self, plan: Plan, change: Callable[[HeadSource], HeadSource] | None = None) -> HeadSource:
-        """Return the inputs, ``change`` applied to those that do not follow from others."""
+        """Return the inputs; ``change`` is applied to inputs that are not computed from others."""
         asked = plan.request.seed
         source = kernel_source(self.inputs, plan.problem.drawn_seed if asked is None else asked, plan.tensors)
         given = plan.tensors or ()
@@ -270,7 +270,7 @@ def exact_rows(plan: Plan, problem: Problem, batch: int, head: int, row: int, ro
 
 
 def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-    """Return rows of a kernel of plain tensors in float64: by its own reference, else by the kernel itself."""
+    """Return rows of a kernel of plain tensors in float64: by its reference, else by the kernel itself."""
     source = source_of(plan, subject)
 
     def wide(name: str, *at: int) -> NDArray[np.float64]:
@@ -316,7 +316,7 @@ def _in_float64(plan: Plan) -> Schedule:
 def _reference(
     plan: Plan, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
 ) -> NDArray[np.float64]:
-    """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
+    """Return the float64 reference of errors; a fault in a user's reference is raised with its file and line.
 
     ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
     another shape than (rows, dv).

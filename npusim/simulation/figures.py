@@ -1,4 +1,4 @@
-"""One loop for studies of changes: each change has one figure of its plan, or is left out."""
+"""One loop for studies of changes: each change has one figure of its plan, or is left out, or has a reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ Figure = TypeVar("Figure")
 
 
 def figures(
-    changes: Iterable[Change], figure: Callable[[Change], Figure], unfit: tuple[type[NpusimError], ...] = (NpusimError,)
+    changes: Iterable[Change],
+    figure: Callable[[Change], Figure],
+    unfit: tuple[type[NpusimError], ...] = (NpusimError,),
+    *,
+    refused: Callable[[Change, NpusimError], Figure] | None = None,
 ) -> Iterator[tuple[Change, Figure]]:
     """Yield each change with its figure, in order.
 
-    ``figure`` plans, builds and measures a change.  A change is left out where that raises one of ``unfit``: the
-    schedule, the device or the call does not have it.  Other errors are raised.
+    ``figure`` plans, builds and measures a change.  Where it raises one of ``unfit``, the schedule, the device or the
+    call does not have the change: the change is left out, or has the figure that ``refused`` returns for the error.
+    Other errors are raised.
     """
     for change in changes:
         try:
             found = figure(change)
-        except unfit:
-            continue
+        except unfit as error:
+            if refused is None:
+                continue
+            found = refused(change, error)
         yield change, found

@@ -35,7 +35,7 @@ def _given_or_drawn(plan: Plan) -> str:
 def digest_of(plan: Plan) -> str:
     """Return a hash of everything that affects the prediction: two runs of one digest are one run.
 
-    It covers the resolved request, the contents of the device, of a user's own schedule and of tensors, and the rows
+    It covers the resolved request, the contents of the device, of a user's schedule and of tensors, and the rows
     whose bits are computed; not npusim itself, and no options of display.
     """
     r, content = plan.request, sha256()
@@ -54,7 +54,7 @@ def digest_of(plan: Plan) -> str:
 
 
 def sizes_of(plan: Plan) -> str:
-    """Return the whole numbers of a problem that are other than their defaults, each behind its name."""
+    """Return the integers of a problem that are other than their defaults, each behind its name."""
     sizes, usual = plan.problem.model_dump(exclude_defaults=True), plan.schedule.sizes
     return "".join(f"{name}{size}" for name, size in sizes.items() if isinstance(size, int) and size != usual.get(name))
 

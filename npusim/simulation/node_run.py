@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Groups
 
 US = 1e6  # microseconds a second
-#: Estimated seconds beyond which nobody waits for a sample that was not asked for.
+#: Estimated seconds from which on a sample that was not requested is left out.
 SAMPLE_S = 25
 NO_BITS = ComputedBits(inputs="none")
 
@@ -106,7 +106,7 @@ class NodeParts:
 
 
 def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
-    """Return a child's tile program on its device; fields that it does not name are chosen as in a run of its own.
+    """Return a child's tile program on its device; fields that it does not name are chosen as in a run of the child.
 
     L2 is as a stream of kernels leaves it: nothing waits there to be written back for a benchmark's fill.
 
@@ -129,7 +129,7 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
     """Return the function for a kernel's work: the node's table if it has one, else the device's timing, or if named.
 
-    Kernels are issued one after the other, and a launch costs the device's own time where its file states this apart;
+    Kernels are issued one after the other, and a launch costs the device's time where its file states this apart;
     the host's time is a framework's overhead.
     """
     timed = cache(partial(simulated_child, node=node, device=device, method=method))
@@ -255,7 +255,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
-    """Return the heads and the projection of a whole layer: given, or drawn by its recipe."""
+    """Return the heads and the projection of a layer: given, or drawn by its recipe."""
     heads, kv_heads = layer.heads * layer.ranks, layer.kv_heads * layer.ranks
     if plan.tensors is not None:
         kv_heads = plan.tensors["k"].shape[1]

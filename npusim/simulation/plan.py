@@ -65,7 +65,7 @@ _TILE = 128
 class Plan:
     """One run, resolved: enough to build its program, with another precision too.
 
-    ``device`` is a `NodeDevice` where a node runs, or one device a whole model.  ``tensors`` are Q, K and V as they
+    ``device`` is a `NodeDevice` where a node runs, or one device a model.  ``tensors`` are Q, K and V as they
     are given, None where the problem's recipe draws them; ``projection`` is W_o of a layer, where it is given.
     """
 
@@ -82,7 +82,8 @@ class Plan:
     ignored: tuple[str, ...]
     #: How the tensors were read, where another layout is likelier.
     reading: str = ""
-    #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.chosen_tile`), or stay as declared.
+    #: Whether fields of the tiling that are not named are chosen (`npusim.simulation.chosen_tile`), or stay as
+    #: declared.
     is_open: bool = False
     #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
     #: tensors by tiling: computed once.
@@ -108,7 +109,7 @@ class Plan:
 
 
 def device_of(request: Request) -> DeviceSpec:
-    """Return the device or node of a request; one device is a node of its own for a whole model."""
+    """Return the device or node of a request; for a model, one device is a node."""
     device = request.machine()
     return NodeDevice.alone(device) if is_of_models(request.schedule) else device
 
@@ -297,8 +298,8 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
 
 
 # ---------------------------------------------------------------- how long a run itself will take
-# Rough (within a factor of three on the machine of 2026 the figures were taken on, one core): it tells a minute from
-# an hour, so that nobody waits for a night by a slip in a length.
+# Rough (within a factor of three on the machine of 2026 the figures were taken on, one core): it distinguishes a minute
+# from an hour, so that a wrong length does not cost a night.
 
 
 def estimate(
@@ -330,7 +331,7 @@ def traced_groups(choice: Choice, count: int) -> Groups:
 
 
 def without_effect(plan: Plan, seconds: float, seconds_on: Callable[[DeviceSpec], float | None]) -> Iterator[str]:
-    """Yield a note for each changed number of the device without which the run's own tile takes the same time.
+    """Yield a note for each changed number of the device without which the run's tile takes the same time.
 
     ``seconds_on`` returns the time of the run's program on another device.
     """
@@ -366,7 +367,7 @@ def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
 
 
 def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
-    """Return how many pairs of query and key the chosen rows (their whole blocks) and heads have."""
+    """Return how many pairs of query and key the chosen rows (with their blocks) and heads have."""
     count = len(chosen_heads(problem, heads))
     which = chosen("rows", rows, problem.seq_q)
     if which == "all":

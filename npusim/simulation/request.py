@@ -129,7 +129,7 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "leave these options out",
     }
 )
-#: A size of a call: a whole number, or text that is one, ``"8k"``.
+#: A size of a call: an integer, or text that is one, ``"8k"``.
 Count = int | str
 #: Of ``trace_groups``: the core group that ends last.
 LAST: Final = "last"
@@ -485,7 +485,7 @@ class Request:
         return load_workload(load) if isinstance(load, str | Path) else load
 
     def title(self, load: Workload) -> str:
-        """Return the name of its inputs: its workload, or its tensors where no workload is named."""
+        """Return the name of the inputs: the workload, or the tensors where no workload is named."""
         if self.tensors is None or self.workload is not None:
             return load.name
         return Path(self.tensors).stem if isinstance(self.tensors, str | Path) else "tensors"
@@ -534,7 +534,7 @@ class Request:
     def refuse_unread(self, features: Collection[str], sizes: Iterable[str] = ()) -> None:
         """Raise `SpecError` naming the options that are set and that nothing reads; ``features``: words of `NEEDS`.
 
-        ``sizes``: names of the schedule's own sizes.
+        ``sizes``: names of the schedule's sizes.
         """
         changed, named = self.changed(), " ".join(filter(None, ("--problem", ",".join(f"{n}=.." for n in sizes))))
         for need, why in NEEDS.items():
@@ -775,7 +775,7 @@ def shape_sizes(text: str) -> dict[str, int]:
 
 
 def whole_number(name: str, text: str) -> int:
-    """Return a whole number from its typed form: ``4096``, ``8k``; raise `SpecError` with its name."""
+    """Return an integer from its typed form: ``4096``, ``8k``; raise `SpecError` with its name."""
     try:
         return parse_count(text)
     except ValueError:

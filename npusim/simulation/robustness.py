@@ -62,7 +62,9 @@ def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
 
 @dataclass(frozen=True)
 class Compared:
-    """`compared_rows` of a run: the block whose last rows they are, the first row, and the run's result, (rows, dv)."""
+    """The rows of a run in which programs are compared (`compared_rows`): the last ones of ``block``, from ``at`` on,
+    with the run's result, (rows, dv).
+    """
 
     block: BlockRows
     at: BlockRows
@@ -82,7 +84,7 @@ class Compared:
         return f"rows {row}..{row + len(self.rows) - 1} of head {head}{of_batch}"
 
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
-        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's own.
+        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's.
 
         That is relative; the RMSE is None where values are not finite.
         """

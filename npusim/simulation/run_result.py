@@ -35,11 +35,11 @@ _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """The result of a preset of the schedule, the run's own or another; its error is that of the rows
+    """The result of a preset of the schedule, the run's or another; its error is that of the rows
     `RunData.compared`.
 
     ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
-    ``standard_error`` is the standard error of the error over the run's own, relative, from the differences of rows.
+    ``standard_error`` is the standard error of the error over the run's, relative, from the differences of rows.
     """
 
     precision: str
@@ -128,7 +128,7 @@ class RunData:
 
     @property
     def latency_us(self) -> float:
-        """Whole call in microseconds, launch included."""
+        """The call in microseconds, launch included."""
         return self._timed().latency_s * 1e6
 
     def _timed(self) -> TimingResult:
@@ -151,7 +151,7 @@ class RunData:
 
     @property
     def tflops(self) -> float:
-        """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
+        """Useful operations (masked pairs not counted) per second of the call, in 1e12."""
         return self.program.flops / self._timed().latency_s / 1e12
 
 

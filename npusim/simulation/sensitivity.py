@@ -41,7 +41,7 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """Return the constants that matter, the strongest first.
 
     Considered are all numbers of the device file whose basis is ``assumed`` or ``fitted`` and that
-    this run used: each is changed by a fifth in both directions and the program timed again.  Whole numbers
+    this run used: each is changed by a fifth in both directions and the program timed again.  Integers
     are rounded.
     """
     if "models" in result.problem.features:

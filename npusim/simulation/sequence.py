@@ -67,7 +67,7 @@ class _Memory:
         return np.lib.stride_tricks.as_strided(elements[x.offset :], x.shape, [s * size for s in x.strides])
 
     def store(self, number: int, call: Call, result: RunData, given: dict[str, Any]) -> None:
-        """Execute a launch whole, and write its results to its storages."""
+        """Execute all blocks of a launch, and write its results to its storages."""
         program = result.program
         inputs = [t for t in program.tensors.values() if t.role == "input"]
         done = execute(program, kernel_source(inputs, 0, given))
@@ -93,7 +93,7 @@ def _scratch(call: Call) -> set[str]:
 
 
 def _refuse_scratch(calls: Sequence[Call]) -> None:
-    """Raise `SpecError` for a launch that has such a tensor of an earlier launch as more than its own."""
+    """Raise `SpecError` for a launch that has such a tensor of an earlier launch as several arguments."""
     left = dict[int, tuple[int, str]]()  # by storage: the launch that leaves it as scratch, and its parameter
     for number, call in enumerate(calls):
         own = _scratch(call)

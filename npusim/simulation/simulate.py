@@ -102,7 +102,7 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
 
 
 def _without_effect(built: BuiltPlan, timing: TimingResult | None) -> Iterator[str]:
-    """Yield a note for each changed number without effect, and for the clock where products have one of their own."""
+    """Yield a note for each changed number without effect, and for the clock where products have a separate one."""
     if timing is None:
         return
     plan, clock = built.plan, (built.plan.request.overrides or {}).get("clock_hz")
@@ -249,7 +249,7 @@ class Others:
 
 
 def _others(plan: Plan, program: TileProgram) -> Others:
-    """Return the function for results that another process computes while this one computes the run's own."""
+    """Return the function for results that another process computes while this one computes the run's."""
     at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
     return Others(variants, tuple(_presets(plan, at, count)))
 

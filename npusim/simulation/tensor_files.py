@@ -116,7 +116,7 @@ def unlikely_reading(tensors: Tensors, layout: Layout) -> str:
 def kernel_tensors(request: Request) -> Tensors | None:
     """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
 
-    A recorded call has its own inputs, if their values were recorded.
+    A recorded call has its recorded inputs, if their values were recorded.
 
     Raises `TensorError` for a file that is damaged.
     """
@@ -237,7 +237,7 @@ def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[A
 def _gathered(
     pools: Tensors, table: NDArray[Any], lengths: Sequence[int], layout: str, where: str
 ) -> tuple[int, Tensors]:
-    """Return the keys of a page, and K and V of each sequence in its layout, filled up with zeros, read by a table."""
+    """Return the keys of a page, and K and V of each sequence, gathered by a page table and padded with zeros."""
     shapes = {x.shape[:3] for x in pools.values()}
     if (
         layout not in ("bnsd", "bsnd")
@@ -338,12 +338,12 @@ def read_tensors(path: Path) -> Tensors:
     except ValueError as error:
         what = "holds pickled objects, which are refused" if "pickle" in str(error) else f"damaged: {error}"
         raise TensorError(f"{path}: {what}") from None
-    except Exception as error:  # noqa: BLE001 - the readers' own errors differ by version
+    except Exception as error:  # noqa: BLE001 - the readers' errors differ by version
         raise TensorError(f"{path}: not a readable tensor file, or truncated: {error}") from None
 
 
 def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
-    """Return an array of a safetensors file; its own reader asks numpy for formats that numpy has not."""
+    """Return an array of a safetensors file; the package's reader asks numpy for formats that numpy does not have."""
     kind = tensor["dtype"]
     if kind not in STORED and not re.fullmatch(r"[FIU](8|16|32|64)", kind):
         raise ValueError(f"{name} is {kind}, which is not read")

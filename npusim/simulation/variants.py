@@ -280,7 +280,8 @@ def _in_words(attributes: Attributes) -> str:
 
 
 def _operand(source: Source, sequences: int, has_rows: bool, lane: int, *, is_whole: bool = False) -> Hashable:
-    """Return the parts of an operand that decide a row's bits: columns, and the whole contracted operand of a product.
+    """Return the parts of an operand that decide a row's bits: columns, and the complete contracted operand of a
+    product.
 
     ``has_rows``: as for `row_key`; ``lane``: of which block, where coordinates are `Lanes`.
     """

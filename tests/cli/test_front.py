@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,25 @@ def test_the_trace_of_the_architecture_page_is_what_runs(tmp_path: Path) -> None
             first.setdefault(e["name"], place)
     assert len(rows) >= 6
     assert {name: (pipe, int(start), int(end)) for name, pipe, start, end in rows} == {n: first[n] for n, *_ in rows}
+
+
+#: Words that stood for others (store, build, use, is, measure, say), and how many of them docstrings and comments may
+#: have in a thousand lines of code: a ceiling that only falls.
+OLD_WORDS = re.compile(r"\b(?:own|whole|anew|nobody|kept|made|taken|lies|found|told)\b", re.IGNORECASE)
+OLD_WORDS_CEILING = 4.0
+
+
+def test_docstrings_and_comments_have_few_words_of_the_old_dialect() -> None:
+    words = lines = 0
+    for path in (ROOT / "npusim").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        lines += len(text.splitlines())
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_docstring = token.type == tokenize.STRING and token.string.lstrip("rR").startswith('"""')
+            if is_docstring or token.type == tokenize.COMMENT:
+                words += len(OLD_WORDS.findall(token.string))
+    assert lines > 50_000
+    assert words / lines * 1000 <= OLD_WORDS_CEILING
 
 
 @pytest.mark.parametrize("phrase", PHRASES)

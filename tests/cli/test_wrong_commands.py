@@ -18,7 +18,7 @@ from tests.cli.odd_files import write_odd_files
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: A command, and the beginning of what it says (after ``npusim: error:`` or ``Error:``).
+#: A command, and the beginning of its message, after ``npusim: error:``.
 WRONG = (
     ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
     # -------------------- run
@@ -429,8 +429,34 @@ def test_a_wrong_command_says_what_is_wrong(
     assert result.exit_code in (1, 2)
     assert "Traceback" not in result.stderr
     assert message in " ".join(result.stderr.split("\n"))
-    assert result.stderr.startswith(("npusim: ", "Usage: ", "Error: ", "wrote runs/explore-"))
+    assert result.stderr.startswith(("npusim: ", "Usage: ", "wrote runs/explore-"))
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "runs"} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run flash --sq 5", "npusim: error: No such option: --sq (Possible options: --seq, --seq-kv, --seq-q)"),
+        ("run flash --seq", "npusim: error: Option '--seq' requires an argument."),
+        (
+            "explore flash --jobs many",
+            "npusim: error: Invalid value for '--jobs' / '-j': Input should be a valid integer",
+        ),
+        ("hw shw", "npusim: error: No such command 'shw'. Did you mean 'show'?"),
+        ("--frm", "npusim: error: No such option: --frm"),
+    ],
+)
+@pytest.mark.parametrize("width", [50, None])
+def test_a_usage_error_is_an_error_as_all_others(
+    command: str, message: str, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is folded at a terminal's width, and one line in a pipe; exit code 2."""
+    monkeypatch.setattr("npusim.cli.console._message_width", lambda: width)
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert (result.exit_code, result.stdout) == (2, "")
+    said = result.stderr[result.stderr.index("npusim: error:") :]
+    assert message in " ".join(said.split())
+    assert len(said.splitlines()) == 1 if width is None else max(map(len, said.splitlines())) <= width
 
 
 def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from npusim.report.bits_table import ulp_words
 from npusim.report.output import save_run
 from npusim.report.result_json import load_result, record_of
 from npusim.report.run_inputs import problem_text, tiling_text
+from npusim.report.search_tables import exploration_document, exploration_part, exploration_table, rows_of
 from npusim.report.tables import run_table, verdict
 from npusim.report.text import plain
 from npusim.report.times import pipes_grid
@@ -22,6 +23,8 @@ from npusim.report.worst_inputs import LEDGER
 from npusim.run import run
 from npusim.simulation.run_result import FiniteChoice, Spread
 from npusim.studies.baseline.cycles import CheckOutcome, Row
+from npusim.studies.explore.search import Progress
+from npusim.studies.explore.store import FIGURES, PointOutcome
 from npusim.studies.probe.decide import Answer
 from npusim.studies.probe.vector import OperationResult
 from npusim.studies.stress.ledger import Entry
@@ -259,3 +262,31 @@ def test_records_of_checks_probes_and_ledgers_have_every_field() -> None:
     ):
         assert columns.records([one]) == [asdict(one)]
         assert len(columns.grid([one]).rows) == 1
+
+
+def test_records_of_a_search_have_every_figure_of_a_point() -> None:
+    """The document of a search, its table and its page read one declaration."""
+    figures = {"cycles": 5, "latency_us": 2.0, "band": 0.1, "head_room": 0.5, "tightest": "UB", "busy_share": 0.9}
+    points = [
+        PointOutcome(0, {"block_kv": 64}, "ok", method="mean field", busiest="CUBE", **cast("Any", figures)),
+        PointOutcome(1, {"block_kv": 96, "depth": None}, "infeasible", reason="UB: full", relative_rmse=0.25),
+    ]
+    told = exploration_document("flash", points, None, Progress("", 2, 2))
+    assert told["points"] == [{"tiling": o.point} | {n: getattr(o, n) for n in FIGURES} for o in points]
+    assert told["best"] == cast("list[object]", told["points"])[0]
+    text = plain(exploration_table("flash", points, None, Progress("", 2, 2), top=5, is_pareto=False))
+    row = next(line for line in text.splitlines() if "best" in line)
+    assert row.split() == ["64", "2.00", "5", "best", "CUBE", "90.0", "%", "UB", "50.0", "%"]
+    assert "method  mean field ±10.0 %" in text
+    page = exploration_part("flash", [o.row() for o in points])
+    grids = {figure.key: figure.table for figure in page.figures}
+    assert [cell.text for cell in grids["ranking"].rows[0]] == ["64", "2.00", "5", "CUBE", "90.0 %"]
+    assert [cell.text for cell in grids["left"].rows[0]] == ["block_kv=96", "infeasible", "UB: full"]
+
+
+def test_a_table_of_a_search_by_another_version_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text("block_kv,depth,status,latency_us\n64,,ok,2.5\n,2,infeasible,\n")
+    rows = rows_of(tmp_path / "old.csv")
+    assert ("depth" in rows[0], "block_kv" in rows[1], rows[0]["cycles"]) == (False, False, None)
+    grid = next(f.table for f in exploration_part("old", rows).figures if f.key == "ranking")
+    assert [cell.text for cell in grid.rows[0]] == ["64", "", "2.50", "-", "-", "-"]

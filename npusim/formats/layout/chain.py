@@ -125,7 +125,7 @@ class Chain:
     def _formed(self) -> list[set[tuple[int, ...]]]:
         """Return, for each operand register, the different registers that it is composed of.
 
-        Received values are numbered after the accumulator's own, a register each shuffle.
+        Received values are numbered after the accumulator's, a register each shuffle.
         """
         packed = REGISTER_BITS // self.operand.bits
         accumulated = self.tiles * self.accumulator.values
@@ -156,7 +156,7 @@ def chain(
 
     ``operand`` is fragment A of the next, whose rows are C's rows, or B, whose columns are C's columns (the transposed
     form, Sᵀ = K·Qᵀ).  ``arrangement`` is that of the groups in both products; by default all are stacked along the
-    operand's own axis (4x1 for A, 1x4 for B), so that no group needs another's values.
+    operand's axis (4x1 for A, 1x4 for B), so that no group needs another's values.
 
     Raises `LayoutError` for operands that cannot be chained, and for values that would have to cross lanes unless
     ``allow_exchange``.

@@ -38,7 +38,7 @@ _HALF_BITS = 16
 class MmaInstruction:
     """A matrix instruction of one warp, D = A·B + C, with the maps of its operands.
 
-    ``steps`` are the machine's own instructions (HMMA.884) in order, empty where that is not modelled: in one that is
+    ``steps`` are the machine's instructions (HMMA.884) in order, empty where that is not modelled: in one that is
     (row, column), threadgroup g of a quad pair computes D from row ``4g + row`` and ``column`` on.
     """
 

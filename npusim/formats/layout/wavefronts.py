@@ -140,7 +140,7 @@ def fragment_addresses(
     An access wider than the lane's values also reads neighbouring fragments: an access of 16 bytes serves two
     fragments of m8n8k4, whose k (or n) then run in another order, equal in both operands (volta.md §4.1).
 
-    Raises `LayoutError` where a lane's part is not contiguous in memory, or is no whole number of its vectors.
+    Raises `LayoutError` where a lane's part is not contiguous in memory, or is no multiple of its vectors.
     """
     count, left = divmod(access_bytes, element_bytes)
     axis = fragment.vector_axis

@@ -98,7 +98,7 @@ class FlashPrecision(NamedFormats):
     exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
         Named choices: the exponential, the order of the row sum, the rounding of casts, the number of roundings of a
         multiplication followed only by an addition, the place where P V accumulates, and the matrix arithmetic (empty:
-        the device's own).  A power-of-two exponential reads scores times log2 e.
+        the device's).  A power-of-two exponential reads scores times log2 e.
     exponent
         Rounding of s c - m c before the exponential: ``once``, by a multiply-add, or ``twice``, product and difference,
         both with maxima of unscaled scores; or ``scaled``: maxima of scores times c.  Empty: as in the kernel that the
@@ -353,7 +353,7 @@ def attention_phase(
 ) -> Phase:
     """Return a kernel of q, k, v and mask with blocks of ``sizes`` = (rows, keys); ``more`` has its other arguments.
 
-    By default it has the problem's own mask, visits its visible tiles in all blocks, and binds the call's own tensors.
+    By default it has the problem's mask, visits its visible tiles in all blocks, and binds the call's tensors.
     """
     if mask == "problem":
         mask = mask_of(problem, sizes)  # what does not fit it is said before blocks are made

@@ -112,7 +112,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
         def hook(s: Any) -> Any:
             if factor == 1:
                 return score(s, **more)
-            with in_units_of(factor):  # the hook's own exponentials are to the base e
+            with in_units_of(factor):  # the hook's exponentials are to the base e
                 return score(s, **more) * factor
 
         return kernel.function(**arguments, score=hook)

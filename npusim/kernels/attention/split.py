@@ -251,7 +251,7 @@ def _stacks(target: GlobalTensor, count: int, fmt: str, level: int) -> dict[str,
 
 
 def _variants(p: FlashPrecision) -> tuple[str, str]:
-    """Return the exponential and the logarithm of a merge, to the base of the attention's own exponential.
+    """Return the exponential and the logarithm of a merge, to the base of the attention's exponential.
 
     Its variant serves float32 too where its exponentials are float32.
     """

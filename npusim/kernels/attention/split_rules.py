@@ -171,7 +171,7 @@ def flashinfer(call: SplitCall) -> Parts:
     places, page = max(1, 2 * call.cores // call.kv_heads), call.page or 1
     # scheduler.cuh, FA2DetermineCtaTileQ
     rows = 128 if call.rows > 64 and call.head_dim < 256 else 64 if call.rows > 16 else 16
-    # As there, a window counts without the query's own key.
+    # As there, a window counts without the query's key.
     call = call.shortened(rows - 1)
     row_blocks, pages = ceil_div(call.rows, rows), [ceil_div(n, page) for n in call.keys]
     # scheduler.cuh: 128 tokens a chunk at least

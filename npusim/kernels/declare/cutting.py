@@ -116,7 +116,7 @@ def may_pack(problem: Problem, height: int) -> bool:
 # ---------------------------------------------------------------- how many splits: reckoned, not simulated
 
 
-# The paces of machines are fitted to npusim's own cycles, none to a device: one query of qwen2_7b, llama2_70b and
+# The paces of machines are fitted to npusim's cycles, none to a device: one query of qwen2_7b, llama2_70b and
 # pangu_38b on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  Calls come out within
 # 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
@@ -127,7 +127,7 @@ PAIR = 1.5
 ROWS = 64
 
 
-#: A core group's own time t and its share of memory's, s, together: (t^6 + s^6)^(1/6), so that
+#: A core group's time t and its share of memory's, s, together: (t^6 + s^6)^(1/6), so that
 #: the longer one counts, and more where they are alike.
 POWER = 6
 

@@ -1,4 +1,4 @@
-"""The construction of schedules from algorithms, for every core family: packaged ones and users' own.
+"""The construction of schedules from algorithms, for every core family: packaged ones and users'.
 
 A schedule is a function that returns phases; the device's machine answers the rest: the tiling fields,
 the order of blocks, and the slices, lanes or warps of a phase.
@@ -41,9 +41,13 @@ from npusim.program.ir.tile import GlobalTensor
 from npusim.units import chunks
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.config.device import DeviceSpec
     from npusim.config.family import CoreFamily, Kind
+    from npusim.config.problem import AnyProblem, Problem
     from npusim.config.seen import Seen, Sees
+    from npusim.kernels.attention.tiling_mask import MaskKind
     from npusim.kernels.declare.registry import Precision
     from npusim.program.ir.tile_program import TileProgram
 
@@ -126,7 +130,7 @@ def schedule(
         or kind of processor (``npu``, ``gpu``, ``cpu``) if they differ.  A field that is `AS_FAMILY` has the value of
         the family's manifest.
     tiling
-        The kernel's own fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
+        The kernel's fields, or a mapping as for ``precisions``; the machine uses the fields that it knows.  An
         empty name has the fields for core families of installed packages.  None: the machine's fields alone.
     kind
         The kind of the kernel, for which a machine adds its fields (`CoreFamily.fields`); None: none.  Without
@@ -227,7 +231,7 @@ def _left(fields: Callable[[], type[Tiling]], device: DeviceSpec) -> frozenset[s
     return left
 
 
-def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
+def _declared(tiling: Tiling, device: DeviceSpec, problem: AnyProblem, precision: Precision) -> Any:
     return machine_of(device).declared(tiling, problem, precision)
 
 
@@ -273,7 +277,7 @@ def _build(
 
 
 def _origin(function: Callable[..., Any]) -> str:
-    """Return file and line of a function outside the package, empty for npusim's own."""
+    """Return file and line of a function outside the package, empty for npusim's."""
     return "" if function.__module__.startswith("npusim.") else outside.origin_of(function)
 
 
@@ -330,7 +334,7 @@ def attention(
         ``by_rule(problem, tiling, p, machine)`` returns the phases if a kernel splits keys by its own rule.
     """
     _check_names(called, kernel, operands, fields)
-    if tiling is None or fields is not None:  # the machine's, and the kernel's own
+    if tiling is None or fields is not None:  # the machine's, and the kernel's
         more = {"kind": "attention"} | more
         tiling = None if fields is None else declared_as(fields, "model")
     hooked = None if score is None else with_score(kernel, score, operands)
@@ -360,7 +364,7 @@ class _Attention:
     models: frozenset[str]
     by_rule: Callable[[Any, Any, Any, Any], Phases | None]
 
-    def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+    def phases(self, problem: Problem, tiling: Any, p: Any, machine: Machine) -> Phases:
         """Return the attention, after the kernels that convert its operands to another format, or the parts that a rule
         cuts.
         """
@@ -375,7 +379,13 @@ class _Attention:
 
     @kept_by_blocks(lambda phase, *_: len(phase.cells))
     def _phase(
-        self, problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any
+        self,
+        problem: Problem,
+        sizes: tuple[int, int],
+        p: Any,
+        masked: tuple[MaskKind | None, int],
+        tensors: AttentionTensors,
+        tiling: Any,
     ) -> Phase:
         kernel, problem, known = self._scored(problem, p)
         if self.given:
@@ -393,7 +403,7 @@ class _Attention:
         pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q)
         return replace(phase, flops=problem.flops_of(problem.batch * pairs))
 
-    def _scored(self, problem: Any, p: Any) -> tuple[Kernel, Any, dict[str, Any]]:
+    def _scored(self, problem: Problem, p: Any) -> tuple[Kernel, Problem, dict[str, Any]]:
         """Return the kernel with all functions of scores, the remaining problem, and the kernel's arguments."""
         kernel = self.hooked
         if kernel:  # hooks see scores as they are; log2 e comes after them
@@ -426,7 +436,7 @@ class _Attention:
         return phases
 
 
-def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:
+def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Problem, p: Any) -> dict[str, Any]:
     """Return the tensors of a score's operands by name, and under ``values`` the functions for their numbers."""
     arrays = {n: _operand(called, n, function, problem) for n, function in operands.items()}
     values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in arrays.items()}
@@ -464,14 +474,14 @@ def read_operands(
     return prepared(tensors, fmt or tensors.k.fmt, scale, rule, smooth, values)
 
 
-def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
+def scaled_queries(problem: Problem, p: Any) -> tuple[Problem, float | None]:
     """Return the problem as a kernel reads it, and the earlier factor of Q: a number, or None."""
     if getattr(p, "scale_in", "scores") != "queries":
         return problem, None
     return problem.model_copy(update={"scale": 1.0}), problem.scale
 
 
-def _check_seen(called: str, problem: Any, seen: Seen) -> None:
+def _check_seen(called: str, problem: Problem, seen: Seen) -> None:
     """Raise `TilingError` for a query for which ``sees`` selects no key: the sum of its row is 0."""
     if not isinstance(seen, KeyFunction) or problem.unseen:
         return
@@ -482,7 +492,7 @@ def _check_seen(called: str, problem: Any, seen: Seen) -> None:
             raise TilingError(f"schedule {called}: sees: query {query} sees no key; each sees one")
 
 
-def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
+def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Problem) -> NDArray[Any]:
     """Return an operand's values, or raise `TilingError` for values in another shape than that of scores."""
     values = np.asarray(function(problem))
     if values.shape not in [(heads, problem.seq_q, problem.seq_kv) for heads in (1, problem.heads)]:
@@ -510,7 +520,7 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
 
 
 def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
-    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+    def checked(problem: Problem, tiling: Any, p: Any, machine: Machine) -> Phases:
         if p.exp_variant.startswith("exp2."):
             raise SpecError(
                 f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
@@ -521,5 +531,5 @@ def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
     return checked
 
 
-def _in_format(values: Any, fmt: str, batch: int) -> Any:
+def _in_format(values: NDArray[Any], fmt: str, batch: int) -> NDArray[Any]:
     return np.broadcast_to(cast(values, fmt), (batch, *values.shape))

@@ -343,7 +343,7 @@ def attention_tasks(
         up = CopyOp("upload 0", UP, "UP", (), call=CopyCall("up", problem.kv_bytes(), is_bulk=True))
         return [Task(up, after), *block_tasks(0, block, (first,), problem.kv_bytes())]
     q, o = problem.heads * problem.head_dim * row, problem.heads * problem.value_head_dim * row
-    computed = Child("flash", problem)  # FlashAttention-2 in the host's own arithmetic
+    computed = Child("flash", problem)  # FlashAttention-2 in the host's arithmetic
     host = HostCall(computed, problem.kv_bytes(), problem.group_size * problem.kv_bytes() // width)
     return [
         Task(CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", q + kv)), after),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from npusim.config.tiling import Field, Tiling, on
 from npusim.kernels.attention.online_softmax import NamedFormats
 from npusim.kernels.declare.define import Phases, schedule
 from npusim.kernels.declare.registry import Schedule
-from npusim.kernels.form.language import ONE, Value, exp, full, log, tiles
-from npusim.kernels.form.lowering import kernel
+from npusim.kernels.form.language import ONE, Product, Value, exp, full, log, tiles
+from npusim.kernels.form.lowering import Kernel, kernel
 from npusim.kernels.form.phase import Phase, Stacked, TileRun, WorkTile
 from npusim.program.ir.tile import GlobalTensor, Role
 from npusim.units import ceil_div, chunks
@@ -51,7 +51,7 @@ class StatePrecision(NamedFormats):
     output
         The result.
     exp_variant, arithmetic
-        Named choices: an exponential to the base e, the matrix arithmetic (empty: the device's own).
+        Named choices: an exponential to the base e, the matrix arithmetic (empty: the device's).
     """
 
     name: str
@@ -63,11 +63,11 @@ class StatePrecision(NamedFormats):
     arithmetic: str = ""
     intermediates = ("state", "factor", "product", "output")
 
-    def left(self, product: Any, fmt: str = F32) -> Any:
+    def left(self, product: Product, fmt: str = F32) -> Value:
         """Return a product in ``fmt``, after rounding to the format in which rows read it."""
         return product.to(fmt) if self.product == F32 else self.wide(product.to(self.product), fmt)
 
-    def wide(self, product: Any, fmt: str = F32) -> Any:
+    def wide(self, product: Value, fmt: str = F32) -> Value:
         """Return a stored product in ``fmt``."""
         return product if self.product == fmt else product.to(fmt)
 
@@ -135,18 +135,18 @@ def stepped(dt: Value, by: Value, chunk: int) -> Any:
     still="below",
 )
 def gated_outputs(
-    q: Any,
-    k: Any,
-    v: Any,
-    h: Any,
-    below: Any,
-    g: Any,
-    gt: Any,
-    x: Any,
-    skip: Any,
+    q: Value,
+    k: Value,
+    v: Value,
+    h: Value,
+    below: Value,
+    g: Value,
+    gt: Value,
+    x: Value,
+    skip: Value | None,
     p: StatePrecision,
     as_pto: bool = False,
-) -> Any:
+) -> Value:
     """Return a chunk's results as `outputs`, with decays from their sums: ``g`` of queries, ``gt`` of keys.
 
     ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows precede products that they
@@ -183,7 +183,7 @@ class Chunks:
     high: int
 
     @classmethod
-    def of(cls, sizes: Sequence[int], tiling: Any) -> Chunks:
+    def of(cls, sizes: Sequence[int], tiling: ChunkFields) -> Chunks:
         """Return chunks of batch, heads, tokens, channels of keys and of values; panels by a tiling's fields."""
         batch, heads, tokens, key, value = sizes
         high = min(key, getattr(tiling, "block_key", key))
@@ -239,15 +239,15 @@ class Chunks:
         return Stacked("chunk", self.count, GlobalTensor(n, self.batch * self.count, self.heads, rows, cols, fmt, role))
 
 
-def decay_sums(function: Any, of: Chunks, each: int, results: list[GlobalTensor], **read: GlobalTensor) -> Phase:
+def decay_sums(function: Kernel, of: Chunks, each: int, results: list[GlobalTensor], **read: GlobalTensor) -> Phase:
     """Return the kernel, `decays` or `stepped`, of sums of log decays, whole chunks of some ``each`` tokens a block."""
     width = max(of.chunk, each // of.chunk * of.chunk)
     cells = tuple(
         WorkTile(b, head, ((ONE, 0, 1), ("token", at, n)))
         for b, head, (at, n) in product(range(of.batch), range(of.heads), chunks(of.tokens, width))
     )
-    made: Phase = function.phase("decays", cells, {"token": width}, results, chunk=of.chunk, **read)
-    return made
+    bound = cast("dict[str, Any]", read)
+    return function.phase("decays", cells, {"token": width}, results, chunk=of.chunk, **bound)
 
 
 def chunked(
@@ -358,7 +358,7 @@ def in_slices(phases: list[Phase]) -> list[Phase]:
     return [replace(phase, slice_elements=STATE_SLICE) for phase in phases]
 
 
-def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
+def recurrence(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], log_gate: NDArray[Any]) -> NDArray[np.float64]:
     """Return o_t = q_t S_t, S_t = e^(log gate_t) S_(t-1) + k_t^T v_t, token after token, in float64.
 
     q, k and ``log_gate`` are (tokens, channels of keys), v and the result (tokens, channels of values).
@@ -371,9 +371,13 @@ def recurrence(q: Any, k: Any, v: Any, log_gate: Any) -> NDArray[np.float64]:
 
 
 def by_head(
-    function: Callable[..., Any], problem: KernelProblem, output: Any, inputs: Any, _tiling: Any
+    function: Callable[..., Any],
+    problem: KernelProblem,
+    output: Any,
+    inputs: Callable[[str, int, int], NDArray[Any]],
+    _tiling: object,
 ) -> NDArray[np.float64]:
-    """Return the results of ``function(problem, batch, head, read)``; ``read(name)`` returns an input of the head."""
+    """Return the results of ``function(problem, batch, head, read)``, where ``read(name)`` is an input of a head."""
     of = {t.name: t for t in output.inputs}
 
     def read(b: int, h: int, n: str) -> Any:
@@ -412,7 +416,7 @@ def recurrence_schedule(
 ) -> tuple[Schedule, ...]:
     """Return the schedule of a recurrence, with its own ``fields``; ``reference``: as for `by_head`."""
     made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
-    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's own is known
+    setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's schedule is recognised
     setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
     return schedule(
         called,
@@ -430,13 +434,13 @@ def recurrence_schedule(
 
 
 def reference_with_gates(
-    gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, read: Any
-) -> Any:
+    gates: Callable[[KernelProblem], Any], problem: KernelProblem, b: int, h: int, read: Callable[[str], NDArray[Any]]
+) -> NDArray[np.float64]:
     """Return `recurrence` of a head with the log gates of ``gates(problem)``, (batch, heads, tokens, keys)."""
     return recurrence(read("q"), read("k"), read("v"), gates(problem)[b, h])
 
 
-def first_state(sizes: Mapping[str, int], problem: KernelProblem, *_of: Any) -> NDArray[np.float64]:
+def first_state(sizes: Mapping[str, int], problem: KernelProblem, *_of: object) -> NDArray[np.float64]:
     """Return the state before the first token, (channels of keys, of values): 0."""
     _batch, _heads, _tokens, key, value, *_ = sizes_of(problem, sizes)
     return np.zeros((key, value))

@@ -277,7 +277,7 @@ class Schedule:
             raise SpecError(f"schedule {self.name} needs {wanted}")
 
     def _check_sizes(self, sizes: Mapping[str, int | float]) -> None:
-        """Raise `SpecError` for a size that is none of the schedule's, or no whole number; a switch is 0 or 1."""
+        """Raise `SpecError` for a size that is none of the schedule's, or no integer; a switch is 0 or 1."""
         for n, size in sizes.items():
             usual = self.sizes.get(n)
             fits = size in (0, 1) if isinstance(usual, bool) else size >= 1

@@ -71,7 +71,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
 
 
 def kernel_frame() -> FrameType:
-    """Return the innermost frame outside this module: the kernel's own, or that of a function it calls."""
+    """Return the innermost frame outside this module: the kernel's, or that of a function it calls."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -128,7 +128,7 @@ def _number_operator(
 
     def method(self: TileNumber, other: TileNumber | float) -> TileNumber:
         if isinstance(other, Value):
-            return NotImplemented  # the tile's own operation takes the number
+            return NotImplemented  # the tile's operation takes the number
         a, b = (other, self) if swapped else (self, other)
         of = [x.of if isinstance(x, TileNumber) else lambda _tile, x=x: x for x in (a, b)]
         text = symbol.join(x.text if isinstance(x, TileNumber) else f"{x:g}" for x in (a, b))
@@ -279,7 +279,7 @@ class Value:
         return _rows(Opcode.ROW_MAX, self.axes[:1], self.fmt, (self,), _by_nan(nan))
 
     def sum(self, order: str = "", *, times: Source | None = None) -> Value:
-        """Return the sum of each row, in a named order (the core's own by default).
+        """Return the sum of each row, in a named order (the core's by default).
 
         ``times``: a value of the same format, or a number: the sum is that of products, and each lane adds a product
         without rounding it first (fma), but for one of its first two (`npusim.formats.reduce_sum`).
@@ -294,7 +294,7 @@ class Value:
         return _rows(Opcode.ROW_SUM, axes[:1], self.fmt, (self, times), Attributes(order=order))
 
     def cumsum(self, order: str = "", *, every: int = 0) -> Value:
-        """Return the cumulative sums of each row, in a named order (the core's own by default).
+        """Return the cumulative sums of each row, in a named order (the core's by default).
 
         ``every``: columns after which sums restart, so that a row may hold several chunks; 0: never within a row.
         """

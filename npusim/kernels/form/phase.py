@@ -339,7 +339,7 @@ class Phase:
     values
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
-        Registry name of the products' arithmetic; empty: the device's own.
+        Registry name of the products' arithmetic; empty: the device's.
     compiled
         Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty without such code.
     slice_elements
@@ -358,7 +358,7 @@ class Phase:
     precision_fields
         Attributes of the precision that the kernel reads; None: unknown.
     walks
-        Axes along which the loop advances together; empty: along the loop's own axis.
+        Axes along which the loop advances together; empty: along the loop's axis.
     still
         Operands with such an axis whose tile, or block, is always the one at the first row or column.
     """
@@ -487,7 +487,7 @@ def from_last(phase: Phase) -> Phase:
 
 
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
-    """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
+    """Return the table with a precision's attributes for each opcode; a row's attributes stay."""
     return tuple(replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table)
 
 

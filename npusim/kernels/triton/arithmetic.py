@@ -1007,7 +1007,7 @@ class Arithmetic(Draft, ABC):
 
 
 def _is_decided(x: Condition) -> bool:
-    """Return whether all elements of each block answer alike."""
+    """Return whether a condition is equal for all elements of each block."""
     every, none = answers(x)
     return bool(np.all(every | none))
 

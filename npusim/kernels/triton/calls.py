@@ -216,7 +216,7 @@ def _read(path: str, _changed: int) -> Calls:
         raise SpecError(f"{why}: {error}") from None
     except KeyError as error:
         raise SpecError(f"{why} (nothing in the file has the name {error})") from None
-    except Exception as error:  # noqa: BLE001 - zip and zlib have errors of their own
+    except Exception as error:  # noqa: BLE001 - zip and zlib raise errors of other classes
         raise SpecError(f"{why} ({error})") from None
 
 
@@ -255,7 +255,7 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
 
 
 def _whole(name: str, x: object) -> int:
-    """Return a whole number of a file; raise `ValueError` for another value, or one beyond 63 bits."""
+    """Return an integer of a file; raise `ValueError` for another value, or one beyond 63 bits."""
     if not isinstance(x, int) or not 0 <= x < 1 << 63:
         raise ValueError(f"{name}: {_short(x)}; allowed: whole numbers from 0, below 2^63")
     return x
@@ -280,7 +280,7 @@ def _short(x: object) -> str:
 
 
 def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] | None) -> CallConfiguration:
-    """Return a configuration of a file; ``named``: what its constants may name, None where that is any name."""
+    """Return a configuration of a file; ``named``: the names that its constants may have, None for any name."""
     text = texts[_whole("ttir", of["ttir"])] if of["ttir"] is not None else ""
     options = {n: _whole(n, x) for n, x in of["options"].items()}
     if why := refused_option(options):
@@ -347,5 +347,5 @@ def _kept(call: Call) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
         fresh.write_bytes(packed)
-        fresh.replace(path)  # nobody reads half of it
+        fresh.replace(path)  # no reader sees half of the file
     return path

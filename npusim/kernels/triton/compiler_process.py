@@ -1,4 +1,4 @@
-"""Compiles TTIR of kernels in a process of its own: the compiler may end the process that it runs in.
+"""Compiles TTIR of kernels in a separate process, because the compiler may end the process in which it runs.
 
 Run as a program: reads a line of JSON a kernel from standard input (``text``: its file, ``architecture``: a number,
 ``folder``, ``options``), writes the code to the folder, or the compiler's message to its file ``error``, and answers

@@ -107,7 +107,7 @@ def _made(one: Elements, other: Elements, values: Integers, bits: int) -> Elemen
 
 
 def _refuse_many(op: Op, *values: Elements) -> None:
-    """Raise `ProgramError` for more elements than are looked at one by one."""
+    """Raise `ProgramError` for more elements than npusim reads one by one."""
     size = prod(np.broadcast_shapes(*(x.values.shape for x in values)))
     if size > MOST_ELEMENTS:
         raise op.fail(f"{size:,} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")

@@ -1,4 +1,4 @@
-"""Left factors that a kernel makes of an operand before its loop: a phase of their own where cores cannot keep them."""
+"""Left factors that a kernel computes before its loop: a separate phase where cores cannot store the factors."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class LaunchMemory:
 
 
 def _places(tensor: Tensor, offsets: Array) -> tuple[tuple[Array, Array], tuple[int, int], Array, Array, Array]:
-    """Return batch (with splits) and head of elements, the shape of a matrix, row, column, and which are its own."""
+    """Return batch (with splits) and head of elements, a matrix's shape, row, column, and which are in the matrix."""
     offsets = tensor.own(offsets)
     batch, head, split, row, col = (np.broadcast_to(x, offsets.shape) for x in tensor.places(offsets))
     _, heads, splits, rows, cols = tensor.shape

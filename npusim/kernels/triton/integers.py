@@ -150,7 +150,7 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
 
 
 def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | None, ...]) -> Affine | None:
-    """Return a remainder of a block that begins anew at its end: known up to there; None for another."""
+    """Return a remainder of a block that restarts at the block's end, where it is known up to there; None else."""
     is_block = sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps)
     if not is_block or np.any(a.base < 0) or np.any(b.base <= 0):
         return None
@@ -161,7 +161,7 @@ def _begun(a: Affine, b: Affine, shape: tuple[int, ...], left: tuple[Integers | 
 
 
 def _ended(left: Integers | None, count: int) -> Integers | None:
-    """Return a number of elements that are known; None where all of ``count`` are."""
+    """Return how many elements are known; None where all ``count`` are."""
     return None if left is None or np.all(left >= count) else left
 
 
@@ -172,7 +172,7 @@ def reach(x: Affine) -> tuple[int, int]:
 
 
 def _reach(a: Affine, b: Affine, function: Callable[[Any, Any], Any]) -> tuple[int, int]:
-    """Return bounds of a function that is monotone in each of two operands, as whole numbers without a width."""
+    """Return bounds of a function that is monotone in each of two operands, as integers without a width."""
     made = [function(x, y) for x in reach(a) for y in reach(b)]
     return min(made), max(made)
 

@@ -71,7 +71,7 @@ class Choices:
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
-    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
+    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.
     """
@@ -211,7 +211,7 @@ class Draft:
         self.hides_by_numbers = False
         self._roots: dict[str, str] = {}
         self._taken: set[str] = set()
-        self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
+        self._at_loop: frozenset[str] = frozenset()  # names in use where the first loop begins
         self._walk: Walk | None = None
         self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
@@ -318,7 +318,7 @@ class Draft:
         return axis
 
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
-        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices start again within a block."""
+        """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
         if axis is not None and self.root(axis) in map(self.root, self.anew):
             raise op.fail("a sum, maximum or product along an axis whose indices start again in a block (%, tl.where)")
 
@@ -349,7 +349,7 @@ class Draft:
         self.values[op.results[0]] = x
 
     def _named(self, op: Op, x: Known, called: str = "") -> Any:
-        """Return a value under a name of its own: several expressions may read it."""
+        """Return a value under a new name: several expressions may read it."""
         if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
             return x
         name = self._unique(called or op.results[0])
@@ -357,7 +357,7 @@ class Draft:
         return replace(x, text=name, is_product=False)
 
     def _spread(self, x: Floats, shape: Sequence[int]) -> Floats:
-        """Return a block with axes of its own in place of those of size 1 where ``shape`` has more elements."""
+        """Return a block with new axes in place of axes of size 1 along which ``shape`` has more elements."""
         axes = tuple(a or b for a, b in zip(x.axes, self._axes(shape), strict=True))
         if axes == x.axes:
             return x

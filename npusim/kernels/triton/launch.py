@@ -90,7 +90,7 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
 )
-#: Parts of an expression, and the largest whole number in one: what a launch passes has 64 bits.
+#: Parts of an expression, and the largest integer in one: an argument of a launch has 64 bits.
 MOST_PARTS, LARGEST = 300, 2**63 - 1
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "Mod": operator.mod}
@@ -124,7 +124,7 @@ class TritonPrecision:
     contracts
         Whether multiplications and additions become one, as NVIDIA's compilers do by default.
     arithmetic
-        The arithmetic of matrix units; empty: the device's own.
+        The arithmetic of matrix units; empty: the device's.
     is_exact
         Whether everything is float64: the kernel's algorithm without rounding, the reference of its errors.
     """

@@ -1,6 +1,6 @@
 """Axes of recorded views by the launch: heads, batch and splits, by their index in each program.
 
-The result's own axes are read in several ways; the axes of every other view have to follow from the result's in all
+The axes of the result are read in several ways; the axes of every other view have to follow from the result's in all
 programs, so that a wrong reading is refused and not computed.
 """
 
@@ -92,8 +92,8 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not.
 
     ``is_part``: of a tensor that is accessed elsewhere too.  ``freedom``: 1: axes that do not follow are splits, of
-    which each program has its own place; 2: and axes of blocks are groups of these, where they can be; 3: or groups of
-    what a program goes through in its loop.
+    which each program has a separate place; 2: and axes of blocks are groups of these, where they can be; 3: or groups
+    of what a program goes through in its loop.
     """
     *outer, rows, columns = result.view.shape
     first: ProgramError | None = None

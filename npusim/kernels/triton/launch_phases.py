@@ -54,7 +54,7 @@ MOST_FREEDOM = 3
 
 
 class Written(NamedTuple):
-    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from.
+    """A kernel of tiles as text: axes of its operands, and, for each of its lines, the line of the user's kernel.
 
     ``keeps_factors``: as of `Kernel`.
     """
@@ -151,12 +151,12 @@ class LaunchGrid:
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
-        #: Places along splits of their own that loads have in each program, and whether these go on tile by tile.
+        #: Places of loads along separate splits, in each program, and whether they advance tile by tile.
         self.stacks: dict[str, tuple[Integers, bool]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
-        #: The splits that each program stores to, iteration by iteration; one where its loop stores no tile of its own.
+        #: The splits that each program stores to, iteration by iteration; one where its loop stores no tile.
         self.splits = self.split
         self.is_stacked = self.stored.is_walked and self._along(self.stored) == SPLIT
         if self.is_stacked:
@@ -427,7 +427,7 @@ class LaunchGrid:
             if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):
                 self.constant.add(load.name)  # one matrix for all blocks
                 return
-            if self.out.is_workspace and not load.is_walked:  # rows that nobody loads are not stored
+            if self.out.is_workspace and not load.is_walked:  # rows that no program loads are not stored
                 self.is_partial |= bool(np.any(count < self.rows))
                 self.rows = np.minimum(self.rows, count)
                 self.sizes["row"] = int(self.rows.max())
@@ -792,7 +792,7 @@ class LaunchGrid:
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
         times, edges = self._times(chosen)
-        if self.is_partial:  # rows that no program stores are nobody's
+        if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
             results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
@@ -851,7 +851,7 @@ class LaunchGrid:
         return f"{counted}, first {', '.join(first)}"
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
-        """Return how many rows and columns there are, and of each program where its own begin and how many."""
+        """Return the numbers of rows and columns, and for each program the first ones and how many it has."""
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
     def _runs(self, i: int) -> tuple[TileRun, ...]:
@@ -915,7 +915,7 @@ def _stores(reader: Reader) -> Booleans:
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return statements, with each one that binds a name of its own moved right before the first that reads it.
+    """Return statements; each one that binds a new name is moved right before the first statement that reads it.
 
     So a product that is independent of a chain of others follows the rows of that chain, where nothing waits for it.
     """
@@ -928,7 +928,7 @@ def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def _spread(view: MaskView, rows: int) -> Any:
-    """Return a mask, (batch, heads, rows, columns): as often as rows share its own."""
+    """Return a mask, (batch, heads, rows, columns): repeated for the rows that share it."""
     mask = view.array()
     return np.broadcast_to(mask, (*mask.shape[:2], rows, mask.shape[3]))
 

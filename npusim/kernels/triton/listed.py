@@ -1,6 +1,6 @@
 """Integers that a table has, such as loaded token numbers: arithmetic, comparisons, and rows of a tensor by them.
 
-Rows that a kernel accesses by a table are the rows of a tensor of their own, in the order of the table, so that the
+Rows that a kernel accesses by a table are the rows of a separate tensor, in the order of the table, so that the
 index in the table stands for the address and everything behind it is linear again.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Sums = Callable[[Op, Affine, Affine], Affine]
 
-#: Entries of a table that is made of the integers of all programs and iterations.
+#: Most entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
 _SUMS = ("addi", "subi", "addptr")
 _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
@@ -88,7 +88,7 @@ def _uniform(x: Listed | Affine) -> int | None:
 
 
 def _folded(x: Listed) -> Listed | None:
-    """Return a list whose table has all of it; None where the rest differs between elements or programs."""
+    """Return a list whose numbers are all in its table; None where the rest differs between elements or programs."""
     if (number := _uniform(x.rest)) is None:
         return None
     beyond = None if x.beyond is None else x.beyond + number
@@ -217,7 +217,7 @@ def lowest_bit(op: Op, x: Listed) -> ListedMask:
 
 
 def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> ListedMask:
-    """Return a comparison of a list, entry by entry of its table; of unlike elements or programs by a table of these.
+    """Return a comparison of a list, entry by entry of its table; a new table where elements or programs differ.
 
     Raises `ProgramError` for integers of two axes, or below 0 and compared without a sign.
     """

@@ -121,7 +121,7 @@ class Memory(WholeNumbers):
         self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
-        """Set a loaded block; where a mask hides some lanes that read the same element, each lane has its own value."""
+        """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
         sides = enumerate(zip(shape, lanes, strict=True))
         hidden = [i for i, (n, most) in sides if np.any((most < n) & self.is_read(most.shape[1]))]
         alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
@@ -145,7 +145,7 @@ class Memory(WholeNumbers):
         return len(self.walks) if self._walk is not None else 0
 
     def _in_part(self, pointer: Affine) -> tuple[Affine, Tensor]:
-        """Return a block's pointers and tensor; for a part of a recorded view, a tensor of its own.
+        """Return a block's pointers and tensor; for a part of a recorded view, a separate tensor.
 
         Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
         """
@@ -457,7 +457,7 @@ class Memory(WholeNumbers):
             raise op.fail("the mask of a load or store that joins comparisons by | or ~: bounds of its axes by & alone")
         for relation, d in condition.of:
             bound = bound_of(d, relation)
-            if bound is None and not any(d.steps) and left:  # of a whole tile, or of a program
+            if bound is None and not any(d.steps) and left:  # of a complete tile, or of a program
                 self.cuts |= {None} if self._walk else set()
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue

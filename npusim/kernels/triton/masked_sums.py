@@ -89,7 +89,7 @@ def _term_of(chain: Sequence[Op], state: str) -> tuple[str, float]:
 
 
 def _is_alone(chain: Sequence[Op], choice: Op, body: Sequence[Op]) -> bool:
-    """Return whether nothing but a chain's own operations and the choice reads their results."""
+    """Return whether only the operations of a chain and the choice read their results."""
     made = {r for o in chain for r in o.results}
     return not any(made.intersection(o.operands) for o in body if o not in chain and o is not choice)
 

@@ -84,7 +84,7 @@ class ElementMask(ByIndices):
 
 
 def holds(rules: JoinedRules, rows: Any, keys: Any) -> Any:
-    """Return where the comparisons of rows and keys with 0 hold, of each group one at least."""
+    """Return where at least one comparison of each group holds, for rows and keys."""
     held = [RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules.of]
     held += [np.logical_or.reduce([holds(each, rows, keys) for each in group]) for group in rules.either]
     return np.logical_and.reduce(held)
@@ -219,7 +219,7 @@ def _form(rules: JoinedRules) -> Any:
 
 
 def _check_rows(grid: LaunchGrid, rules_of: Sequence[JoinedRules]) -> None:
-    """Raise `ProgramError` for a row that sees no key of its program's tiles: a number does not make weights 0."""
+    """Raise `ProgramError` for a row without a visible key in its tiles: a finite fill value gives no weights of 0."""
     assert grid.walk is not None
     for i, rules in enumerate(rules_of):
         visited = np.flatnonzero(grid.is_visited[i])

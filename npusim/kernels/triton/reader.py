@@ -1,6 +1,6 @@
 """From TTIR to a kernel of tiles: integers and pointers are evaluated, floats written in the language of kernels.
 
-The result is source in that language with the user's own names, each statement at the line of the user's kernel, so
+The result is source in that language with the user's names, each statement at the line of the user's kernel, so
 that faults are reported there.
 """
 
@@ -307,7 +307,7 @@ class Reader(Memory):
             raise self.unlike(op, f"{why} choice of integers: let the grid or tl.where decide", every)
 
     def _npusim_flat_range(self, op: Op) -> None:
-        """Read flat indices as rows and columns, each part of a program's block as a program's own."""
+        """Read flat indices as rows and columns, each part of a program's block as the block of a program."""
         assert self._flat is not None
         _, rows, columns, parts = self._flat
         count, steps = len(self.ids), (columns, 1) if columns else (1,)
@@ -316,7 +316,7 @@ class Reader(Memory):
         self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
 
     def _npusim_program_part(self, op: Op) -> None:
-        """Read the index along an axis of a block that is left out: each part of a program as a program's own."""
+        """Read the index along an axis of a block that is left out: each part of a program as a program."""
         parts, count = op.number("parts"), len(self.ids)
         if self._part is None:
             self._keep(np.repeat(np.arange(count), parts))
@@ -505,7 +505,7 @@ class Reader(Memory):
         return True
 
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
-        """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
+        """Read a loop whose iterations each store their results: every iteration is a block, as a program would be."""
         self._refuse_many(op, int(counts.max()), int(counts.sum()))
         carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
         program = np.repeat(np.arange(len(counts)), counts)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Triton's default of a launch (triton 3.6, CUDAOptions).
 WARPS = 4
-#: What a run says where no compiler made the code of a kernel.
+#: Note of a run whose kernel no compiler compiled.
 NO_CODE = "{}: registers are an estimate, because no compiler made the code; multiplications contract as nvcc has them"
 
 
@@ -78,7 +78,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
 
 
 def _numbers(call: Call) -> Any:
-    """Return the field that has the number of a configuration."""
+    """Return the tiling field whose value is the number of a configuration."""
     listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
     return Field(
         default=0,

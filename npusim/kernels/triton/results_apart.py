@@ -77,7 +77,7 @@ def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
 
 
 def _with_states(loop: Op, needed: set[str]) -> Op:
-    """Return a loop with the states alone that its needed results, or other such states, are computed from."""
+    """Return a loop with only the states from which its needed results, or other such states, are computed."""
     names, starts, ends = loop.operands[4::2], loop.operands[5::2], loop.body[-1].operands
     live = [i for i, r in enumerate(loop.results) if r in needed]
     while True:

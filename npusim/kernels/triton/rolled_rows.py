@@ -47,7 +47,7 @@ def rolled(operations: list[Op]) -> list[Op]:
 
 
 def _dims(operations: Sequence[Op], ranges: Collection[str]) -> dict[str, int]:
-    """Return along which dimension values go over some ranges; the first where they do along two."""
+    """Return the dimension along which values go over some ranges; the first of two such dimensions."""
     dims = dict.fromkeys(ranges, 0)
     for op in operations:
         known = next((dims[n] for n in op.operands if n in dims), None)

@@ -194,7 +194,7 @@ class View(Tensor):
         return self
 
     def halved(self, axis: int, inner: int) -> View | None:
-        """Return the view with an axis split into groups of ``inner``, whose own axis follows; None where this is
+        """Return the view with an axis split into groups of ``inner``, whose axis follows; None where this is
         impossible.
 
         The outer axis is unassigned.
@@ -216,7 +216,7 @@ class View(Tensor):
         return view.assigned()
 
     def laid_out(self, values: Array) -> Array:
-        """Return values in the argument's shape as the view's own axes have them."""
+        """Return values in the argument's shape along the axes of the view."""
         whole = np.asarray(values)
         if whole.shape == self.described:  # what repeats is there once
             whole = whole[
@@ -228,11 +228,11 @@ class View(Tensor):
         return whole.reshape(self.sizes)
 
     def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
         return values
 
     def array(self, values: Array) -> Array:
-        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its own shape."""
+        """Return the values of the view as (batch * splits, heads, rows, columns), from values in its shape."""
         whole, at = self.laid_out(values), dict(self.fixed)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
@@ -253,7 +253,7 @@ class View(Tensor):
 
 @dataclass(frozen=True)
 class GatheredView(View):
-    """Rows of a view that are accessed by a table, as the outermost axis of a view of their own.
+    """Rows of a view that are accessed by a table, as the outermost axis of a separate view.
 
     ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
     first element there, -1 of an entry that leads to none.
@@ -279,7 +279,7 @@ class GatheredView(View):
         return made.reshape(self.sizes)
 
     def drawn(self, values: Array) -> Array:
-        """Return drawn values of a head, (rows, columns), with rows of one place in memory alike."""
+        """Return drawn values of a head, (rows, columns); rows at one place in memory are equal."""
         if self.groups[ROWS] != (0,) or len(values) != len(self.listed):
             return values
         _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
@@ -345,7 +345,7 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
         raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
     if not all(n for n, _ in axes):
-        axes = []  # a tensor of no element is nobody's
+        axes = []  # a tensor without elements has no axis
     inner = sorted(((s, n) for n, s in axes), reverse=True)
     if not x.is_integer and any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
         raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")

@@ -1,4 +1,4 @@
-"""Blocks of three axes as blocks of two: the same TTIR for each index along one of the axes, as programs of their own.
+"""Blocks of three axes as blocks of two: the same TTIR for each index along one of the axes, as separate programs.
 
 No operation may join elements along that axis, so that no value depends on it; times are those of so many programs.
 """

@@ -72,7 +72,7 @@ class Op:
     place: str = ""
 
     def number(self, key: str) -> int:
-        """Return a whole number among its attributes."""
+        """Return an integer among its attributes."""
         return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
 
     def fail(self, why: str) -> ProgramError:
@@ -111,7 +111,7 @@ def read(text: str) -> Function:
 
 
 def _place_at(line: Line, operations: list[Op]) -> None:
-    """Place operations without a line of their own at that of the kernel."""
+    """Place operations without a line at the line of the kernel."""
     for op in operations:
         op.line = op.line if op.line.number else line
         _place_at(line, [*op.body, *op.otherwise])
@@ -245,7 +245,7 @@ class Locations:
         return self._places(match[1]) if match else []
 
     def files(self) -> set[str]:
-        """Return the files, none of Triton's own, that the kernel's code is from."""
+        """Return the files, without Triton's, that the kernel's code is from."""
         files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
         return {f for f in files if "/triton/" not in f}
 

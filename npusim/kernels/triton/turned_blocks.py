@@ -16,7 +16,7 @@ from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
 
 _TYPE = re.compile(r"tensor<(\d+)x(\d+)x((?:!tt\.ptr<\w+>|\w+))>")
 _ALONG = ("tt.reduce", "tt.scan")
-#: Operations on blocks with rules of axes of their own, which none here has.
+#: Operations on blocks with special rules of axes, which no block here has.
 _OTHERS = ("tt.reshape", "tt.join", "tt.split", "tt.cat", "tt.gather", "tt.descriptor", "tt.make_tensor", "scf.while")
 #: What leaves a block as it is.
 _SAME = "ttg.convert_layout"

@@ -102,7 +102,7 @@ class Tensor:
 
 
 def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the five axes of a tensor from a call's axes, the last ones; only a tensor of five has splits."""
+    """Return the five axes of a tensor: those of a call are the last ones; a tensor of five axes has splits."""
     if len(shape) < len(AXES):
         shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
         shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
@@ -373,7 +373,7 @@ RELATIONS: Mapping[str, Any] = MappingProxyType(
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
-    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: whole rows of them
+    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: complete rows of them
         (rows, row), (columns, column) = ((i, d.steps[i]) for i in along)
         left = -d.base + (relation == "sle")
         if column == 1 and row == d.shape[columns] and not np.any(left % row):
@@ -440,7 +440,7 @@ def answers(x: Condition) -> tuple[Any, Any]:
 def affine(values: Integers, known: Any = None) -> Affine | None:
     """Return integers by their elements, (program, iteration, *axes), as a base and steps; None where they are not so.
 
-    ``known``: which elements have to be; others are nobody's.
+    ``known``: which elements have to be affine; no program accesses the others.
     """
     shape = values.shape[2:]
     known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(values.shape, np.shape(known)))

@@ -1,14 +1,12 @@
 """cuDNN's attention on sm_120 and sm_121: a warp copies for four or eight that multiply and have Q in registers.
 
-Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
+It copies complete tiles (TMA), its products those of single warps (mma.sync).  That keys are visited from the
 first on is an assumption.
 
 Source: NVIDIA/cudnn-frontend, python/cudnn/sdpa/fwd: config_sm120.py, kernels/sm120/prefill_f16.py.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, ceil_div, get_format, layout
 from npusim.machine import Layouts
@@ -28,7 +26,7 @@ def _needs(device: DeviceSpec) -> str:
     return "" if is_there else f"is a kernel of sm_120 and sm_121, and {device.name} is {device.architecture}"
 
 
-def _refuses(problem: Problem, _precision: Any) -> str:
+def _refuses(problem: Problem, _precision: object) -> str:
     return "copies no pages: it has a tensor of K and one of V" if problem.page else ""
 
 

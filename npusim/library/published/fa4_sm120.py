@@ -1,6 +1,6 @@
 """FlashAttention-4 on sm_120 and sm_121: FlashAttention-2's algorithm, with a warp that copies for four that multiply.
 
-Its copies are of whole tiles (TMA), its products those of single warps (mma.sync).  Calls with pages, packed heads or
+It copies complete tiles (TMA), its products those of single warps (mma.sync).  Calls with pages, packed heads or
 cut keys have another kernel there, which is not described.
 
 Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_120), flash_fwd_sm120_tma.py.
@@ -9,7 +9,6 @@ Source: Dao-AILab/flash-attention, flash_attn/cute: interface.py (tiles of sm_12
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
 from npusim.kernel import DeviceSpec, GpuDecisions, GpuKernel, Problem, layout
 from npusim.machine import Layouts
@@ -23,7 +22,7 @@ def _needs(device: DeviceSpec) -> str:
     return "" if is_there else f"is a kernel of sm_120 and sm_121, and {device.name} is {device.architecture}"
 
 
-def _refuses(problem: Problem, _precision: Any) -> str:
+def _refuses(problem: Problem, _precision: object) -> str:
     return "copies no pages: these calls have another kernel, which is not described" if problem.page else ""
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from npusim.config.family import Settings
 
-#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
+#: Settings that an attention tries beside its declared tile; first the balanced order of causal blocks.
 SETTINGS: Settings = (
     ({"deal": "balanced"},),
     ({"splits": "auto"}, {"splits": "auto", "block_kv": 512}),

@@ -193,7 +193,7 @@ class AscendPricing(EnginePricing):
         return Cost(whole, slowest.latency_cycles, slowest.link_bytes, ((key, elements), *last))
 
     def stored_bytes(self, operand: Operand, memory: str) -> int:
-        """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
+        """Return an operand's bytes in ``memory``: padded to full fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
         if memory in ("GM", "UB"):
             return operand.payload_bytes
         edge = self._fractal
@@ -238,7 +238,7 @@ def vector_cycles(
 
     ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
     With barriers where they are needed, instructions between two of them are a run that pays the head of its first and
-    the tail of its last; else each pays its own.
+    the tail of its last; else each pays for itself.
     """
     is_joined = decided.barriers == "needed" and spec.head_exposed is not None and spec.head_exposed.value == "idle"
     terms: dict[str, float] = {}
@@ -291,7 +291,7 @@ class _Run:
         self.last = name
 
     def expand(self, step: Step) -> None:
-        """Add the copies that make a whole tile of an operand with one row or one column: one a row of the tile."""
+        """Add the copies that expand an operand of one row or one column to a tile: one copy a row of the tile."""
         slope, interval = self.spec.op("copy").slope_cycles_per_repeat, self.spec.row_interval_cycles
         for s in step.srcs:
             if not isinstance(s, float) and (s.rows < step.dst.rows or s.cols < step.dst.cols):
@@ -373,7 +373,7 @@ def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Q
 
 
 def _place(tile: Tile | RingTile) -> int:
-    """Return a tile's address; a ring's slots are whole rows of banks apart, so its first will do."""
+    """Return a tile's address; slots of a ring have equal banks, so the first stands for all."""
     return tile.offset_bytes + (tile.ring.offset_bytes if isinstance(tile, RingTile) else 0)
 
 
@@ -393,7 +393,7 @@ BITS = 8
 
 
 def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
-    """Return the repeats an instruction needs for a tile: whole ones for gapless rows, else per row."""
+    """Return the repeats an instruction needs for a tile: full ones for rows without gaps, else some a row."""
     size = get_format(fmt or operand.fmt).size_bytes
     repeat = spec.repeat_bytes.value
     stride = operand.cols if isinstance(operand, GlobalTile) else operand.stride
@@ -408,10 +408,10 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         chosen = "scalar" if name == "binary" and len(tiles) < len(step.srcs) else name
         if chosen in ("exp", "log", "div"):
             chosen = f"{name}_{step.dst.fmt}"
-        # An operand with gaps between its rows needs repeats of its own for each row.
+        # An operand with gaps between its rows needs separate repeats for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
         listed = [(chosen, max(repeats(t, spec, step.constant_format) for t in whole))]
-        # A mask or bias that is made of indices: each comparison, or step of its arithmetic, is an instruction.
+        # A mask or bias that is computed from indices: each comparison, or step of its arithmetic, is an instruction.
         listed += [("scalar", listed[0][1])] * step.attributes.comparisons
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
         for tile in tiles:
@@ -430,7 +430,7 @@ def _made_of(step: Step, spec: VectorEngine) -> Instructions:
     return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div", "sqrt") else "scalar", count) for n in names]
 
 
-#: Of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor is made of them.
+#: Of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor consists of them.
 _LOGIC: Mapping[str, int] = MappingProxyType({"and": 1, "or": 1, "xor": 4})
 
 

@@ -97,7 +97,7 @@ class AscendGroup:
         self.allocator = Allocator(spaces)
 
     def queues(self) -> tuple[Queue, ...]:
-        """Return the queues of the group: on this family each has an engine of its own."""
+        """Return the queues of the group: on this family each has a separate engine."""
         aic = [Queue(f"{AIC}.{e}", AIC, e, AIC) for e in ("MTE2", "MTE1", "CUBE", "FIXP")]
         aiv = [Queue(f"{v.name}.{e}", AIV, e, v.name) for v in self.vector_cores for e in ("MTE2", "VECTOR", "MTE3")]
         return (*aic, *aiv)
@@ -113,7 +113,7 @@ class AscendGroup:
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
     def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
-        """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
+        """Return whether a name goes between AIC and AIVs by a direct route, and not through global memory.
 
         Raises `TilingError` where the device has neither, or not the ``route``.
         """
@@ -183,7 +183,7 @@ class AscendGroup:
         )
 
     def row_sum(self, code: VectorCode | None) -> str:
-        """Return the order of the vector unit's row sums: its own, or that of the code for its registers."""
+        """Return the order of the vector unit's row sums: that of the unit, or of the code for its registers."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
         if code is None:
             return str(self.device.row_sum.value)

@@ -6,7 +6,7 @@
 - the distance of each part behind the first, in tiles (``lags``), and whether the next block begins in between;
 - the number of tiles of a name at a time (`generations`), and the states that outlive their tiles (`lasting`).
 
-It refuses reads of a part from another tile than its own.  `slots` places the tiles.
+It refuses reads of a part from another tile.  `slots` places the tiles.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `AscendPhase` decides the order alone.  With products: lasting operands are loaded, then the loop's stages run as a
 pipeline whose earlier parts run ``ahead`` tiles ahead, so that matrix and vector units work at the same time.  Without
-products each vector core processes its own slices alone.  Other modules decide the rest:
+products each vector core processes its slices alone.  Other modules decide the rest:
 
 - `parts.Parts`: the cuts of the loop, the distance of parts, the states that outlive a tile;
 - `slots.Slots`: the slots between products and rows, and the rings that products share;
@@ -57,7 +57,7 @@ class AscendPhase:
             for s in frame.stages
             if s.is_product
         }
-        # Row sums and casts without an order or a rounding of their own take the vector unit's.
+        # Row sums without an order, and casts without a rounding, have those of the vector unit.
         rounding = group.device.rounding_choices.get("rounding")
         tables = frame.tables(group.row_sum(tiling.decided.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, slots.direct) for s, table in tables.items()}
@@ -73,7 +73,7 @@ class AscendPhase:
         group.allocator.check()
         self.parts.check()
         cuts = self.parts.cuts
-        # One function a part for all blocks: bodies are shared by what they are made of.
+        # One function a part for all blocks: blocks with equal contents share a body.
         emits = [partial(self._stages, cut, self.vectors) for cut in cuts]
         #: What a block does in each part, with the tiles by which that is behind the first.
         self.lagging = list(zip(emits, self.parts.lags, strict=True))
@@ -86,7 +86,7 @@ class AscendPhase:
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
-        """Return the phase of the program; ``blocks`` are its own, in the order in which core groups get them."""
+        """Return the phase of the program; ``blocks`` are in the order in which core groups get them."""
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
         shares = tuple[tuple[int, ...], ...]()
         count, more = self.group.device.group_count.value, dict[str, Any]()

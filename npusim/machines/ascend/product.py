@@ -46,7 +46,7 @@ class Corner:
 class DepthPiece:
     """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` behind the start of a stretch ``length`` long.
 
-    ``is_first`` and ``is_last``: of the whole sum.
+    ``is_first`` and ``is_last``: of the complete sum.
     """
 
     k: int
@@ -88,7 +88,7 @@ class CubeProduct:
         self.frame, self.name, self.group, self.direct, self.cross = frame, stage.name, group, direct, cross
         self.left, self.right = row.srcs
         self.dst = row.dst
-        #: Whether it adds up in L0C for the whole block, and where.
+        #: Whether it accumulates in L0C until the block ends, and where.
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
         #: The operand of which a later product reads the same tile.
         self.ahead = ""
@@ -120,11 +120,11 @@ class CubeProduct:
                 "UB",
                 "L0C",
             )
-        #: What rows put into L1 itself is there whole.
+        #: An operand that rows store in L1 is complete there.
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
-        #: What lies in global memory is asked for before what rows hand over; behind it by a core that takes turns.
+        #: Operands in global memory are loaded before those that rows hand over; after them by a core that takes turns.
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
@@ -156,7 +156,7 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def share(self, other: CubeProduct, ring: Ring) -> None:
-        """Take B whole into a ring of which a later product reads its own B: the same, or the first columns."""
+        """Load all of B into a ring from which a later product reads its B too: the same, or the first columns."""
         self.rings[self.right] = other.rings[other.right] = ring
         self.ahead = self.right
         self.modes[self.right], other.modes[other.right] = "whole", "view"
@@ -181,7 +181,7 @@ class CubeProduct:
     # ---------------------------------------------------------------- operations
 
     def open(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield loads of operands that stay for the whole block."""
+        """Yield loads of operands that stay until the block ends."""
         for n in self.opened:
             source = self.frame.cut(n, block, tile)
             slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
@@ -216,7 +216,7 @@ class CubeProduct:
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield the work of one tile: neighbouring corners of one size as one loop."""
         depth, corners = self._parts(block, tile)
-        is_dealt = self.direct.get(self.dst)  # where a corner lies says who gets it
+        is_dealt = self.direct.get(self.dst)  # the position of a corner decides which core gets it
 
         def alike(c: Corner) -> Hashable:
             return c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first)
@@ -394,7 +394,7 @@ class CubeProduct:
         is_left, mode = n == self.left, self.modes[n]
         start, width = corner.band if is_left else corner.panel
         first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
-        # Along k and across it: the size of what lies in L1, and where in it the part begins.
+        # Along k and across it: the size of the piece in L1, and where the part begins in it.
         along = self.frame.size(block, self.k_axis, tile), piece.k
         across = width, 0
         match mode:

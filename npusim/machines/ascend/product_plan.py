@@ -106,14 +106,14 @@ LOADED_BYTES = 512
 
 
 def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
-    """Return how much of k a product loads at once: whole pieces of `LOADED_BYTES`, in ping-pong in L1."""
+    """Return how much of k a product loads at once: full pieces of `LOADED_BYTES`, in ping-pong in L1."""
     stored = stored_format(fmt)
     room = group.capacity_bytes("L1") // PING_PONG * stored.per_byte // stored.bytes_of((m + n) * stored.per_byte)
     return max(1, min(LOADED_BYTES * stored.per_byte // stored.size_bytes, room) // k) * k
 
 
 def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
-    """Return how a plain product runs: operands stream through L1 in pieces of k, or are loaded whole for a block.
+    """Return how a plain product runs: operands stream through L1 in pieces of k, or are loaded completely for a block.
 
     Raises `TilingError` for pieces that are no multiples of ``block_k`` or of one another.
     """
@@ -129,7 +129,7 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
     _check_blocks("block_k", k, fmt)
     share_m, depth, share_n = (phase.sizes[axis] for axis in phase.product_axes(phase.stages[0].rows[0]))
     repeats = (share_m <= m and share_n > n, share_n <= n and share_m > m)
-    # A whole depth that is in L1 is not loaded again for the next tile with the same rows of A, or columns of B.
+    # A complete depth that is in L1 is not loaded again for the next tile with the same rows of A, or columns of B.
     loads = [0 if again and load >= depth else load for load, again in zip(loads, repeats, strict=True)]
     plan = ProductPlan(
         m,
@@ -167,10 +167,10 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return the default plan of a product.
 
-    N along the loop's axis (Q K^T): A is held for the whole block, B is loaded panel by panel.  M along it (dS^T K, for
-    the keys of a block): A piece by piece, B held.  Contraction along the loop's axis (P V): both piece by piece.  A
-    loop in which a state is a factor: both whole.  No loop: both whole where L1 holds them (M K), else they stream
-    through it, loaded by :func:`loaded_k`, in pieces that L0 holds in ping-pong (a GEMM).
+    N along the loop's axis (Q K^T): A stays in L1 until the block ends, B is loaded panel by panel.  M along it (dS^T
+    K, for the keys of a block): A piece by piece, B held.  Contraction along the loop's axis (P V): both piece by
+    piece.  A loop in which a state is a factor: both whole.  No loop: both whole where L1 holds them (M K), else they
+    stream through it, loaded by :func:`loaded_k`, in pieces that L0 holds in ping-pong (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows

@@ -56,7 +56,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "add",
     }
 )
-#: What functions are made of.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
+#: Instructions of functions.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
 #: Rsqrt is one instruction of the 910B, off by more than 1e-4 in float32: it advises Sqrt and Div instead, as here.
 #: Its Erf: x held to 3.92, x times a polynomial of x**2, over another (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
@@ -68,7 +68,7 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     }
 )
 #: Instructions of a relation: comparisons, and operations on their masks.  Units compare by eq, ne, lt, gt, le and ge,
-#: of which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others are made of these.
+#: of which ne alone holds for NaN (asc-devkit 0da921b9, asc_ge_scalar and asc_ne_scalar); others consist of these.
 COMPARISONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("oeq", "une", "olt", "ogt", "ole", "oge"), (1, 0)),
@@ -384,7 +384,7 @@ class _VectorFunction:
         return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
 
     def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
-        """Return whether a source is one value a row where the loop goes over tiles."""
+        """Return whether a source has one value for each row, and the loop goes over columns of tiles."""
         if loop.cols == 1:
             return False
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]

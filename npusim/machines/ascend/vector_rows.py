@@ -1,4 +1,4 @@
-"""Rows stages on the vector cores: loads into UB, one operation of the whole table, stores.
+"""Rows stages on the vector cores: loads into UB, one operation for all steps of the table, stores.
 
 A vector core works on its share of a tile's rows, slice by slice.  A product's results come from a slot in global
 memory, or are in UB; operands of a product are stored in a slot there or in L1.
@@ -416,7 +416,7 @@ class VectorShare:
         return slot.part(part.at, part.rows)
 
     def _cross(self, n: str, block: WorkTile, tile: Visit) -> RingTile:
-        """Return the whole slot of a hand-over between rows and a product."""
+        """Return the complete slot of a hand-over between rows and a product."""
         ring, frame = self.cross[n], self.frame
         view = ring.front if frame.places[n] == "down" else ring.fill
         return view(frame.shape(n, block, tile)[0], frame.width(n), frame.fmt(n))

@@ -1,7 +1,7 @@
-"""Collectives as programs: rounds of transfers between ranks, whole or cut into chunks.
+"""Collectives as programs: rounds of transfers between ranks, complete or cut into chunks.
 
 A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
-rank's own (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits
+rank's (``adds``) or replaces it.  The ranks and the order of the additions alone decide the bits
 (``node.reduction``); the bytes on each link decide the time (``node.simulate``): both read this one program. A driver
 transfers the bytes in the mode that its library estimates to be the fastest; without such estimates, in the fastest
 mode by the alpha-beta form.
@@ -35,7 +35,7 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``source`` sends its ``shards`` to ``target``, which adds them to its own or takes them over."""
+    """``source`` sends its ``shards`` to ``target``, which adds them to its shards or replaces its shards by them."""
 
     source: int
     target: int
@@ -51,7 +51,7 @@ class Collective:
     """One collective among ``ranks``: rounds in order, each a set of transfers at once.
 
     Within a round all sources are read before any target is written; additions into one target happen in the order in
-    which they are listed, the target's own value first; with ``is_ordered`` a round's additions are in the order of
+    which they are listed, the target's value first; with ``is_ordered`` a round's additions are in the order of
     ranks instead, on every adder.  ``owners[s]`` is the rank that holds shard ``s`` after a reduce-scatter, and before
     an all-gather.
     """
@@ -237,7 +237,7 @@ class PlannedCollective:
 
     @property
     def expected_s(self) -> float:
-        """Time by which the driver chooses its mode: the library's own estimate where it is known."""
+        """Time by which the driver chooses its mode: the library's estimate where it is known."""
         if (tuner := self.mode.tuner) is None:
             return self.seconds
         start = tuner.base_s.value + len(self.collective.rounds) * tuner.step_s.value

@@ -129,7 +129,7 @@ def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count:
         cut = blocks(split.block_rows_count.value)
         parts = num_splits_heuristic(cut, resident * core_count, tiles, skips_equal=True)
         if parts > 1:
-            # The longest part of whole tiles decides.
+            # The longest part, in complete tiles, decides.
             count, merge_s = parts * cut, float(split.merge_s.value)
             rate = float(split.flops_per_s.value) * tiles / (parts * ceil_div(tiles, parts))
     seconds = sum(p.flops() for p in problems) / count / rate

@@ -71,7 +71,7 @@ class MemoryPlan:
 def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: float = 16) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: with its keys and ``output`` further tokens stored.
 
-    ``bits`` are those of a weight without a format of its own in the model.
+    ``bits`` are those of a weight for which the model names no format.
     """
     node, rows = machine.node, p.batch * p.seq_q
     gates = 2 if p.gated else 1

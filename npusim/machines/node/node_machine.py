@@ -36,7 +36,7 @@ AWAKE_S = 1e-3
 
 
 def femtoseconds(seconds: float) -> int:
-    """Return whole femtoseconds, rounded once."""
+    """Return femtoseconds, rounded once to an integer."""
     return round(seconds * FEMTOSECONDS)
 
 
@@ -279,8 +279,8 @@ class RunningCollective:
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
     """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
 
-    The free part of a resource serves the work at ``left / demand`` of its own speed, and the scarcest decides.  Some
-    part is always free: 1 % of a resource claimed whole.
+    The free part of a resource serves the work at ``left / demand`` of its speed, and the scarcest decides.  Some
+    part is always free: 1 % of a resource that is claimed completely.
     """
     # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
     least = 0.01  # source: ours, so that work claimed to a stop still ends

@@ -2,8 +2,8 @@
 
 Core groups of the program are the node's devices.  A device has a queue for its cores, one for its collectives and,
 where a host takes part, for copies each way and its share of the host's cores.  Operations have no steps: a
-:class:`KernelOp` stands for a whole program of one device, a :class:`CollectiveOp` for one rank's part in a collective.
-Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
+:class:`KernelOp` stands for a complete program of one device, a :class:`CollectiveOp` for one rank's part in a
+collective. Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class KernelWork:
     """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names resources as claims
-    do: kinds of core, ``hbm``.  With ``waves`` each core is given away whole.  ``terms`` are the constants behind the
-    time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs`` is
-    the least time of the work.
+    do: kinds of core, ``hbm``.  With ``waves`` each core is given away completely.  ``terms`` are the constants behind
+    the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs``
+    is the least time of the work.
     """
 
     alone_fs: int
@@ -226,7 +226,7 @@ class Task:
 def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[int, int]]:
     """Return ``(row, rows)`` of each block: the first one's share of all rows, the others equal.
 
-    Cuts fall on whole attention blocks of 128 rows where that leaves every block some.
+    Cuts fall between attention blocks of 128 rows where each block then has some.
 
     Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
     """

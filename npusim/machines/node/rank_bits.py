@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.
 ChildProgram = Callable[[Child], "TileProgram"]
-#: Shares of W_o that are kept; larger ones are made again for each row block.
+#: Shares of W_o that are stored; larger ones are computed again for each row block.
 KEPT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Inputs of the ranks of a layer, by heads of the whole layer.
+    """Inputs of the ranks of a layer, by heads of the layer.
 
     ``heads(name, batch, head)`` gives Q, K and V, ``projection(head)`` the rows (value head size,
     hidden) of W_o that belong to a query head.  With fewer ``kv_heads`` than ranks some share one.
@@ -89,7 +89,7 @@ class LayerBits:
 class LayerEvaluation:
     """All ranks of a layer on a node, operation by operation of the program they share.
 
-    ``rows`` are the rows to compute: ``"all"``, query indices (their whole Q blocks), or ``"sample"``
+    ``rows`` are the rows to compute: ``"all"``, query indices (with their Q blocks), or ``"sample"``
     (`sample_rows`).  ``fmt`` is the format of the partial sums, in which they are added.  Raises `SpecError` for
     a row that does not exist.
     """
@@ -276,7 +276,7 @@ def sample_rows(count: int) -> list[int]:
     """Return the rows of a sequence whose blocks a sample has: the last 128, and one at five eighths.
 
     The last rows see all keys, but belong to the last shard of a message, which ring and mesh add alike: the others are
-    inside a message, whether of the whole sequence or of half of it.
+    inside a message, whether of the sequence or of half of it.
     """
     return sorted({5 * count // 8, *range(max(0, count - ROW_GRAIN), count)})
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 #: Elements of a sample of partial sums: some in every shard of 64 ranks, enough for two digits of an error.
 SAMPLE = 4096
-#: Is told the transfer, the first element, both addends and their sum, before the sum is stored.
+#: Receives the transfer, the first element, both addends and their sum, before the sum is stored.
 Watch = Callable[[Transfer, int, tuple[Array, Array], Array], None]
 
 
@@ -54,8 +54,8 @@ def execute(
     they are counted from its beginning and may be outside of it: bits do not depend on the rest of a shard.  ``watch``
     is called for every addition.
 
-    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then arriving ones, in
-    the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a
+    Additions round to ``fmt`` one by one in the collective's order: the rank's value first, then arriving ones, in
+    the order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only the shard of a rank is a
     sum; an all-gather copies each shard from its owner.  Rows of tiled calls fall into other shards than those of an
     untiled one, so that bits are equal where all shards are summed in one order.
 
@@ -93,7 +93,7 @@ def _chunk(collective: Collective, partials: list[Array], cuts: Sequence[int], f
 def _add_by_rank(
     partials: list[Array], cuts: Sequence[int], transfers: Sequence[Transfer], sent: Sequence[Sequence[Array]], fmt: str
 ) -> None:
-    """Add the values that arrive at each target in one round in the order of ranks, with its own among them."""
+    """Add the values that arrive at each target in one round, and the target's value, in the order of ranks."""
     terms: dict[tuple[int, int], dict[int, Array]] = {}
     for transfer, parts in zip(transfers, sent, strict=True):
         for shard, part in zip(transfer.shards, parts, strict=True):
@@ -115,7 +115,7 @@ def normal_samples(ranks: int, fmt: str) -> list[Array]:
 
 @dataclass(slots=True)
 class Order:
-    """A collective over blocks of rows ``(row, rows)``, and how far its sums are from a run's own."""
+    """A collective over blocks of rows ``(row, rows)``, and how far its sums are from those of a run."""
 
     name: str
     blocks: tuple[tuple[int, int], ...]
@@ -162,7 +162,7 @@ class Sums:
             self.orders.append(Order("blocks=2", tuple(cut_rows(total, 2, None)), algorithm))
 
     def add(self, op: CollectiveOp, row: int, terms: Sequence[Array], watch: Watch) -> Array:
-        """Return the sum of whole rows from ``row`` on, ``terms`` of one axis by rank, in the order of ``op``."""
+        """Return the sum of complete rows from ``row`` on, ``terms`` of one axis by rank, in the order of ``op``."""
         row_bytes = op.call.size_bytes // op.rows
         total = self._sum(op.call, (row - op.row) * row_bytes, terms, watch=watch)
         self._measure(total, terms)

@@ -99,7 +99,7 @@ class Topology:
 
     @property
     def is_full_mesh(self) -> bool:
-        """Whether every pair of devices has a link of its own."""
+        """Whether every pair of devices has a separate link."""
         return all(self.graph.has_edge(a, b) for a in range(self.ranks) for b in range(self.ranks) if a != b)
 
     def ring(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """One resident block of a multiprocessor: the loop of its warps, tile after tile.
 
-Operands arrive tile by tile: a loader, a queue of its own since it waits for no other, loads them into
+Operands arrive tile by tile: a loader, a separate queue since it waits for no other, loads them into
 registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or
 straight into shared memory.  Every group multiplies all of them.  Values between products and rows
 never leave the registers.  Every operation is a run of all instructions of its stage.
@@ -84,7 +84,7 @@ class ResidentBlock:
         keys = tiling.widths.get(frame.loop_axis or "", 0)
         #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps meet in each tile.
         self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
-        # One function a loop, or a part of it, for all blocks: bodies are shared by what they are made of.
+        # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         parts = self.turns.cuts if self.turns and self.decided.ahead else ()
         self.cuts, self.alone = (
@@ -349,7 +349,7 @@ class ResidentBlock:
     # ---------------------------------------------------------------- stages
 
     def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
+        """Yield a product on a group's rows: in the accumulator of its name, or converted from another."""
         (row,), rows, how, places = s.rows, share[1], self.how[s], self.places
         if not rows:
             near = set(places.near).difference(self.frame.held)
@@ -362,7 +362,7 @@ class ResidentBlock:
         operands = tuple(places.operand(n, s, block, tile, group, share) for n in row.srcs)
         own = places.tiles[group].get(accumulator(s))
         total = dst if own is None else own.part(0, rows, 0, cols)
-        if own is not None and how.accumulate:  # it goes on from what is kept
+        if own is not None and how.accumulate:  # it continues from the stored sum
             yield self._op(f"{s.name}.widen", s, group, FMA, (Step(Opcode.CAST, total, (dst,)),))
         step = Step(Opcode.MATMUL, total, operands, how, row.dst if own is None else "")
         yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,), places.awaited(s, block, tile))

@@ -52,7 +52,7 @@ REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
 #: The one root that is a single instruction; what another has beside MUFU.RSQ: sqrt.rn.f32 as ptxas of Triton 3.6 has
-#: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), its branch for subnormals not taken.
+#: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), without its branch for subnormals.
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
 ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
@@ -93,7 +93,7 @@ class SmTiling:
     residents
         Blocks that a multiprocessor holds at a time.
     lanes
-        The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles as a whole.
+        The layout of a stage's tiles in the lanes, by the axis of its columns; none: tiles without a layout.
     widths
         Columns along each axis that a kernel computes even for a ragged tile; none: as many as the tile has.
     decided
@@ -146,7 +146,7 @@ class Tally:
         self.add(constant, cycles)
 
     def pipe_cycles(self) -> tuple[tuple[str, int], ...]:
-        """Return the pipes that are busy, each with its whole cycles."""
+        """Return the pipes that are busy, each with its cycles as an integer."""
         return tuple((f"{SM}.{name}", ceil(cycles)) for name, cycles in self.pipes.items() if cycles > 0)
 
 
@@ -171,7 +171,7 @@ class SmCore:
             for name in (RF, SMEM):
                 spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes, is_physical=False)
         if self.has_warps:
-            # No memory of its own: as large as what passes through it.
+            # No separate memory: as large as the data that pass through it.
             spaces[FUSED] = AddressSpace(FUSED, work_bytes, 1, is_physical=False)
         self.passing = FUSED if self.has_warps else RF
         self.allocator = Allocator(spaces)
@@ -196,13 +196,13 @@ def warp_issue(device: DeviceSpec) -> WarpIssue:
     return issue
 
 
-#: Architectures that run the machine code of another one, for which the tools that read code have no name of their own
+#: Architectures that run the machine code of another one, for which the tools that read code have no name
 #: (PTX ISA 8.8, family-specific features: sm_121 is of the family of sm_120; nvdisasm 12.8 refuses SM121).
 _SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
 
 
 def code_architecture(architecture: str) -> str:
-    """Return the architecture whose machine code a chip of ``architecture`` runs: its own for most."""
+    """Return the architecture whose machine code a chip of ``architecture`` runs: the same for most."""
     return _SAME_CODE.get(architecture, architecture)
 
 

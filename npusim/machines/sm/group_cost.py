@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Step, TileOp
     from npusim.program.ir.tile import Operand
 
-#: One whole pipe, as shares count it.
+#: The capacity of one pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
 FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
@@ -342,7 +342,7 @@ class GroupModel:
         warps, s = self._warps(work), self.sharing.of(work.decided.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
-        alone = max(1.0, warps)  # a warp by itself has a whole sub-core
+        alone = max(1.0, warps)  # a single warp has a sub-core for itself
         lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * alone, count.issued * alone, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
@@ -372,7 +372,7 @@ class GroupModel:
         return warps / self.subcores if is_shared else ceil_div(warps, self.subcores)
 
     def _coded(self, code: CodeWork, work: GroupWork, tally: Tally) -> Share:
-        """Account for a block of rows by its machine code, instructions on sub-cores that warps are dealt out to."""
+        """Account for a block of rows by its machine code, instructions on the sub-cores of its warps."""
         if not code.issued:
             return shared(1)
         in_all = work.decided.warps
@@ -487,7 +487,7 @@ class GroupModel:
             self._issue("cast", values / 2 if sizes[0] < sizes[1] else values, "", count)
 
     def _along(self, step: Step, values: float, count: Count) -> None:
-        """Count operations along a tile whose steps wait for one another; every warp executes a whole inverse."""
+        """Count operations along a tile whose steps wait for one another; every warp executes a complete inverse."""
         spec = self.tensor.mma
         for passes in along_passes(step, values, self.key):
             for name, each in passes.instructions.items():
@@ -516,7 +516,7 @@ class GroupModel:
 
 
 def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
-    """Return rows and columns of a group's result as matrix instructions compute it: those of the whole tile at least.
+    """Return rows and columns of a group's result as matrix instructions compute them: at least a complete tile.
 
     A transposed result has as many rows and columns of instructions as the work states, whatever the tile has.
     """

@@ -57,7 +57,7 @@ class WarpTurns:
                 f"{frame.phase.name}: softmax runs concurrently with P V of the previous tile, which accumulates onto "
                 "O: the loop must have two products with rows between them; use kernel=cudnn, or accumulate=chained"
             )
-        #: Queues of products: of their own where a group goes on beside them.
+        #: Queues of products: separate ones where a group continues beside them.
         self.mma = tuple(f"{w}MMA" for w in warps) if decided.ahead else warps
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:

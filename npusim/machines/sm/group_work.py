@@ -52,8 +52,8 @@ class GroupWork(NamedTuple):
     passes
         Passes of each transfer through shared memory, which shares its storage with the cache of loads.
     columns, depth
-        Sizes of whole tiles, which a kernel computes even for a ragged one: of results, and the length of a product's
-        sum.
+        Sizes of complete tiles, which a kernel computes even for a ragged one: of results, and the length of a
+        product's sum.
     behind
         The product that is in progress meanwhile, since the warps wait for its start alone: rows and columns of its
         result, bytes of a row of its left operand, and whether this operand is in shared memory; none: ().
@@ -83,7 +83,7 @@ class GroupWork(NamedTuple):
 
     @property
     def repeats(self) -> int:
-        """How often the whole operation is computed."""
+        """How often the complete operation is computed."""
         return 1 if self.is_spread else self.decided.repeats
 
     @property
@@ -159,7 +159,7 @@ class Works:
         left, decided, columns = s.rows[0].srcs[0], self.decided, self._width(s.rows[0].dst)
         is_near = left in self.places.near
         work = self.usual._replace(columns=columns, is_spread=decided.repeats > 1 and not is_near)
-        if decided.slice_elements:  # whatever the head dim, slices and tiles are whole: what is missing is zero
+        if decided.slice_elements:  # whatever the head dim, slices and tiles are complete: missing columns are zero
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not decided.ahead if decided.alternates else not adds_up or decided.stages == 1
@@ -179,8 +179,9 @@ class Works:
     def slice(self, n: str, slot: Operand, *, is_made: bool = False) -> GroupWork:
         """Return the work of loading a slice of a name into shared memory, through the cache that shares its storage.
 
-        L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored whole, with zeros
-        beyond their end.  ``is_made``: rows computed it in registers; a warp stores pairs of values, two to a bank.
+        L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored as complete lines, with
+        zeros beyond their end.  ``is_made``: rows computed it in registers; a warp stores pairs of values, two to a
+        bank.
         """
         whole = max(slot.cols, self._width(n) or self.decided.slice_elements)
         row_bytes = get_format(slot.fmt).size_bytes * whole
@@ -191,7 +192,7 @@ class Works:
     def _rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: without an axis of the loop, no warp repeats it."""
         frame, usual = self.frame, self.usual
-        if self.decided.code is not None:  # the whole block's is that of its first stage
+        if self.decided.code is not None:  # the code of its first stage is the block's
             return usual._replace(is_coded=s is next(iter((*frame.stages, *frame.phase.finish))))
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).

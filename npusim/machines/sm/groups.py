@@ -425,7 +425,7 @@ def estimated_shared(tile: BlockTile, decided: GpuDecisions) -> int:
     out_bytes = get_format(tile.output).size_bytes
     out = 0 if decided.stores_wide_at_once and out_bytes == REGISTER_BYTES else tile.rows * tile.value_dim * out_bytes
     is_wgmma = decided.generation == "wgmma"
-    if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
+    if tile.stored_bytes:  # operands of products have a tile beside the copies, or in fragments
         q += k + v if is_wgmma else 0
         k, v = (n * tile.stored_bytes for n in sizes[1:])
     q = 0 if decided.holds_in_registers else q
@@ -486,7 +486,7 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """Return how an operator over a matrix is executed.
 
     ``copy`` reads and writes as fast as memory lets it; ``add`` reads a second matrix that all heads share, element by
-    element; ``softmax`` works on whole rows.
+    element; ``softmax`` processes complete rows.
     """
     assert phase.operator is not None
     (operator, masked), columns = phase.operator, phase.sizes[phase.loop_axis]
@@ -517,7 +517,7 @@ class GpuRowsFields(Tiling):
 
 
 class GpuOperatorFields(Tiling):
-    """A block of the kernels between a framework's products; these are a library's own choice."""
+    """A block of the kernels between a framework's products; a library chooses these."""
 
     block_elements: int | None = Field(
         default=None,
@@ -592,7 +592,7 @@ def library_tiling(
 ) -> SmTiling:
     """Return how warps execute a library's product in a tile, all of whose ``fields`` have values.
 
-    Copies have warps of their own, products a warp group for every 64 elements of the tile's shorter side, which are
+    Copies have separate warps, products a warp group for every 64 elements of the tile's shorter side, which are
     rows of C, or of C^T.
     """
     m, n, k, splits, stages = (getattr(fields, f) for f in ("block_m", "block_n", "block_k", "splits", "stages"))

@@ -1,8 +1,8 @@
 """Costs of the steps of a GPU's warps: cycles of every pipe that they use, and of the warps themselves.
 
 All pure functions of shapes, formats, lane layouts and the device file.  One operation is executed
-by a group of warps in step, spread over the sub-cores; pipes are those of the whole multiprocessor,
-so that a pipe of which each sub-core has its own counts the cycles of one sub-core.
+by a group of warps in step, spread over the sub-cores; pipes are those of the multiprocessor,
+so that a pipe that each sub-core has counts the cycles of one sub-core.
 
 The steps of an operation follow one another, each when the first results of the previous one exist
 (``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory and matrix instructions
@@ -77,7 +77,7 @@ class LaneModel:
         self.is_staged = issue.copies.value == "staged"
 
     def cost(self, op: TileOp) -> Cost:
-        """Return the cost of an operation of warps: its own pipe first, its results are there when it ends.
+        """Return the cost of an operation of warps: its main pipe first, whose end gives the results.
 
         One without steps takes no pipe: warps without rows only keep step.
         """

@@ -337,7 +337,7 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
     q, kv, d, dv = tiling.block_q, tiling.step_keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes
-    # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
+    # Quad pairs side by side need the same rows: each has a copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n
     bytes_of = {
         "Q": q * d * half * copies,

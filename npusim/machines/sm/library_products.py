@@ -13,7 +13,7 @@ from npusim.machines.decisions import Charge
 from npusim.units import ceil_div
 
 #: Sides of a library's tiles, one of each in either direction, and splits; what a wave of them costs (hopper.md
-#: section 3.12): over the tensor cores' own time, and cycles of its start and end.
+#: section 3.12): over the time of the tensor cores, and cycles of its start and end.
 SIDES, OTHER_SIDES, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
 #: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, reports/silicon/products.json).

@@ -33,7 +33,7 @@ def has_more(phase: Phase) -> bool:
 def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
     """Return the registers of a lane for tiles, vectors and states at a time, in a block of ``warps`` warps.
 
-    Operands of products are in shared memory; of one row of all columns each lane has its own columns.
+    Operands of products are in shared memory; of an operand of one row each lane has some columns.
     """
     places, down = flow(phase), max(1, warps // (decided.across * decided.repeats))
     roots, sizes = storage(phase, places, conflicts(phase)), dict[str, float]()
@@ -53,7 +53,7 @@ def live_registers(phase: Phase, warps: int, decided: GpuDecisions) -> int:
 
 
 def staged_bytes(phase: Phase, tiles: int, *, leaves: bool) -> int:
-    """Return the shared memory of a block: lasting operands, ``tiles`` of visited ones, and whole results of rows.
+    """Return the shared memory of a block: lasting operands, ``tiles`` of visited ones, and complete results of rows.
 
     ``leaves``: rows' results for products are there in any case, as several warps share its rows.
     """

@@ -4,7 +4,7 @@
 
 - the place of an operand: shared memory if products read it, else the loader's place (``near``); whether it
   is copied there or passes through registers (``loaded``); the number of tiles;
-- values that rows compute for a product from other than a block's own rows (``prepared``): a place in shared memory;
+- values that rows compute for a product from rows of no single block (``prepared``): a place in shared memory;
 - names that share registers (``tiles``), group by group;
 - the product that reads an operand's slot first, and the one that releases it (`ends`); rows do both at once
   (`bindings`).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Attributes, Source
     from npusim.program.ir.tile import Operand, RingTile
 
-#: What an operation without steps of its own takes or hands on.
+#: Operands and results of an operation without steps.
 Handshake = tuple["RingTile", ...]
 
 
@@ -208,7 +208,7 @@ class BlockPlaces:
             is_stored = self.decided.stores and frame.places[n] == "up"
             space, served[n] = SMEM if is_stored else RF if is_kept else core.passing, [n]
             tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-        for s, how in self.how.items():  # a product that is kept in another format than it adds up in
+        for s, how in self.how.items():  # a product that is stored in another format than its accumulator's
             n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
             if fmt != frame.fmt(n):
                 rows = frame.phase.sizes[frame.row_axis] // self.decided.groups
@@ -255,7 +255,7 @@ class BlockPlaces:
         return tuple(dict.fromkeys(n for s in stages if s.is_product for n in s.rows[0].srcs if n in self.shared))
 
     def held_slots(self, rows: int, *, first: bool = False, last: bool = False) -> Handshake:
-        """Return a group's view of operands that stay in place for the whole block."""
+        """Return a group's view of operands that stay in place until the block ends."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
 
@@ -281,7 +281,7 @@ class BlockPlaces:
         return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
 
     def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
-        """Return an operand of a product: of the left one the group's own rows."""
+        """Return an operand of a product: of the left one the rows of the group."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self.part(group, n, rows, frame.cols(n, block, tile))
@@ -302,17 +302,17 @@ class BlockPlaces:
         return slot.part(row, rows) if n == s.rows[0].srcs[0] else slot
 
     def _loop_of(self, s: Stage) -> tuple[Stage, ...]:
-        """Return the stages of a stage's own loop, or of the finish."""
+        """Return the stages of the loop of a stage, or of the finish."""
         phase = self.frame.phase
         return next(of for of in (*(loop.stages for loop in phase.loops), phase.finish) if s in of)
 
     def _readers(self, root: str, s: Stage) -> list[Stage]:
-        """Return the stages of rows that read an operand's slot in a stage's own loop."""
+        """Return the stages of rows that read an operand's slot in the loop of a stage."""
         root_of = self.frame.storage.get
         return [x for x in self._loop_of(s) if not x.is_product and any(root_of(n, n) == root for n in x.read)]
 
     def _read_by_rows(self, root: str, n: str, s: Stage, block: WorkTile, tile: Visit) -> RingTile:
-        """Return the slot of an operand that rows read; a held one is taken and released at the block's ends."""
+        """Return the slot of an operand that rows read; a block acquires it at its start and releases it at its end."""
         once, readers = root not in self.held, self._readers(root, s)
         first, last = once and s is readers[0], once and s is readers[-1]
         return self.slot(self.near[root], n, block, tile, first=first, last=last)

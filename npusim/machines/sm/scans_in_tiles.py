@@ -49,7 +49,7 @@ class Passes:
 
 
 def along_passes(step: Step, values: float, key: str) -> list[Passes]:
-    """Return the steps of an operation along a tile of which a lane holds so many ``values``.
+    """Return the passes of an operation along a tile, where a lane has so many ``values`` of it.
 
     Raises `UnknownOpcodeError` for an order that warps do not have.
     """

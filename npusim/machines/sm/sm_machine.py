@@ -75,7 +75,7 @@ EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assu
 UNTIMED = "this device has no timing model yet: values only"
 
 
-#: Of the V100, where an iteration's own instructions take longer than its products (fitted: `schedules.split_kv`).
+#: Of the V100, where instructions of an iteration take longer than its products (fitted: `kernels.declare.cutting`).
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: The same of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
@@ -156,7 +156,7 @@ class SmMachine(Machine):
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return the settings that an attention may try; none where a library's kernel was named (``stages=library``).
 
-        None either where the tile is not the machine's, but a kernel's own.
+        None too where a kernel decides the tile, not the machine.
         """
         fields: type[Tiling] = type(tiling)
         if "block_q" not in tile_fields(fields):

@@ -106,5 +106,5 @@ def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
 
 
 def _part(block: Block) -> int:
-    """Return which part of the keys a block works on, of parts as long as its own."""
+    """Return the number of a block's part of the keys, where all parts have its length."""
     return block.first // max(1, block.last - block.first) if block.tile_count else 0

@@ -28,7 +28,7 @@ MOST_COLUMNS, KEYS_MULTIPLE = 256, 16
 
 
 def check_layout(called: str, rows: int, keys: int, dim: int) -> None:
-    """Raise `TilingError` where groups have no layout for a tile: rows of whole groups, scores and O in registers."""
+    """Raise `TilingError` where groups have no layout for a tile: rows of full groups, scores and O in registers."""
     groups = rows // GROUP_ROWS
     if rows % GROUP_ROWS or groups not in REGISTERS:
         allowed = ", ".join(str(GROUP_ROWS * n) for n in REGISTERS)

@@ -221,7 +221,7 @@ class Lanes:
 
 
 def at_lane(value: object, number: int) -> Any:
-    """Return a lane's number: of `Lanes` its own, else the one of all."""
+    """Return the number of a lane: its entry of `Lanes`, else the number that all lanes share."""
     return value.values[number] if type(value) is Lanes else value
 
 

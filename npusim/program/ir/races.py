@@ -192,7 +192,7 @@ class _Facts:
         return resolved
 
     def _agents(self, node: Node) -> int:
-        """Return the queues, and the flags that someone may still wait for after the node."""
+        """Return the queues, and the flags for which a queue may still wait after the node."""
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
         agents = (1 << self.queues) - 1
         for first, end, peer, waiting in self._awaited:
@@ -267,7 +267,7 @@ class _Facts:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
-        """Send ``facts`` through a node; return the facts that some queue may still run into, with the node's own."""
+        """Send ``facts`` through a node; return the facts that some queue may still meet, with those of the node."""
         passage, relevant = self._passed(number)
         meets, replaced, renamed, dangers = passage.meets, passage.replaced, passage.renamed, self._dangers
         if passage.races:
@@ -281,7 +281,7 @@ class _Facts:
                 after = passage.after(agents)
                 if dangers[place] & ~after:
                     left[renamed[place], after & relevant] = witness
-        # A node's own accesses leave the same facts whenever it is visited: only once are they news.
+        # A node's accesses leave the same facts whenever it is visited: only once are they news.
         for place, agents, at in passage.own if number not in self._visited else ():
             left[place, agents & relevant] = Witness(number, passage.operations[at].operation, 0, 0)
         self._visited.add(number)

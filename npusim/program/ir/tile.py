@@ -1,7 +1,7 @@
 """Typed regions of memory: on-chip tiles, slots of rings, and cuts of tensors in global memory.
 
 A tile is two-dimensional.  ``space`` names one physical memory as one core group sees it
-(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's own slots in global memory); tensors in global
+(``aic.L1``, ``aiv0.UB``, ``gm`` for the group's slots in global memory); tensors in global
 memory are addressed by :class:`GlobalTile` instead, since all groups share them.
 """
 
@@ -98,7 +98,7 @@ class GlobalTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor, without padding."""
+        """Bytes of the tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
         return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
 

@@ -328,7 +328,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
 
 @dataclass(slots=True)
 class Form:
-    """The common part of blocks that differ only in the lengths of the body's own loops.
+    """The common part of blocks that differ only in the lengths of the body's loops.
 
     ``numbers`` are the blocks' places in the phase; block n runs loop m, in the order of the template,
     ``counts[which[n], m]`` times.

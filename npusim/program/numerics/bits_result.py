@@ -145,7 +145,7 @@ class NumericResult(NumericRecord):
     operation of every computed block that had events, in program order (the first
     `npusim.program.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of
     ``rows``, NaN or Inf where it is not finite; ``variants`` one block of rows under each of other programs
-    (`npusim.program.numerics.evaluate.compared_block`).  ``row_sums`` is set in a run's result: its device states the
+    (`npusim.program.numerics.evaluate.compared_rows`).  ``row_sums`` is set in a run's result: its device states the
     basis of
     ``row_sum_orders``.
     """

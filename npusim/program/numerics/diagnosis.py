@@ -298,7 +298,7 @@ def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resona
     reach = np.full((len(queries), len(keys)), True) if seen is None else np.asarray(seen)
     pairs = max(1, int(reach.sum()))
     turns = 2 * np.pi / d * (np.outer(np.arange(d), np.arange(d // 2 + 1)) % d)
-    basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's own depend on the CPU
+    basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's functions depend on the CPU
     (a, b), (x, y) = ([multiplied(rows, wave) for wave in basis] for rows in (queries, _sums(keys, reach)))
     real, lag = (summed(part.T) / pairs / d for part in (a * x + b * y, a * y - b * x))
     # Frequencies strictly between 0 and d/2 stand for two of the full transform's.

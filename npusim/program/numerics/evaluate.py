@@ -220,7 +220,7 @@ class _Alternatives:
             return
         rows = _counts(program, needed, heads)
         (batch, head, _), self.count = compared_rows(rows)
-        # All of the block's rows are computed, so that lanes are of one shape with the run's own: fewer steps.
+        # All of the block's rows are computed, so that lanes are of one shape with the run's: fewer steps.
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])

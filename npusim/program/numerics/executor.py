@@ -296,7 +296,7 @@ def _does(step: Step) -> Any:
 
 
 def _form(operand: Source) -> Any:
-    """Return an operand by its content: tensors and rings are each program's own objects."""
+    """Return an operand by its content: tensors and rings are each program's objects."""
     if isinstance(operand, GlobalTile):
         return operand.tensor.name, operand.fmt, operand.rows, operand.cols
     if isinstance(operand, RingTile):

@@ -225,7 +225,7 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
     if name == "k":
         angle -= np.deg2rad(recipe.phase_degrees)
-    wave = np.array([math.cos(x) for x in angle])  # numpy's own depends on the CPU
+    wave = np.array([math.cos(x) for x in angle])  # numpy's function depends on the CPU
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 
@@ -337,7 +337,7 @@ def with_padding(source: HeadSource, problem: Problem) -> HeadSource:
 
 
 def amplify_mean(keys: Array, gain: float) -> Array:
-    """Return ``(keys - mean) + gain mean``, the mean over the keys, in the keys' own dtype."""
+    """Return ``(keys - mean) + gain mean``, the mean over the keys, in the keys' dtype."""
     wide = keys.astype(np.float64)
     mean = wide.mean(axis=0)
     fmt = format_of_dtype(keys.dtype)

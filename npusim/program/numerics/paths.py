@@ -42,7 +42,7 @@ class PathEvent:
 
 @dataclass(slots=True)
 class Computed:
-    """Blocks of output rows from a place on, by head, and the steps of the place's own row in program order."""
+    """Blocks of output rows from a place on, by head, and the steps of the place's row in program order."""
 
     rows: dict[int, NDArray[Any]]
     events: list[PathEvent]
@@ -84,7 +84,7 @@ def compute(
 ) -> Computed:
     """Return the bits of rows from a row on, to the ends of their blocks, in so many heads from its own on.
 
-    With ``has_path`` the blocks are executed whole, and the steps of the row's own are recorded.
+    With ``has_path`` the blocks are executed completely, and the steps of the row are recorded.
     """
     wanted, batches = range(place.head, place.head + heads), {place.batch}
     if not has_path:

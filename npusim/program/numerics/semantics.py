@@ -1,4 +1,4 @@
-"""The semantics of each opcode in one table, Opcode -> function on arrays of the formats' own dtypes.
+"""The semantics of each opcode in one table, Opcode -> function on arrays of the formats' dtypes.
 
 Arrays have shape ``(lanes, rows, cols)``; a column operand ``(lanes, rows, 1)`` is broadcast over the
 columns.  Every result is rounded once, to the destination's format, by ``npusim.formats``.

@@ -9,7 +9,7 @@
 ``fold``
     The same engine with one core group of each class of equal ones, its transfers weighted: exact.
 ``steady``
-    ``fold`` that skips whole periods once the joint state repeats: exact.
+    ``fold`` that skips periods once the joint state repeats: exact.
 ``reserved``
     A mean field (`npusim.program.timing.mean_field`): each core group with the mean traffic of the others, a block
     simulated once: approximate, for groups that all differ.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.timing_result import TimingResult
 
-#: Operations of all classes that are simulated one by one, in some 0.2 s; up to here spans are kept too.
+#: Up to this number of operations of all classes, each is simulated (about 0.2 s) and spans are stored.
 #: A longer timeline takes ``fold`` or ``des`` by name.
 FEW_OPERATIONS = 2_000_000
 #: Operations of groups that all differ that take less time than looking for a state that they repeat: 0.05 s.
@@ -36,7 +36,7 @@ WIDE = 0.02
 
 
 def keeps_spans(streams: Streams) -> bool:
-    """Return whether `simulate` keeps spans of a program: it is simulated operation by operation, and short."""
+    """Return whether `simulate` stores spans of a program: a short one that is simulated operation by operation."""
     if streams.scalar_waits:
         return True
     code = code_of(streams)
@@ -61,7 +61,7 @@ def simulate(
         try:
             return mean_field.approximate(code, classes, widest)
         except ProgramError:
-            pass  # its blocks cannot be told apart or timed in part, or the band is too wide
+            pass  # blocks of the program cannot be distinguished or timed in part, or the band is too wide
     traced = trace_groups if operations <= FEW_OPERATIONS else ()
     is_periodic = operations > SHORT_OPERATIONS or len(classes.groups) <= FEW_CLASSES
     return Run(code, classes, traced, periodic=is_periodic).result("steady")

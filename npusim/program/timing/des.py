@@ -2,7 +2,7 @@
 
 One process per queue's engine, one dispatcher per scalar unit, none per operation or tile.  A
 scalar unit issues in program order into bounded queues; an engine takes the head of its queue,
-waits for its flags, is busy for its occupancy (stretched while links are shared), and sets its own
+waits for its flags, is busy for its occupancy (stretched while links are shared), and sets its
 when it and all before it in the queue have completed.  All times are integer cycles of the clock.
 
 The processes are written as callbacks of SimPy events rather than as generators: they resume at
@@ -66,7 +66,7 @@ class Counter:
 
 
 class Engine:
-    """One queue with its engine: takes operations in order, waits, works, hands on."""
+    """One queue with its engine: it starts operations in order, waits for their flags, and sets flags at their ends."""
 
     __slots__ = (
         "_base",

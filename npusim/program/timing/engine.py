@@ -2,7 +2,7 @@
 
 It is cycle-identical to ``npusim.program.timing.des`` (cycles, busy and waiting times by cause, bytes of every link),
 at millions of operations a second, and has two switches that change nothing but its speed: one core group of
-each class stands for all of them (``fold``), and whole periods are added at once where the joint state of all
+each class stands for all of them (``fold``), and periods are added at once where the joint state of all
 classes repeats, at iterations of every loop, of key tiles and of blocks alike (``steady``).
 """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Cause of a stall: another queue's operation is on the pipe.
 PIPE_BUSY = "pipe busy"
-#: One cycle of work, and one whole pipe, as integers.
+#: One cycle of work, and the capacity of one pipe, as integers.
 ONE_BITS = 20
 ONE = 1 << ONE_BITS
 
@@ -60,7 +60,8 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
 def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
     """Return by how much each block that a core holds is behind the one before it.
 
-    Where their products take turns; blocks that read rows of their own are as far apart as the core replaces them.
+    Where their products take turns; blocks that read separate rows follow one another at the pace at which the core
+    replaces blocks.
     """
     cores = {queue.core for queue in program.queues if queue.turn}
     engines = [engine for core in cores for engine in device.core(core).engines.values()]

@@ -7,7 +7,7 @@ weighted transfer without changing a single tick.
 
 Cores that queue do not stay in step: the cores served last request again while the others compute.  A link with
 ``catch_up`` in the device file recovers its idle time since a phase's first transfer, at a multiple of its rate; over
-the whole phase it carries no more than its rate allows.
+the phase it carries no more than its rate allows.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SharedLink:
             self._arm()
 
     def begin_phase(self, most_idle: int, catch_up: int) -> None:
-        """Let cores begin in step; the link makes up for so many cycles that it is idle from now on."""
+        """Let cores begin in step; from now on the link recovers up to ``most_idle`` cycles in which it is idle."""
         self._most_idle, self._catch_up, self._idle = most_idle, catch_up, -1
 
     def _reached(self, now: int) -> tuple[int, int]:

@@ -42,12 +42,12 @@ class TimedOp:
     sets: tuple[int, ...]
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
-    pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
+    pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes that it uses, each with its cycles
     share: Share | None = None  #: work beside other warp groups: it waits for no pipe
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
-    """Return the device at the clock that it has for a program: all that counts the program's cycles asks it."""
+    """Return the device at its clock for a program; whatever counts cycles of the program must use this device."""
     return _clocked(Itself(device), flops=bool(program.flops))
 
 
@@ -103,7 +103,7 @@ class Streams:
         return tuple(begin + late * turns[issuer] for issuer in self.issuers)
 
     def _replaces_rows(self, phase: ProgramPhase) -> bool:
-        """Return whether blocks read rows of their own, and some of them begin where others have ended."""
+        """Return whether blocks read separate rows, and some of them begin after others end."""
         return self.program.has_own_rows and len(phase.blocks) > phase.place_count * self.device.group_count.value
 
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
@@ -173,7 +173,7 @@ class Streams:
         )
 
     def _issue_cycles(self, op: OpTemplate) -> int:
-        """Return the scalar unit's time: an instruction's own, and one for each cross-core flag."""
+        """Return the scalar unit's time: that of the instruction, and a time for each cross-core flag."""
         crossing = {e for e, _, _ in op.waits if e in self._crossing}
         sets = [e for e in op.sets if e in self._crossing]
         return self._own_issue[op.queue] + self._flag_issue * (len(crossing) + len(sets))

@@ -68,7 +68,7 @@ def summarise(
         method=method,
         cycles=cycles,
         latency_s=times["call"],
-        launch_s=round(times["call"] - seconds, 15),  # whole femtoseconds
+        launch_s=round(times["call"] - seconds, 15),  # rounded to femtoseconds
         times_s=times,
         stream_s=stream,
         clock_hz=float(device.clock_hz.value) * share,

@@ -53,7 +53,7 @@ def units_of(uses: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
 class Span:
     """One operation on the timeline of one queue, or of the pipe it takes, in cycles from the start.
 
-    ``issued_by`` is the queue it came from, ``done`` when that queue can go on; both are the timeline's own
+    ``issued_by`` is the queue that issued it, ``done`` the time when that queue can continue; both are the timeline's
     (``""``, ``-1``) where no pipe is shared.
     """
 
@@ -70,7 +70,7 @@ class Span:
 class Work:
     """How often an operation ran on a unit, and the cycles that takes without others on shared links or pipes.
 
-    ``unit`` is the queue that issues it; a pipe that queues share has a row of its own.
+    ``unit`` is the queue that issues it; a pipe that queues share has a separate row.
     """
 
     unit: str
@@ -90,7 +90,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The time account of the core group that ends last; ``givers[queue][cause]`` are the queues that it waits for."""
+    """The time account of the core group that ends last; ``givers[queue][cause]``: the queues for which it waits."""
 
     group: int
     work: tuple[Work, ...]
@@ -143,7 +143,7 @@ class OverlapRecord:
 
     ``attention_s``, ``linear_s`` are the kernels' times alone, one after the other, launch and issue included;
     ``allreduce_s`` is the time of the collectives, ``closed_form_s`` their time by the alpha-beta form. ``exposed_s``
-    is the part of the whole in which no kernel runs, ``overlap_efficiency`` the share of the shorter of compute and
+    is the part of the time in which no kernel runs, ``overlap_efficiency`` the share of the shorter of compute and
     communication that overlaps with the other one.  ``modes`` are each collective's, as ``mesh by sdma (stream)``;
     ``parts_s`` is device 0's time by the name of its operations, as they ran: ``attention``, ``upload``, ``cpu``, ...
     """
@@ -238,7 +238,7 @@ class TimingRecord:
 
     @property
     def latency_us(self) -> float:
-        """Whole call in microseconds, launch included."""
+        """The call in microseconds, launch included."""
         return self.latency_s * 1e6
 
     @property
@@ -316,8 +316,8 @@ class TimingResult(TimingRecord):
 
     ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses. ``stream_s`` is
     the cost of launches on the device alone, ``term_cycles`` maps keys of the device's file to the busy cycles that
-    depend on them.  ``spans`` cover the first ``traced_cycles``, the whole run where this is None. ``flops``, ``uses``,
-    ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
+    depend on them.  ``spans`` cover the first ``traced_cycles``, the complete run where this is None. ``flops``,
+    ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are set in a run
     (`npusim.simulation.run_result.with_evidence`), and empty in results of `npusim.program.timing` itself.
     """
 

@@ -1,8 +1,8 @@
 """The first operations of a long program one by one, for its timeline.
 
-Each core group runs only its first blocks of the phase in question, the phases before it whole.  That is exact until
-the first queue that would continue has no operation left: a missing operation could not begin earlier, nor share a link
-with the simulated ones.
+Each core group runs only its first blocks of the phase in question, and all blocks of the phases before it.  That is
+exact until the first queue that would continue has no operation left: a missing operation could not begin earlier, nor
+share a link with the simulated ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["first_spans"]
 
 #: Operations that are simulated for a timeline, in some 2 s.
 MOST_OPERATIONS = 20_000_000
-#: Operations of a core group that make a timeline where nobody says how long it should be.
+#: Operations of a core group on a timeline whose length is not named.
 ENOUGH_SPANS = 2_000
 
 
@@ -52,7 +52,7 @@ def first_spans(
         run = Run(code, part, trace_groups)
         result = run.result("fold", has_spans=False)
         known = _known(run, is_cut) if any(is_cut) else result.cycles
-        # Blocks that reside beside the first have queues of their own, which may have had nothing to do yet.
+        # Blocks that reside beside the first have separate queues, which may have had no work yet.
         busy, before = int((run.state.engine["done"] > run.done_before).sum()), busy
         ends = np.sort(run.state.span[: run.state.size[SPANS]]["end"])
         ends = ends[ends <= known]
@@ -65,7 +65,7 @@ def first_spans(
 
 
 def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
-    """Yield ever longer beginnings of all core groups, the whole last, and who would have gone on."""
+    """Yield longer and longer beginnings of all core groups, the complete run last, and the groups that are cut."""
     for phase, runs in enumerate(whole.blocks):
         longest = max(map(len, runs))
         for count in (*(1 << n for n in range((longest - 1).bit_length())), longest):

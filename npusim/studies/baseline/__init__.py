@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from npusim.config.cases import BaselineFile, load_case
-from npusim.errors import SpecError
-from npusim.studies.baseline.cycles import CheckOutcome, Update, check_cycles, cycles_of
-from npusim.studies.baseline.decision import check_decision
+from npusim.config.cases import BaselineFile, DecisionFile, load_case
+from npusim.errors import NpusimError, SpecError
+from npusim.simulation.figures import figures
+from npusim.studies.baseline.cycles import CheckOutcome, Comparison, Update, cycles_of, cycles_today, failed
+from npusim.studies.baseline.decision import decision_today
 
 __all__ = ["CheckOutcome", "check_baselines", "cycles_of"]
 
@@ -47,16 +48,20 @@ def check_baselines(
     files = _files(Path(folder))
     loaded = [(file, load_case(file, is_edited=update)) for file in files]
     outcomes = []
-    for file, case in loaded:
-        accept = Update(file, case, reason) if update else None
-        if isinstance(case, BaselineFile):
-            outcome = check_cycles(file, case, tolerance, accept)
-        else:
-            outcome = check_decision(file, case, tolerance, accept)
-        outcomes.append(outcome)
+    for (file, case), compare in figures(loaded, _today, refused=_refused):
+        outcomes.append(compare(tolerance, Update(file, case, reason) if update else None))
         if on_case is not None:
-            on_case(outcome, len(files))
+            on_case(outcomes[-1], len(files))
     return tuple(outcomes)
+
+
+def _today(loaded: tuple[Path, BaselineFile | DecisionFile]) -> Comparison:
+    file, case = loaded
+    return cycles_today(file, case) if isinstance(case, BaselineFile) else decision_today(file, case)
+
+
+def _refused(loaded: tuple[Path, BaselineFile | DecisionFile], error: NpusimError) -> Comparison:
+    return lambda *_: failed(*loaded, error)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,21 +1,21 @@
 """Cases and their outcomes; and cycles compared with accepted ones: which pipe, operation and wait changed.
 
-Cycles are whole and deterministic, so any difference counts unless a tolerance is given.
+Numbers of cycles are integers and deterministic, so any difference counts unless a tolerance is given.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from npusim import __version__
 from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, UnitCycles, accepted_text
 from npusim.config.problem import launch_problem
-from npusim.errors import NpusimError
 from npusim.library import takes_sizes
 from npusim.report.comparison import reason
 from npusim.report.output import write_whole
@@ -25,6 +25,7 @@ from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from npusim.config.cases import Candidate, Case, ExpectedDecision
+    from npusim.errors import NpusimError
     from npusim.program.timing.timing_result import TimingResult
     from npusim.simulation.run_result import RunData
 
@@ -100,6 +101,10 @@ class Update:
         write_whole(self.path, accepted_text(self.path, self.case, new, __version__, reason).encode())
 
 
+#: Compares the result of a case with the accepted one, within a tolerance, and accepts it where there is an update.
+Comparison = Callable[[float, Update | None], CheckOutcome]
+
+
 def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) -> Request:
     """Return a case's request for a schedule; paths, a schedule's too, are relative to the case's ``folder``."""
     schedule = candidate.schedule
@@ -142,15 +147,29 @@ def busy_cycles(timing: TimingResult) -> dict[str, int]:
     return dict(busy)
 
 
-def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Update | None) -> CheckOutcome:
-    """Run a case of cycles and return its outcome; see `check_baselines`."""
-    old = case.expect
-    try:
-        result = run_request(request_of(case, case, file.parent))
-        new = cycles_of(result)
-    except NpusimError as error:
-        rows = () if old is None else (_row(old.cycles, None),)
-        return CheckOutcome("cycles", file.stem, file, "failed", rows, fault_text(error))
+def failed(file: Path, case: BaselineFile | DecisionFile, error: NpusimError) -> CheckOutcome:
+    """Return the outcome of a case that no longer runs."""
+    if not isinstance(case, BaselineFile):
+        return CheckOutcome("decision", file.stem, file, "failed", reason=fault_text(error))
+    rows = () if case.expect is None else (_row(case.expect.cycles, None),)
+    return CheckOutcome("cycles", file.stem, file, "failed", rows, fault_text(error))
+
+
+def cycles_today(file: Path, case: BaselineFile) -> Comparison:
+    """Run a case of cycles, and return the comparison of its result; see `check_baselines`."""
+    result = run_request(request_of(case, case, file.parent))
+    return partial(_compared, file, case.expect, result, cycles_of(result))
+
+
+def _compared(
+    file: Path,
+    old: ExpectedCycles | None,
+    result: RunData,
+    new: ExpectedCycles,
+    tolerance: float,
+    update: Update | None,
+) -> CheckOutcome:
+    """Return the outcome of a case from its accepted cycles and the new ones."""
     status: Status = "new" if old is None else "ok" if _is_met(old, new, tolerance) else "changed"
     if update is not None:
         status = update.accept(status, new)

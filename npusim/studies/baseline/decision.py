@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import Candidate, DecisionFile, ExpectedChoice, ExpectedDecision
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.report.comparison import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
-from npusim.studies.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
+from npusim.studies.baseline.cycles import CheckOutcome, Comparison, Row, Status, Update, request_of
 from npusim.studies.explore.exploration import Exploration, search
 from npusim.studies.explore.search import Options
 from npusim.studies.explore.space import SearchRequest
@@ -90,13 +91,15 @@ def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
     return Decision(tuple(candidates), _longer(times[0], times[1]) if times[1:] and times[1] != float("inf") else None)
 
 
-def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
-    """Search a case's space and return the outcome of its decision; see `check_baselines`."""
-    accepted = case.expect
-    try:
-        today = decide([_search(case, c, file.parent) for c in case.candidates])
-    except NpusimError as error:
-        return CheckOutcome("decision", file.stem, file, "failed", reason=fault_text(error))
+def decision_today(file: Path, case: DecisionFile) -> Comparison:
+    """Search a case's space, and return the comparison of its decision; see `check_baselines`."""
+    return partial(_compared, file, case.expect, decide([_search(case, c, file.parent) for c in case.candidates]))
+
+
+def _compared(
+    file: Path, accepted: ExpectedDecision | None, today: Decision, tolerance: float, update: Update | None
+) -> CheckOutcome:
+    """Return the outcome of a case from the accepted decision and the new one."""
     new = today.expected()
     rows = tuple(_changes(accepted, today, tolerance)) if accepted is not None else ()
     status: Status = "new" if accepted is None else "changed" if rows else "ok"
@@ -123,12 +126,13 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     """Return the result of a search, with whether the best point's output is finite, on one head's last rows."""
     asked = request_of(case, candidate, folder)
-    found = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
-    if not case.numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
-        return CandidateOutcome(candidate.name, found)
-    looked_at = found.setting.variants.request_of(found.best.point)
+    searched = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
+    # A product or a copy has no sample.
+    if not case.numerics or searched.best is None or searched.request.problem is not None:
+        return CandidateOutcome(candidate.name, searched)
+    looked_at = searched.setting.variants.request_of(searched.best.point)
     bits = run_request(replace(looked_at, numerics=True, heads=[0])).numerics
-    return CandidateOutcome(candidate.name, found, None if bits is None else bits.is_finite)
+    return CandidateOutcome(candidate.name, searched, None if bits is None else bits.is_finite)
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:

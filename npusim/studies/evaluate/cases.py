@@ -75,7 +75,7 @@ def attention_cases(problem: Problem, seed: int, shapes: Sequence[Mapping[str, i
 def tensor_cases(problem: AnyProblem, seed: int, shapes: Sequence[Mapping[str, int]]) -> Iterator[JudgedCase]:
     """Yield the calls on which a kernel of plain tensors is judged.
 
-    A product with large sizes is judged on a sample of the rows of its own sizes, and on all rows of smaller sizes.
+    A product with large sizes is judged twice: on a sample of its rows, and on all rows of a smaller product.
     """
     sizes = problem.sizes or problem.named_sizes() or {}
     whole = {n: x for n, x in sizes.items() if isinstance(x, int) and x > 1}

@@ -41,7 +41,7 @@ class Question:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Return the answer to a question: its facts, or under ``error`` why there are none, and the ``kind`` of it."""
+    """Return the answer to a question: facts, or under ``error`` the reason why there are none, with its ``kind``."""
     try:
         return question.work(question)
     except RaceError as error:
@@ -189,7 +189,7 @@ WARMED = MappingProxyType({work.__name__: work for work in FORMS})
 
 
 def has_form(value: Any, form: Any) -> bool:
-    """Return whether data from JSON have a form of `FORMS`; whole numbers are numbers with a fraction too."""
+    """Return whether data from JSON have a form of `FORMS`; an integer is accepted where a float is expected."""
     if isinstance(form, dict):
         names = value if "" in form else form
         return isinstance(value, dict) and all(

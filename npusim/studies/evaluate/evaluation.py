@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Verdict = Literal["right", "wrong", "unproved"]
 #: Share of the time by which the next of a ranking is predicted slower where their order is trusted.  On an H100 it is
 #: right in 90 % of such pairs of the products and norms on which the share was fitted, and in 87 % of the attention and
-#: the softmax that were kept out (``tests/evaluate/test_trust.py``).
+#: the softmax that were left out of the fit (``tests/evaluate/test_trust.py``).
 CLOSE = 0.1
 #: Bytes of an element in float64.
 _WIDEST = 8
@@ -175,11 +175,11 @@ def evaluate(
     ----------
     kernels
         A kernel or several, in the names that `npusim.run` accepts: packaged ones, ``FILE.py:NAME`` in paper form, a
-        Triton launch, a recorded call.  Each is read and executed in a process of its own within ``limits``.
+        Triton launch, a recorded call.  Each is read and executed in a separate process within ``limits``.
     reference
         ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
         each, and of sizes; or a kernel, whose float64 result counts.  None: packaged attention; a kernel of plain
-        tensors is then ``unproved``.  The reference is the caller's own code, and runs without limits.
+        tensors is then ``unproved``.  The reference is the caller's code, and runs without limits.
     shapes
         Further calls, as changed sizes of the problem; each candidate is also judged on calls of npusim's choice.
     seed, jobs, store
@@ -198,7 +198,7 @@ def evaluate(
     Raises
     ------
     NpusimError
-        A wrong option, device or reference: the caller's own.
+        A wrong option, device or reference: a mistake of the caller's.
     """
     names = [kernels] if isinstance(kernels, str) else [str(schedule_name(kernel)) for kernel in kernels]
     named = options.pop("hw", None) or DEFAULT_HW
@@ -340,7 +340,7 @@ class Batch:
         return {**answer, "description": description}
 
     def _call(self, candidate: int, case: JudgedCase) -> Request:
-        """Return the candidate's request for a case: the referee's call, with the candidate's own fields."""
+        """Return the candidate's request for a case: the referee's call with the candidate's fields."""
         request = self.requests[candidate]
         assert self.referee is not None
         call = self.referee.call(request.schedule, case, None)
@@ -377,7 +377,7 @@ class Batch:
             raise OutputError(f"{self.store}: {error.strerror}") from None
 
 
-#: Fields of a request that are a candidate's own: a referee reads none of them.
+#: Fields of a request that only the candidate has: a referee reads none of them.
 _OWN = frozenset(("schedule", "tiling", *LAUNCH, "progress"))
 
 

@@ -143,7 +143,7 @@ class Referee(ABC):
 
 @dataclass(kw_only=True)
 class KernelReferee(Referee):
-    """A packaged kernel, or a user's own, whose float64 result and whose variants are the reference."""
+    """A packaged kernel, or a user's kernel, whose float64 result and whose variants are the reference."""
 
     reference: str
     judges: dict[tuple[str, str], Judge] = field(default_factory=dict)

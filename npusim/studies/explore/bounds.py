@@ -1,4 +1,4 @@
-"""Lower bounds of a program's time, from its own operations: without a simulation, and of one core group alone.
+"""Lower bounds of a program's time: by counting its operations, and by simulating one core group alone.
 
 Both are proofs for a search: a program whose bound is no better than the best time known need not be
 simulated.  Neither is a second model: both read costs, bodies and the order of a queue from the program.
@@ -236,7 +236,10 @@ class _Works:
         return units, entries[: MOST_ENTRIES + 1]
 
     def _units(self, op: TileOp, entries: list[QueueEntry]) -> Iterator[tuple[int, int]]:
-        """Yield the columns that an operation keeps busy, each with its units; add the operation to ``entries``."""
+        """Yield the columns (queues, pipes, shared units) that an operation occupies, each with its units; add the
+        operation
+        to ``entries``.
+        """
         if self._depths is None and meets_l2(op):
             return
         cost, numbers = self._pricing.of_op(op), self._numbers

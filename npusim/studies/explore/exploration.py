@@ -40,10 +40,10 @@ def undominated(points: Iterable[Ranked], errors: Callable[[Ranked], tuple[float
 
 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
-    """Return the points that no other beats in latency and in error, the fastest first; finite ones only.
+    """Return the finite points that no other point beats in both latency and error, the fastest first.
 
-    Errors that differ by less than their sampling error are equal.  Each precision has its fastest simulated row in any
-    case.
+    Errors that differ by less than their sampling error are equal.  The fastest simulated
+    point of each precision is included in any case.
     """
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
     finite.sort(key=lambda o: (_order(o)[0], o.relative_rmse, o.index))
@@ -85,8 +85,8 @@ class Exploration:
     Examples
     --------
     >>> import npusim
-    >>> found = npusim.explore("flash", {"block_kv": [128, 256]}, seq=256)
-    >>> found.best.status, len(found.outcomes)
+    >>> search = npusim.explore("flash", {"block_kv": [128, 256]}, seq=256)
+    >>> search.best.status, len(search.outcomes)
     ('ok', 2)
     """
 
@@ -127,12 +127,12 @@ class Exploration:
 
     @property
     def best(self) -> PointOutcome | None:
-        """The fastest point, proved where none is `undecided`: no other of its problem is faster; None if none fits."""
+        """The fastest point, None if none fits; where `undecided` is empty, no other of its problem is faster."""
         return best_of(self.outcomes)
 
     @property
     def remaining_us(self) -> float | None:
-        """Latency below which no point is that has no verdict; None where there is none, or one without a bound."""
+        """Lower bound of the latency of points without a verdict; None where all have one, or some have no bound."""
         bounds = list(self.undecided.values())
         return None if None in bounds else min(cast("list[float]", bounds), default=None)
 
@@ -146,7 +146,7 @@ class Exploration:
         return dict(Counter(o.status for o in self.outcomes))
 
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
-        """Return an outcome's configuration for a build script, with device, workload, problem and precision."""
+        """Return an outcome's tiling with its device, workload, problem and precision, for a build script."""
         fixed = named_fields(self.request.tiling)
         point = {"schedule": self.request.schedule, **fixed, **outcome.point}
         of_point = self.setting.variants.named(outcome.point).on(self.request)
@@ -155,17 +155,17 @@ class Exploration:
         return {**about, **point, "latency_us": outcome.latency_us}
 
     def command(self, outcome: PointOutcome) -> str:
-        """Return the command whose run has a point's latency; empty where no command line can state its request."""
+        """Return the command that runs a point; empty where no command line can state its request."""
         request = self.setting.variants.named(outcome.point).on(self.setting.asked)
         asked = request.asked()
         return "" if asked is None else command("run", request.schedule, asked, ())
 
     def chosen(self, outcome: PointOutcome) -> dict[str, object]:
-        """Return the tiling fields of an outcome that are no axes and that nobody named: chosen as by a run of it."""
+        """Return the tiling fields that npusim chose for an outcome, as its run does: neither axes nor named fields."""
         return self.setting.variants.chosen(outcome.point)
 
     def why_none(self) -> str:
-        """Return in words why no point is left."""
+        """Return the reason why the search has no best point, in words."""
         rejected = [o.reason for o in self.outcomes if o.status == "rejected"]
         if not rejected:
             return "no point fits"
@@ -267,8 +267,8 @@ def explore(
 
     Examples
     --------
-    >>> found = explore("flash", {"block_kv": [256, 512]}, seq=512)
-    >>> len(found.outcomes)
+    >>> search = explore("flash", {"block_kv": [256, 512]}, seq=512)
+    >>> len(search.outcomes)
     2
     """
     schedule = schedule_name(schedule)

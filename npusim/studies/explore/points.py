@@ -1,5 +1,5 @@
-"""The tasks of a search's worker: it builds points, bounds them, simulates those that may win, and computes their
-bits.
+"""The tasks of a search's worker: it builds points, computes their lower bounds, simulates points that may win,
+and computes their bits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import pickle
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node_file import is_node
@@ -20,6 +21,7 @@ from npusim.program.timing.engine_code import Code
 from npusim.program.timing.stream import Streams, clocked
 from npusim.program.timing.summary import times_of
 from npusim.simulation.evaluation import bits_of
+from npusim.simulation.figures import figures
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
@@ -41,9 +43,9 @@ _COMPILED = ("auto", "block", "fold", "steady")
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """One point by number; ``cutoff_us`` is the latency that it would have to beat.
+    """One point by number; the point must be faster than ``cutoff_us`` to win.
 
-    ``heavier``: it stands for its family, see `PointFamily`; None: for itself.
+    ``heavier``: the other values of the family for which the point stands (`PointFamily`); None: it stands for itself.
     """
 
     index: int
@@ -59,7 +61,7 @@ class Job:
     """One task of a worker.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with its stored data, for all jobs of a worker.
-    After ``deadline``, in seconds of `time.time`, bounds that have not begun are left out.
+    ``deadline``, in seconds of `time.time`: no bound is begun after it.
     """
 
     variants: bytes
@@ -69,11 +71,11 @@ class Job:
 
 
 class Surveyed(NamedTuple):
-    """A point that fits: a bound of its latency in us, the equal point of its task, and the key of its bits.
+    """A point that fits: a lower bound of its latency in us, an earlier point with its program, the key of its bits.
 
-    ``groups`` are the core groups whose time alone is a better bound: none where this gives no bound, or was used
-    already. Open fields are not chosen yet: the bound is the least of all possible tiles.  ``work``: the work of the
-    bodies of a family's one program, which its points do as well.
+    ``groups``: core groups that, simulated alone, give a better bound; empty where they give none, or were simulated
+    already.  ``work``: the work of the loop bodies of the family's program, which its points share.  Open fields are
+    not chosen yet, and the bound is the least over all their tiles.
     """
 
     bound_us: float
@@ -93,7 +95,7 @@ def _built(job: Job, task: PointTask) -> BuiltPlan:
     return _variants(job.variants).built(tuple(task.point.items()))
 
 
-#: Lets go what is kept of searches.
+#: Forgets the stored data of earlier searches.
 forget = _variants.cache_clear
 
 
@@ -102,14 +104,14 @@ def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
 
 
 def latency_us(built: BuiltPlan, cycles: float) -> float:
-    """Return the least that a call of so many cycles takes, launches included."""
+    """Return the least latency of a call with this number of cycles, launches included."""
     device = clocked(built.program, built.plan.device)
     times, _ = times_of(built.program, device, device.seconds(cycles))
     return times["call"] * 1e6
 
 
 def cycles_within(built: BuiltPlan, us: float) -> float:
-    """Return the number of cycles of a call of this length, and no shorter one: beyond the time that the host hides."""
+    """Return the number of cycles of a call with this latency, from `LONG_S` on, where the host hides no launch."""
     clock = float(clocked(built.program, built.plan.device).clock_hz.value)
     hidden = LONG_S * 1e6 - latency_us(built, LONG_S * clock)
     return (us + hidden) * 1e-6 * clock
@@ -118,22 +120,25 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 # ---------------------------------------------------------------- tasks
 
 
+def _candidates(job: Job, task: PointTask) -> Sequence[BuiltPlan] | str:
+    """Return the programs one of which a point has; raise `TilingError` where none fits."""
+    return list(_variants(job.variants).candidates(task.point, task.heavier))
+
+
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return, for each point, the reason why it does not fit, or its bound and the earlier point of the same program.
 
-    The same holds for families: if their lightest values do not fit, no others do.
+    A task may stand for a family of points: if its lightest values do not fit, no point of the family does.
     """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
     works: dict[int, dict[Hashable, Ints]] = {}  # of families, by their one object: points of a family share them
     is_narrowed = _variants(job.variants).request.method in _COMPILED
-    for task in job.tasks:
-        if time.time() > job.deadline:
-            break
-        try:
-            candidates = list(_variants(job.variants).candidates(task.point, task.heavier))
-        except TilingError as error:
-            surveyed.append((task.index, one_line(error)))
+    in_time = takewhile(lambda _: time.time() <= job.deadline, job.tasks)
+    every = figures(in_time, partial(_candidates, job), (TilingError,), refused=lambda _, error: one_line(error))
+    for task, candidates in every:
+        if isinstance(candidates, str):
+            surveyed.append((task.index, candidates))
             continue
         is_one, of_family = len(candidates) == 1, task.surveyed and task.surveyed.work
         known = works.setdefault(id(of_family), dict(of_family)) if of_family else {}
@@ -151,20 +156,20 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
 
 
 def _bodies_of(built: BuiltPlan) -> Hashable:
-    """Return the key of programs whose blocks do the same bodies, in another order at most."""
+    """Return a key that is equal for programs whose blocks run the same loop bodies, in any order."""
     return tuple([Itself(built) if phase.body_counts is None else phase.body_counts for phase in built.program.phases])
 
 
 def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
-    """Return the key that points with equal bits share; open fields on which bits depend are chosen."""
+    """Return the key that points with equal bits share; where the bits depend on an open field, it is chosen first."""
     keys = {bits_key(built) for built in candidates}
     return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
 
 def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None = None) -> Bound:
-    """Return a bound of a program by its work, no further than the latency that its point would have to beat.
+    """Return a lower bound of a program's time by its work; counting ends at the latency that its point must beat.
 
-    ``known``: the work of the program of its family, or to be filled with it.
+    ``known``: the work of the program of its family, or an empty mapping that receives it.
     """
     device = built.plan.device
     if built.plan.machine.node is not None:
@@ -176,7 +181,7 @@ def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
-    """Return of each point a better bound of its latency in us: its busiest core groups alone."""
+    """Return a better bound of each point's latency in us: the time of its busiest core groups alone."""
     bounds = []
     for task in job.tasks:
         assert task.surveyed is not None
@@ -187,7 +192,7 @@ def narrow(job: Job) -> list[tuple[int, float]]:
 
 
 def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
-    """Return the least latency of a program whose busiest core groups run alone."""
+    """Return the latency of a program's busiest core groups without the others: a lower bound."""
     assert task.surveyed is not None
     groups = task.surveyed.groups
     if not is_only:
@@ -200,17 +205,17 @@ def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
 
 
 def prove(job: Job) -> list[int]:
-    """Check points for races and all other faults of a run; raise the fault of a point.
+    """Check points for races and all other faults that a run checks; raise the first fault.
 
-    Return those that fit: points pruned with their family were not built.  A point whose fields are open is checked
-    with the first of its tiles that fits.
+    Return the points that fit; points that were pruned with their family are built here for the first time.  A point
+    with open fields is checked with the first of its tiles that fits.
     """
+
+    def first(task: PointTask) -> BuiltPlan:
+        return next(_variants(job.variants).candidates(task.point))
+
     fitting = []
-    for task in job.tasks:
-        try:
-            built = next(_variants(job.variants).candidates(task.point))
-        except TilingError:
-            continue
+    for task, built in figures(job.tasks, first, (TilingError,)):
         built.check()
         fitting.append(task.index)
     return fitting
@@ -218,21 +223,23 @@ def prove(job: Job) -> list[int]:
 
 def evaluate(job: Job) -> list[PointOutcome]:
     """Return the outcome of each point: its time, or the reason why it has none."""
-    return [_outcome(job, task) for task in job.tasks]
+
+    def misfit(task: PointTask, error: NpusimError) -> PointOutcome:
+        return PointOutcome(task.index, task.point, "infeasible", reason=one_line(error))
+
+    timed = figures(job.tasks, partial(_outcome, job), (TilingError,), refused=misfit)
+    return [outcome for _, outcome in timed]
 
 
 def _outcome(job: Job, task: PointTask) -> PointOutcome:
     request = _variants(job.variants).request
-    try:
-        if is_node(request.named_device()):
-            result = _run(job, task)
-            timing, program, ignored = result.timing, result.program, result.ignored
-        else:
-            built = _built(job, task)
-            built.check()
-            timing, program, ignored = built.timing(), built.program, built.plan.ignored
-    except TilingError as error:
-        return PointOutcome(task.index, task.point, "infeasible", reason=one_line(error))
+    if is_node(request.named_device()):
+        result = _run(job, task)
+        timing, program, ignored = result.timing, result.program, result.ignored
+    else:
+        built = _built(job, task)
+        built.check()
+        timing, program, ignored = built.timing(), built.program, built.plan.ignored
     assert timing is not None  # devices without times are refused before
     busiest, share = _busiest(timing)
     # L0 is full by design, slots in global memory never are.
@@ -267,7 +274,7 @@ def _busiest(timing: TimingResult) -> tuple[str, float]:
 
 
 class Bits(NamedTuple):
-    """Error of the bits of one numerically distinct configuration; None where they are not finite.
+    """Relative RMSE of the points that share one key of bits; None where an output is not finite.
 
     ``sampling_error``: its standard error, where some of the rows were computed.
     """
@@ -279,15 +286,12 @@ class Bits(NamedTuple):
 
 def compute_bits(job: Job) -> list[Bits]:
     """Return the error of each point's bits."""
-    computed = []
-    for task in job.tasks:
-        try:
-            bits = _bits_of(job, task)
-        except NpusimError as error:
-            computed.append(Bits(None, one_line(error)))
-            continue
-        computed.append(Bits(None) if bits is None else Bits(bits.rmse, sampling_error=bits.sampling_error))
-    return computed
+
+    def bits(task: PointTask) -> Bits:
+        computed = _bits_of(job, task)
+        return Bits(None) if computed is None else Bits(computed.rmse, sampling_error=computed.sampling_error)
+
+    return [found for _, found in figures(job.tasks, bits, refused=lambda _, error: Bits(None, one_line(error)))]
 
 
 def _bits_of(job: Job, task: PointTask) -> NumericResult | None:

@@ -162,7 +162,7 @@ class Search:
     # ---------------------------------------------------------------- what is known
 
     def cutoff(self, index: int) -> float:
-        """Return the latency that a point must beat: the least in its group with bits no worse than its own."""
+        """Return the latency that a point must beat: the least of its group, among points with no larger error."""
         if self.options.exhaustive:
             return math.inf
         error = self.error(index)
@@ -261,7 +261,7 @@ class Search:
         return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
-        """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
+        """Return the latency above which a point loses whatever its error is: higher bounds need no look."""
         if self.options.needs_bits and index not in self.bits:
             front = self._fronts[self.groups[index]]
             return max((us for us, _ in front), default=math.inf)
@@ -292,7 +292,7 @@ class Search:
                 yield [task.index], results
 
     def run(self, workers: Executor) -> None:
-        """Run the whole search, or as much of it as its time allows."""
+        """Run the search until it ends or its time is over."""
         try:
             self._run(workers)
         except _OutOfTimeError:
@@ -521,8 +521,8 @@ class Search:
         is_narrow = opened or wide or not self.narrowed.isdisjoint(ready)
         few = max(1, count // NARROWED) if is_narrow else count
         ready = [*ready, *(i for i in waiting[at:] if i in self.narrowed)][:few]
-        taken = {*opened, *wide, *ready}
-        self._waiting[group] = [entry for entry in self._waiting[group] if entry[1] not in taken]
+        in_progress = {*opened, *wide, *ready}
+        self._waiting[group] = [entry for entry in self._waiting[group] if entry[1] not in in_progress]
         return opened, wide, ready
 
     def _step(self, workers: Executor, opened: Sequence[int], wide: Sequence[int], chosen: Sequence[int]) -> None:
@@ -630,7 +630,7 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
     if machine_of(setting.device).node is not None:
-        options = replace(options, exhaustive=True)  # whose blocks nobody bounds
+        options = replace(options, exhaustive=True)  # of a node, whose blocks have no bound
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))
     search = Search(setting, options, points)

@@ -184,7 +184,7 @@ class SearchRequest:
             spaces = ([n for n in axes if n in s.tiling.model_fields or n in fields] for s in self.found.values())
             return max(prod(len(axes[n]) for n in names) for names in spaces)
 
-        whole, held = count(), list[str]()
+        points, held = count(), list[str]()
         longest_first = sorted(axes.keys() - chosen - fields.keys(), key=lambda n: (-len(axes[n]), n))
         while count() > MOST_POINTS and longest_first:
             name = longest_first.pop(0)
@@ -192,7 +192,7 @@ class SearchRequest:
             values, axes[name] = axes[name], (_plain(axes[name], self.plain_tiling(owner)[name]),)
             words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
             held.append(f"{name}={words[0]} (--field {name}={words[1]})")
-        note = f"{whole:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
+        note = f"{points:,} points are more than {MOST_POINTS:,}: fixed, and not part of the proof: {', '.join(held)}"
         return axes, (note,) if held else ()
 
     def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
@@ -257,7 +257,7 @@ class SearchRequest:
         return replace(setting, notes=(*notes, *differing))
 
     def _check_kernels(self, axis: Iterable[Value]) -> None:
-        """Raise `TilingError` for a published kernel that is named and a schedule has not, or that no schedule has."""
+        """Raise `TilingError` for a named published kernel that a schedule, or every schedule, lacks."""
         for schedule in self.found.values():
             schedule.check_kernel(named_fields(self.request.tiling).get("kernel"))
         for kernel in axis:
@@ -280,7 +280,7 @@ class SearchRequest:
         return tuple(ranked), tuple(notes)
 
     def _check(self, name: str, axes: Axes, keys: tuple[str, ...]) -> None:
-        """Raise the fault of every point of a schedule, or of a value of its precision, whatever the point."""
+        """Raise a fault that all points of a schedule have, or all points with one value of its precision."""
         r, schedule = self.of(name), self.found[name]
         device = r.machine()
         for field in axes.keys() & set(_fields(schedule)[1]):
@@ -357,7 +357,7 @@ class SearchSpec(SearchRequest):
         }
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
-        #: One that nobody names may be chosen beyond the values of its axis.
+        #: npusim may choose a value outside an axis for a field that is not named.
         chosen = {
             name: {f.name for f in of_schedule if f.default is not None} for name, of_schedule in declared.items()
         }
@@ -461,7 +461,7 @@ def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -> tuple[Any, ...]:
-    """Return an axis's values, ``auto`` as None where it is no value of the field: as if nobody named it."""
+    """Return an axis's values; ``auto``, where the field has no such value, is None: the field is not named."""
     if AUTO not in values:
         return values
     fields = [f for s in schedules for f in tiling_fields(s.tiling) if f.name == name]

@@ -40,10 +40,10 @@ def text_of(value: object) -> str:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """The outcome of one point: its time, or the reason why it has none.
+    """The outcome of one point: its time, or the reason why it has no time.
 
-    ``status``: ``ok`` simulated; ``pruned``: ``bound_us`` proves that it cannot win; ``infeasible``,
-    ``rejected`` (its error), ``failed`` (its worker): see ``reason``; ``merged``: the same program as point
+    ``status``: ``ok``: simulated; ``pruned``: ``bound_us`` proves that the point cannot win; ``infeasible``,
+    ``rejected`` (for its error), ``failed`` (its worker ended): see ``reason``; ``merged``: the same program as point
     ``same_as``.  ``method`` names the method of the time; the exact cycles are within ``1 - band`` to ``1 + band``
     times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
     ``ignored`` lists features of the workload's attention that were left out; ``head_room`` is the free share of the
@@ -76,11 +76,11 @@ class PointOutcome:
         return " ".join(f"{name}={text_of(value)}" for name, value in self.point.items())
 
     def row(self) -> dict[str, object]:
-        """Return the outcome as columns: the axes, then the figures; None where there is none."""
+        """Return the axes and the figures of the outcome by name; a figure that the outcome does not have is None."""
         return {**self.point, **{name: getattr(self, name) for name in FIGURES}}
 
 
-#: What a point gave, column by column.
+#: Names of the figures of an outcome, in the order of columns.
 FIGURES = tuple(f.name for f in fields(PointOutcome) if f.name not in ("index", "point"))
 
 
@@ -95,7 +95,7 @@ class Store:
         return dict(_rows(self.connection, self.path))
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows of ``(key, outcome)``, all or none; raise `OutputError` if that is impossible."""
+        """Store rows of ``(key, outcome)``, all or none; raise `OutputError` if this is impossible."""
         with _sqlite_errors(self.path), self.connection:
             self._insert(rows)
 
@@ -129,7 +129,7 @@ def _damaged(path: Path, error: Exception) -> str:
 
 
 def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
-    """Return a row as it was written; raise `ValueError` for values that none was written with."""
+    """Return a stored row; raise `ValueError` where a value is not of the kind that npusim stores."""
     figures = json.loads(outcome)
     row = PointOutcome(number, json.loads(point), **{name: figures[name] for name in FIGURES if name in figures})
     is_right = isinstance(number, int) and isinstance(row.point, dict) and row.status in get_args(Status)
@@ -205,7 +205,7 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
-        connection.execute("BEGIN")  # tables are made one by one otherwise, and a kill leaves some
+        connection.execute("BEGIN")  # else tables are created one by one, and a kill leaves some of them
         for table in ("about", "points"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
@@ -236,7 +236,7 @@ def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = Fal
 
 
 def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, Any], *, is_begun_anew: bool) -> None:
-    """Raise `SpecError` for another search's store, and where one of another npusim would be gone on with."""
+    """Raise `SpecError` for the store of another search, or, to resume, of another version of npusim."""
     stored = _about(connection, path, any_schema=is_begun_anew)
     for name, what in (("request", "search"), *(() if is_begun_anew else (("version", "npusim"),))):
         if name in about and stored.get(name) != about[name]:

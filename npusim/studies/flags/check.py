@@ -162,14 +162,14 @@ def _between_groups(walks: Sequence[GroupWalk]) -> Iterator[FoundFault]:
 
 def _of_tensors(walk: GroupWalk) -> dict[tuple[Box, bool], Issued]:
     """Return the parts of tensors that a core group accesses, and whether it writes them, with the first access."""
-    found: dict[tuple[Box, bool], Issued] = {}
+    accesses: dict[tuple[Box, bool], Issued] = {}
     for x in (x for issued in walk.cores.values() for x in issued):
         for is_write, boxes in ((False, x.reads), (True, x.writes)):
             for box in boxes:
                 if box.space == "GM" and box.is_exact:
-                    found.setdefault((box, is_write), x)
-    written = {box.buffer for box, is_write in found if is_write}
-    return {use: x for use, x in found.items() if use[0].buffer in written}
+                    accesses.setdefault((box, is_write), x)
+    written = {box.buffer for box, is_write in accesses if is_write}
+    return {use: x for use, x in accesses.items() if use[0].buffer in written}
 
 
 def _is_safe(walks: Sequence[tuple[Cores, Overlaps]], without: set[int], *, vector_in_order: bool) -> bool:

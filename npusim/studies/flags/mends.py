@@ -34,7 +34,7 @@ class _Insert:
 
 
 def mended(cores: Cores, fault: Fault, faults: Sequence[Fault], overlaps: Overlaps, *, vector_in_order: bool) -> str:
-    """Return the smallest change that removes a fault and adds none; a sentence that says so where none was found."""
+    """Return the smallest change that removes a fault and adds none, or a sentence that there is none."""
     keys = {f.key for f in faults}
     for text, inserts in _candidates(cores, fault):
         left = {

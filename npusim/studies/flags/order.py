@@ -208,7 +208,7 @@ class HappensBefore:
             uses.append([(False, numbers[box]) for box in x.reads] + [(True, numbers[box]) for box in x.writes])
             for is_write, number in uses[n]:
                 masks[number][is_write] |= 1 << n
-        found = dict[object, Fault]()
+        faults = dict[object, Fault]()
         for n, i in enumerate(self.rank):
             x, unordered = self.all[i], (1 << n) - 1 & ~known[n]
             for is_write, number in uses[n]:
@@ -221,10 +221,10 @@ class HappensBefore:
                             j = self.rank[low.bit_length() - 1]
                             y = self.all[j]
                             key = (x.core[0], x.line, x.pipe, y.core[0], y.line, y.pipe)
-                            if key not in found:
+                            if key not in faults:
                                 uses_of = [(j, y, boxes[other], other_writes), (i, x, boxes[number], is_write)]
-                                found[key] = _race(*sorted(uses_of, key=itemgetter(0)))
-        return list(found.values())
+                                faults[key] = _race(*sorted(uses_of, key=itemgetter(0)))
+        return list(faults.values())
 
 
 def _race(first: tuple[int, Issued, Box, bool], second: tuple[int, Issued, Box, bool]) -> Fault:

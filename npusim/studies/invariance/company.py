@@ -48,13 +48,13 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other sequences in the batch."""
     if not problem.lengths:
         return _larger("batch", problem.batch)
-    own = tuple(zip(problem.lengths, problem.queries, strict=True))
-    longest, queries = max(own)
-    companies = {f"{n} times these lengths": own * n for n in BATCHES}
-    companies[f"a neighbour of {2 * longest} keys"] = (*own, (2 * longest, queries))
+    sequences = tuple(zip(problem.lengths, problem.queries, strict=True))
+    longest, queries = max(sequences)
+    companies = {f"{n} times these lengths": sequences * n for n in BATCHES}
+    companies[f"a neighbour of {2 * longest} keys"] = (*sequences, (2 * longest, queries))
     calls = [VariedCall(what, _of_sequences(problem, one), sequence) for what, one in companies.items()]
-    if len(own) > 1:
-        calls.append(VariedCall("alone", _of_sequences(problem, own[sequence : sequence + 1])))
+    if len(sequences) > 1:
+        calls.append(VariedCall("alone", _of_sequences(problem, sequences[sequence : sequence + 1])))
     return calls
 
 
@@ -81,14 +81,14 @@ def pages(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return calls with other numbers of queries at a time: speculated ones, halves of a prompt."""
+    """Return calls with other numbers of queries in one call: speculated tokens, halves of a prompt."""
     queries = problem.queries[sequence]
     counts = SPECULATED if queries == 1 else (queries // 2, queries // 4)
     return [_queries(problem, n, sequence) for n in counts if 1 < n <= problem.keys[sequence]]
 
 
 def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the step's own call."""
+    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the call of the step."""
     calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
     if problem.lengths and problem.queries[sequence] == 1:
         sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
@@ -121,7 +121,7 @@ def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, l
 
 
 def shares(sizes: Mapping[str, int], sequence: int = 0) -> Iterator[VariedCall]:
-    """Yield shares of the heads: whole groups, or the part of a group where several ranks share it."""
+    """Yield shares of the heads: complete groups, or a part of a group where several ranks share the group."""
     of_groups = next((name for name in SHARED if sizes.get(name)), "heads")
     all_heads, all_groups = sizes["heads"], sizes[of_groups]
     for ranks in RANKS:

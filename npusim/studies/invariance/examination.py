@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 #: ``length``: tokens that follow those of a recurrence; ``chunk``: how many queries at a time; ``prefill``: a prompt's
 #: or a decoding step's; ``rule``: that of splits; ``merge``: the order in which partial results are merged, or who adds
-#: them; ``choice``: of fields that nobody named, made for each call, where the others keep those of the call that is
-#: examined.
+#: them; ``choice``: npusim chooses the fields that are not named for each call; with the other aspects each call has
+#: the fields of the examined call.
 Aspect = Literal[
     "batch",
     "position",
@@ -73,7 +73,7 @@ Aspect = Literal[
     "choice",
 ]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-#: Aspects for whose calls another choice may be made.
+#: Aspects for whose calls npusim may choose other fields.
 CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
 #: Other aspects that no field of the kernel names.
 UNNAMED: tuple[Aspect, ...] = ("position", "length")
@@ -170,8 +170,8 @@ class Invariance:
     Examples
     --------
     >>> import npusim
-    >>> found = npusim.invariant("flash", seq=256, vary=["batch"])
-    >>> found["batch"].verdict, found.holds("batch")
+    >>> invariance = npusim.invariant("flash", seq=256, vary=["batch"])
+    >>> invariance["batch"].verdict, invariance.holds("batch")
     ('not seen', True)
     """
 
@@ -227,8 +227,8 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
 
     Examples
     --------
-    >>> found = invariant("flash", seq=256, vary=["batch"])
-    >>> found["batch"].verdict
+    >>> invariance = invariant("flash", seq=256, vary=["batch"])
+    >>> invariance["batch"].verdict
     'not seen'
     """
     return examine(Request(schedule, **options), vary)
@@ -350,10 +350,10 @@ class _Examination:
 
     def _calls(self) -> dict[Aspect, list[VariedCall]]:
         """Return the calls to try, by aspect; none where a call cannot be varied."""
-        made: dict[str, list[VariedCall]]
+        calls: dict[str, list[VariedCall]]
         if (p := self.attention) is not None:
             of_problem, sizes = (p, self.sequence), {"heads": p.heads, "kv_heads": p.kv_heads}
-            made = {
+            calls = {
                 "batch": batches(*of_problem),
                 "position": positions(*of_problem),
                 "page": pages(*of_problem),
@@ -365,9 +365,9 @@ class _Examination:
             schedule = self.plan.schedule
             stated = {**schedule.sizes, **self.problem.sizes}
             sizes = {n: size for n, size in stated.items() if isinstance(size, int)}
-            made = plain_calls(sizes, schedule.grows(self.problem, self.base.tiling))
-        made |= self._calls_of_fields()
-        return {name: made.get(name, []) for name in ASPECTS if name != "choice"}
+            calls = plain_calls(sizes, schedule.grows(self.problem, self.base.tiling))
+        calls |= self._calls_of_fields()
+        return {name: calls.get(name, []) for name in ASPECTS if name != "choice"}
 
     def _calls_of_fields(self) -> dict[str, list[VariedCall]]:
         tiling = self.base.tiling
@@ -378,8 +378,8 @@ class _Examination:
             if not tiling.split_keys:
                 values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]
         values["merge"] = [(n, x) for n in MERGING if n in known for x in known[n].choices if x != getattr(tiling, n)]
-        own = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
-        for name in (n for n in (*BLOCKS, *own) if n in known and isinstance(getattr(tiling, n), int)):
+        constexprs = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
+        for name in (n for n in (*BLOCKS, *constexprs) if n in known and isinstance(getattr(tiling, n), int)):
             half = (getattr(tiling, name) or 0) // 2
             if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
                 values["tile"].append((name, half))
@@ -427,8 +427,8 @@ class _Examination:
         if isinstance(tiling, SplitFields) and tiling.splits == "auto" and not tiling.split_keys:
             is_size = bool(self.lengths) or any(c.is_last_query for c in calls)
             fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}
-        own = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
-        costs = [(own[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
+        latencies = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
+        costs = [(latencies[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
         return replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fields.items()), **_cost(costs))
 
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
@@ -480,11 +480,11 @@ class _Examination:
         The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
         row are not recorded.
         """
-        made = id(program), place
-        if made[0] in self._kept:  # whoever compares with it
+        key = id(program), place
+        if key[0] in self._kept:  # whoever compares with it
             has_path = True
-        if made in self._made:
-            return self._made[made]
+        if key in self._made:
+            return self._made[key]
         plan = replace(self.plan, problem=problem)
         subject = subject_of(plan, program)
         if (p := subject.attention) is not None:
@@ -496,8 +496,8 @@ class _Examination:
         first = min(self.first_heads, heads)
         parts = ((0, first), (first, heads - first)) if heads > first else ((0, heads),)
         bits = _AsAsked(compute(executed, replace(place, head=head), source, n, has_path=has_path) for head, n in parts)
-        if made[0] in self._kept:
-            self._made[made] = bits
+        if key[0] in self._kept:
+            self._made[key] = bits
         return bits
 
     # ---------------------------------------------------------------- guarantees

@@ -1,4 +1,4 @@
-"""Which arithmetic of a matrix unit explains every output: one question after the other, each from its own probes."""
+"""Which arithmetic of a matrix unit explains every output: one question after the other, each with separate probes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOME_FRACTION = 20
 Change = dict[str, Any]
 
 
-def _of(name: str, **answers: Any) -> dict[str, Change]:
+def _of(name: str, **answers: object) -> dict[str, Change]:
     """Return answers in words, with the value of one field that each stands for."""
     return {words.replace("_", " "): {name: value} for words, value in answers.items()}
 
@@ -76,12 +76,12 @@ def products_in(tree: Tree) -> dict[str, Change]:
     """Return how products may enter exact additions: where they have more bits than the accumulator."""
     plain = trees.bare(tree)
     rounded = trees.with_leaves(plain, lambda k: k if k == C else (k,))
-    found = {
+    products = {
         "exact": plain,
         "rounded, then added": rounded,
         "exact but the first of a chain": trees.first_rounded(plain),
     }
-    return {words: {"tree": t} for words, t in found.items() if t != plain or words == "exact"}
+    return {words: {"tree": t} for words, t in products.items() if t != plain or words == "exact"}
 
 
 def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Iterator[Change]:
@@ -284,15 +284,15 @@ class _Unit:
         where = p.of("rounding")
         where = where[(p.note[where, 1] == 1) & (np.abs(p.note[where, 2]) < 8)]
         places = np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0)
-        found: dict[str, None] = {}
+        modes: dict[str, None] = {}
         for place in np.unique(places):
             part = where[places == place]
             scores = {
                 name: self.score(AdditionTree(flat, late=str(change["rounding"]), **change), part)
                 for name, change in ROUNDINGS.items()
             }
-            found |= {name: None for name, n in scores.items() if n == max(scores.values())}
-        return {name: ROUNDINGS[name] for name in list(found)[:6]}
+            modes |= {name: None for name, n in scores.items() if n == max(scores.values())}
+        return {name: ROUNDINGS[name] for name in list(modes)[:6]}
 
     # ------------------------------------------------------------ what an addition does
 
@@ -393,7 +393,7 @@ class _Unit:
 
 
 def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "") -> Identified:
-    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
+    """Return the unit that explains a case's outputs ``d`` (n, tile): each row's column, and others of its tile.
 
     ``stated`` is the arithmetic in the device's file, ``instruction`` the device's matrix instruction, such as
     ``wgmma``: both are preferred among registered ones that explain all, the instruction first.
@@ -401,10 +401,10 @@ def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "
     d, findings, is_product = _as_asked(p, d)
     if not is_product:
         return Identified(p.case, None, None, p.case.formats[2], "", (), (), 0, d.size, findings)
-    own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
+    diagonal = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     tried: list[tuple[int, _Unit]] = []
     for acc in {f.name: f for f in (p.case.formats[2], p.case.out)}.values():
-        unit = _Unit(p, own, acc)
+        unit = _Unit(p, diagonal, acc)
         is_whole = unit.structure()
         unit.decide()
         tried.append((unit.score(unit.unit, unit.everything), unit))
@@ -430,9 +430,9 @@ def _confirmed(
     equal = best.settle_open(lambda unit: same(got(unit), wanted))
     formats = (p.case.formats[0].name, p.case.formats[1].name, best.acc.name)
     registered, stem = _registered(formats, best, p, d), stated.partition(".")[0]
-    own = f"{stem}.{instruction}."
+    prefix = f"{stem}.{instruction}."
     chosen = min(
-        registered, key=lambda n: (not n.startswith(own), n != stated, not n.startswith(stem), len(n)), default=None
+        registered, key=lambda n: (not n.startswith(prefix), n != stated, not n.startswith(stem), len(n)), default=None
     )
     missed = int((~equal).sum())
     if chosen and missed:
@@ -468,7 +468,7 @@ def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> t
         got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
         return bool(same(got, d[part]).all())
 
-    found = []
+    names = []
     for name, u in ARITHMETICS.items():
         if (u.a_format, u.b_format, u.acc_format) != formats or u.scale_block or p.case.depth % u.k:
             continue
@@ -478,8 +478,8 @@ def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> t
         if alike not in known:
             known[alike] = all(explains(name, part) for part in (slice(0, 256), slice(None)))
         if known[alike]:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def _looked_at(d: Array) -> tuple[Array, Array]:
@@ -527,12 +527,12 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
 def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
     """Return how a product four times as long goes on: as the unit's steps, or cut by a library along K."""
     assert one.unit is not None
-    own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
+    diagonal = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     scores = {}
     for name, tree in trees.continued(one.unit.tree, LONG_K).items():
         got = predicted(replace(one.unit, tree=tree), p.case, (p.a, p.b, p.c), one.acc, one.out)
-        scores[name] = int(same(got, own).sum())
+        scores[name] = int(same(got, diagonal).sum())
     best = max(scores, key=lambda n: scores[n])
     others = tuple(n for n, s in scores.items() if s == scores[best] and n != best)
-    words = best if scores[best] == len(own) else "otherwise: a library cuts K in a way that is not known here"
-    return Answer(f"products of K = {LONG_K}", words, scores[best], len(own), others)
+    words = best if scores[best] == len(diagonal) else "otherwise: a library cuts K in a way that is not known here"
+    return Answer(f"products of K = {LONG_K}", words, scores[best], len(diagonal), others)

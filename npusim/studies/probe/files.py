@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
 
 FORM = "npusim.probes/1"
-#: What is asked where no device is named: torch's own products, and those with C.
+#: Cases of a probe for no named device: torch's products, without and with C.
 DEFAULT_CASES = ("f16.f32.to_f16", "bf16.f32.to_bf16", "f32.f32.to_f32", "f16.f32", "bf16.f32")
 
 
@@ -121,8 +121,8 @@ class Outputs:
     @property
     def source(self) -> str:
         """The origin of the outputs, in words."""
-        said = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
-        return f"{', '.join(said)}; {self.path.name} sha256 {self.sha256[:16]}"
+        words = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
+        return f"{', '.join(words)}; {self.path.name} sha256 {self.sha256[:16]}"
 
 
 def read_outputs(path: Path) -> Outputs:

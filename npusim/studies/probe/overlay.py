@@ -70,12 +70,12 @@ def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, st
 
     A product that was probed with C and without has the answer with C; the source states a difference.
     """
-    found: dict[tuple[str, str, str], list[Identified]] = {}
+    by_key: dict[tuple[str, str, str], list[Identified]] = {}
     for one, _ in sorted(settled.products.values(), key=lambda pair: not pair[0].case.has_c):
         if one.name is not None:
-            found.setdefault(_formats(one.name), []).append(one)
+            by_key.setdefault(_formats(one.name), []).append(one)
     for key, choice in device.arithmetic_choices.items():
-        if first := found.get(_formats(choice.value)):
+        if first := by_key.get(_formats(choice.value)):
             one, count = first[0], f"{first[0].explained:,} of {first[0].asked:,} outputs explained"
             for other in first[1:]:
                 if one.name not in (other.name, *other.registered):

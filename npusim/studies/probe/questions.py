@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
-#: Products of a probe: two steps of the deepest unit known. And of one that shows a library's own split along K.
+#: Products of a probe: two steps of the deepest unit known. And of a probe that shows how a library splits K.
 K, LONG_K = 64, 256
 #: Probes are the diagonals of square tiles; their number is a multiple of the largest such tile.
 TILE = 64
@@ -37,7 +37,7 @@ QUESTIONS = (
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
 #: The same where C is M: -M and the small product, of a step of two products too.
 BESIDE_C = ((1, 2), (1, 4), (0, 1))
-#: Last places of a sum that decide its rounding, in eighths of the last kept.
+#: Places below the last stored place of a sum, in eighths of that place: they decide its rounding.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
 #: Terms of a rounding probe: of a first step, of one of interleaved chains, and of a last step.
 PLACES = (tuple(range(10)), (0, 8, 16, 24, 32, 40, 48, 56, 1, 9), tuple(range(48, 58)))
@@ -141,7 +141,7 @@ class _Builder:
         self.high = min(sum(high), _top(self.acc) - 1, 40)
         floor = -24 if "float16" in (self.acc.name, self.case.out.name) else -140
         self.low = max(sum(low), self.high - 75, floor)
-        # A step whose kept bits reach u would not lose it; where formats leave little room, weights are light.
+        # An accumulator with the place of u would not lose u; where formats leave few places, weights are small.
         self.is_narrow = self.high - self.low < 34 or self.case.out.mantissa_bits < 10
 
     @staticmethod
@@ -160,7 +160,7 @@ class _Builder:
         return known
 
     def term(self, e: int, x: float = 1.0, y: float = 1.0) -> tuple[float, float]:
-        """Return operands x 2**i and y 2**j with i + j = e, of whole x and y."""
+        """Return operands x 2**i and y 2**j with i + j = e, of integers x and y."""
         (ha, hb), (la, lb) = self.highs, self.lows
         ha, hb = ha - int(abs(x)).bit_length() + 1, hb - int(abs(y)).bit_length() + 1
         ea = min(max(e - e // 2, la), ha)
@@ -183,7 +183,7 @@ class _Builder:
         return [(w, *factors[w]) for w in (*(listed[k % 16 + k // 16] for k in range(K)), listed[21])]
 
     def finished(self) -> Probes:
-        """Return all probes, filled with random ones to whole tiles."""
+        """Return all probes; random probes fill the last tile."""
         depth = self.case.depth
         missing = -(len(self.rows) + sum(len(d[3]) for d in self.dense)) % TILE
         if missing:
@@ -235,7 +235,7 @@ def _structure(p: _Builder) -> None:
 
 
 def _split(p: _Builder) -> None:
-    """The same over four times as many products, for some pairs: how one product goes on after another."""
+    """The same over four times as many products, for some pairs: they show how products follow one another."""
     leaves = LONG_K + p.case.has_c
     pairs = [(i, j) for i, step in ((0, 1), (100, 2)) for j in range(0, leaves, step) if i != j]
     is_light = p.case.out.mantissa_bits < 10
@@ -244,7 +244,7 @@ def _split(p: _Builder) -> None:
 
 
 def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights: list[tuple[int, int, int]]) -> None:
-    """Ask with M at i, -M at j, and weights of u elsewhere; ``weights``: each leaf's with its factors, c's last."""
+    """Add probes with M at i, -M at j, and multiples of u elsewhere; ``weights``: one for each leaf, that of c last."""
     depth, (x, y) = p.case.depth, p.term(p.high)
     light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
     for i, j in pairs:
@@ -285,7 +285,7 @@ def _inputs(p: _Builder) -> None:
 
 
 def _rounding(p: _Builder) -> None:
-    """Sums whose bits below the result's last decide its rounding; n equal terms carry into n's exponent."""
+    """Add sums whose bits below the last place of the result decide its rounding."""
     base = 8 if p.is_seen else min(p.high - 6, 0 if p.low <= -35 else 99)
     for r in EIGHTHS if p.is_seen else ():  # rounded again on the way out: exact in the accumulator
         bits = p.case.out.mantissa_bits
@@ -293,9 +293,9 @@ def _rounding(p: _Builder) -> None:
             low, high = p.term(-bits - 3, sign * (r & 3 or 4)), p.term(-bits - 1, sign * (r >> 2))
             p.add("output", (r, sign), {0: p.term(0, sign), 1: low, **({2: high} if r > 4 and r & 3 else {})})
     widths = {p.acc.mantissa_bits, 13, 10, p.case.out.mantissa_bits}
-    for kept in sorted((w for w in widths if w <= p.acc.mantissa_bits), reverse=True):
+    for width in sorted((w for w in widths if w <= p.acc.mantissa_bits), reverse=True):
         for n in (1, 2, 4, 8):
-            e = base - kept - (3 if n == 1 else 0)
+            e = base - width - (3 if n == 1 else 0)
             for r in EIGHTHS:
                 for sign in (1, -1):
                     for place in PLACES[: 1 if p.is_seen else None]:
@@ -305,10 +305,10 @@ def _rounding(p: _Builder) -> None:
                             terms[place[n + 1]] = p.term(e + 2, sign * (r >> 2))
                         if p.is_seen:  # a later step takes the leading bits away, so that the last ones can be seen
                             terms[K - 1] = p.term(base, -sign * n)
-                        p.add("rounding", (kept, n, sign * r), terms)
+                        p.add("rounding", (width, n, sign * r), terms)
                         if n == 1:
                             rest = {k: t for k, t in terms.items() if k != place[0]}
-                            p.add("rounding_c", (kept, n, sign * r), rest, sign * 2.0**base)
+                            p.add("rounding_c", (width, n, sign * r), rest, sign * 2.0**base)
 
 
 def _split_power(e: int) -> tuple[float, float]:

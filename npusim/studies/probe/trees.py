@@ -21,7 +21,7 @@ CHAIN_COUNTS, RUNS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 
 
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
-    """Return the tree that loses everything that meets M within a node; raise `ValueError` where there is none.
+    """Return the tree in which each node with M loses its other terms; raise `ValueError` where there is none.
 
     ``lost`` (leaves, leaves): the loss of the sum with M and -M at two leaves: the weight of the node where they meet.
     """
@@ -65,16 +65,16 @@ def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
             inside = [k for z in clique for k in members[z]]
             outside = [k for k in leaves if k not in inside]
             if len(clique) > 1 and (lost[np.ix_(inside, outside)] == lost[inside[0], outside]).all():
-                whole = normal(tuple(clique))
-                members[whole], weight[whole] = inside, sum(weight[z] for z in clique)
-                items = [z for z in items if z not in clique] + [whole]
+                tree = normal(tuple(clique))
+                members[tree], weight[tree] = inside, sum(weight[z] for z in clique)
+                items = [z for z in items if z not in clique] + [tree]
                 break
         else:
             raise ValueError("no tree")
     return items[0]
 
 
-# ---------------------------------------------------------------- trees made of trees
+# ---------------------------------------------------------------- trees of trees
 
 
 def nodes(tree: Tree) -> Iterator[tuple[Any, ...]]:
@@ -86,7 +86,7 @@ def nodes(tree: Tree) -> Iterator[tuple[Any, ...]]:
 
 
 def has_sums(tree: Tree) -> bool:
-    """Whether some node adds no product of its own."""
+    """Whether some node adds sums alone, and no product."""
     return any(all(p == C or not isinstance(p, int) for p in node) for node in nodes(tree))
 
 
@@ -128,10 +128,10 @@ def products_of(tree: Tree) -> Any:
 
 def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
     """Return chained steps: each takes the result of the one before as its c; ``start``: the first one's c."""
-    whole, size = start, leaf_count(step)
+    tree, size = start, leaf_count(step)
     for k in range(0, depth, size):
-        whole = with_leaves(step, lambda n, k=k, before=whole: before if n == C else n + k)  # type: ignore[misc]
-    return whole
+        tree = with_leaves(step, lambda n, k=k, before=tree: before if n == C else n + k)  # type: ignore[misc]
+    return tree
 
 
 def step_of(tree: Tree) -> Tree | None:
@@ -167,10 +167,10 @@ def chain(leaves: Sequence[int], step: int, start: Tree | None = C) -> Any:
 
 
 def _sequential(parts: list[Tree]) -> Tree:
-    whole = parts[0]
+    tree = parts[0]
     for part in parts[1:]:
-        whole = (whole, part)
-    return whole
+        tree = (tree, part)
+    return tree
 
 
 def _pairs(parts: list[Tree], *, in_halves: bool = False) -> Tree:
@@ -193,7 +193,9 @@ COMBINED: Mapping[str, Callable[[list[Tree]], Tree]] = MappingProxyType(
 
 
 def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:
-    """Return independent chains, each of runs of k in turn, ``step`` products an addition, added at the end."""
+    """Return the tree of independent chains: runs of k go to the chains in turn, each addition has ``step`` products,
+    and the chains are added at the end.
+    """
     lanes = [[k for k in range(depth) if k // run % count == lane] for lane in range(count)]
     return COMBINED[how]([chain(lane, step, None) for lane in lanes])
 
@@ -260,21 +262,21 @@ def in_words(tree: Tree) -> str:
 
 
 def continued(step: Tree, depth: int) -> dict[str, Tree]:
-    """Return by words the trees of ``depth`` products that a unit of this step, or a library with it, may form."""
-    size, inner, found = leaf_count(step), products_of(step), dict[str, Tree]()
+    """Return by description the trees of ``depth`` products that a unit with this step, or its library, may form."""
+    size, inner, trees = leaf_count(step), products_of(step), dict[str, Tree]()
     if C in leaves_of(step):
-        found[f"steps of {size} go on"] = repeated(step, depth)
+        trees[f"steps of {size} go on"] = repeated(step, depth)
         if size > 1 and (after := step_of(inner)) is not None:
-            found["all products, then c"] = (C, repeated(after, depth, None))
+            trees["all products, then c"] = (C, repeated(after, depth, None))
     else:
-        found[f"products of {size} go on one after the other"] = repeated((C, step), depth)
+        trees[f"products of {size} go on one after the other"] = repeated((C, step), depth)
     if lanes := as_chains(inner):
         count, run, each, how = lanes
-        found[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)
+        trees[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)
     for parts, how in product((2, 4, 8), ("one after the other", "in pairs")):
         part = depth // parts
         if part % size == 0:
             one = repeated(step, part, None)
             cut = [with_leaves(one, lambda n, by=at * part: n + by) for at in range(parts)]  # type: ignore[misc]
-            found[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = COMBINED[how](cut)
-    return found
+            trees[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = COMBINED[how](cut)
+    return trees

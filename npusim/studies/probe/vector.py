@@ -48,15 +48,15 @@ class VectorCase:
 
 def cases() -> dict[str, VectorCase]:
     """Return the operations that are asked, by key."""
-    found = {f"cast.{target}": VectorCase("cast", "float32", (f"ties.{target}",), target) for target in TARGETS}
+    listed = {f"cast.{target}": VectorCase("cast", "float32", (f"ties.{target}",), target) for target in TARGETS}
     for f in ("float16", "float32"):
         operands = {"max": ("nans",), "div": ("x", "y"), "fma": ("x", "y", "z")}
         operands |= dict.fromkeys(FUNCTIONS, ("all" if f == "float16" else "x",))
         for name, keys in operands.items():
-            found[f"{name}.{f}"] = VectorCase(name, f, tuple(f"{key}.{f}" for key in keys), f)
+            listed[f"{name}.{f}"] = VectorCase(name, f, tuple(f"{key}.{f}" for key in keys), f)
         for n in COLUMNS:
-            found[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
-    return found
+            listed[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
+    return listed
 
 
 def inputs(seed: int = 7) -> dict[str, Array]:

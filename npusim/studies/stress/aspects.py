@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from npusim.units import ascii_digits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.evaluation import Subject
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 Point = Mapping[str, float]
 #: Values of a range that are tried one by one.
 LEVELS = 4
-#: Of tokens, one key in so many is an outlier; sinks are the first keys (P-Cast has four).
+#: ``tokens``: one key in so many is an outlier; ``sinks``: number of first keys (P-Cast has four).
 OUTLIERS, SINKS = 64, 4
 #: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
 PERIODS = 4
-#: Where along the keys the key lies that only late tiles have.
+#: Position of the late key: its share of the number of keys.
 LATE = 7 / 8
 
 
@@ -103,7 +104,7 @@ ASPECTS: Mapping[str, Aspect] = MappingProxyType(
         )
     }
 )
-#: The aspect by which inputs grow as a whole, by kind of subject.
+#: The aspect that multiplies all inputs, by kind of subject.
 AMPLITUDE: Mapping[str, str] = MappingProxyType({"attention": "logit_std", "plain": "scale"})
 #: Aspects by a name for several.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -144,7 +145,7 @@ def bounded(text: str) -> tuple[Aspect, ...]:
 def aspects_of(over: Sequence[str], kind: str, *, has_tail: bool) -> tuple[Aspect, ...]:
     """Return the aspects that are named, or all that inputs of a call have.
 
-    Raises `SpecError` for one that they do not have, but in a group, and for one that is there twice.
+    Raises `SpecError` for an aspect that the inputs do not have, unless a group names it, and for one named twice.
     """
     able = {"", kind, *(("tail",) if has_tail else ())}
     named = [(a, text) for text in over or ("all",) for a in bounded(text)]
@@ -166,27 +167,30 @@ def stressed(base: HeadSource, subject: Subject, point: Point, seed: int) -> Hea
 
     A value beyond the inputs' format becomes its largest finite number: inputs are finite.
     """
-    change, problem = _of_tensors if subject.attention is None else _of_attention, subject.attention
-    # One row that all rows of a kernel take stays one.
+    problem = subject.attention
+    change = _of_tensors if problem is None else partial(_of_attention, problem)
+    # Rows of a kernel may share one row of an input: their values stay equal.
     shared = [t.name for t in subject.plain.values() if t.shared_rows > 1]
 
     @cache
     def source(name: str, batch: int, head: int) -> NDArray[Any]:
         stored = base(name, batch, head)
         fmt = format_of_dtype(stored.dtype)
-        if not point or fmt is None:  # a format in blocks, or whole numbers
+        if not point or fmt is None:  # a format in blocks, or integers
             return stored
-        own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
+        changes = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
         scale = getattr(problem, f"{name}_scale", 1.0)
         rng = np.random.default_rng([seed, *name.encode(), batch, head])
-        wide = change(widen(stored).astype(np.float64) * scale, name, problem, own, rng)
+        wide = change(widen(stored).astype(np.float64) * scale, name, changes, rng)
         return formats.cast(wide / scale, fmt.name, overflow="saturate")
 
     return source
 
 
-def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
-    """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
+def _of_attention(
+    problem: Problem, x: NDArray[np.float64], name: str, point: Point, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return Q, K or V of one head, (rows, d) in float64, with the aspects of a point."""
     width = x.shape[1]
     if name == "v":
         x = x * point.get("values", 1.0)
@@ -194,7 +198,7 @@ def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point,
         return x
     if name == "q":
         x = x * point.get("logit_std", 1.0)
-    x = _of_tensors(x, name, problem, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
+    x = _of_tensors(x, name, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
     if name == "k" and point.get("equal"):
         x[:] = x[:1]
     if wave := point.get("resonance"):
@@ -213,8 +217,8 @@ def _of_attention(x: NDArray[np.float64], name: str, problem: Any, point: Point,
     return np.zeros_like(x) if name == "q" and point.get("zero") else x
 
 
-def _of_tensors(x: NDArray[np.float64], _name: str, _problem: object, point: Point, rng: np.random.Generator) -> Any:
-    """Return any input in float64 with the aspects that all have."""
+def _of_tensors(x: NDArray[np.float64], _name: str, point: Point, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return an input, (rows, columns) in float64, with the aspects that inputs of any kernel have."""
     column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
     x = x * point.get("scale", 1.0)
     x[:, column] *= point.get("channels", 1.0)

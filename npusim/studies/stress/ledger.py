@@ -1,7 +1,7 @@
 """Ledger of an execution: saturation and flushing of each step, and the first value that differs from float64.
 
-Each step is compared with float64 on the values that it read, so that the first step with an error is its origin;
-products are checked for overflow alone, since the arithmetic of their unit is stated.
+Each step is compared with float64 on the step's operands, so that the first step with an error is its origin.
+Products are checked for overflow alone, since the arithmetic of their unit is stated.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 #: Opcodes whose variant names a function and how it is rounded: ``exp2.exp2p``.
 FUNCTIONS = (Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF)
-#: Steps of its format that a sum of so many values may be off, each.
+#: Allowed error of a sum of n values, in steps of its format: n times this.
 STEPS_A_VALUE = 1 / 8
 
 
 @dataclass
 class Entry:
-    """One step of the program in the ledger, and how many of its values were cut, or became 0 or Inf."""
+    """One step of the program: how many of its values saturated, became 0, or became Inf or NaN."""
 
     step: str
     fmt: str
@@ -43,7 +43,7 @@ class Entry:
 
 
 class Ledger:
-    """Observer that fills the ledger; ``allowed`` is the relative error below which a value counts as right."""
+    """Observer of an execution that fills the ledger; a value with a relative error up to ``allowed`` is right."""
 
     def __init__(self, allowed: float) -> None:
         self.allowed = allowed
@@ -52,7 +52,7 @@ class Ledger:
         self.first = ""
 
     def __call__(self, moment: Moment) -> None:
-        """Look at one executed step."""
+        """Compare an executed step with float64, and add it to the ledger."""
         step = moment.step
         if step.dst.fmt == "int8" or step.opcode in (Opcode.COPY, Opcode.FILL, Opcode.SELECT):
             return
@@ -83,7 +83,7 @@ class Ledger:
             self.first = _described(moment, lost, result, exact)
 
     def worth(self) -> tuple[Entry, ...]:
-        """Return the steps with something to say, in the order of the program."""
+        """Return the steps in which a value saturated, became 0, or became Inf or NaN, in the order of the program."""
         return tuple(e for e in self.entries.values() if e.saturated or e.flushed or e.overflowed)
 
 
@@ -101,7 +101,7 @@ def _described(moment: Moment, lost: NDArray[np.bool_], result: NDArray[Any], ex
 
 
 def _exact(moment: Moment, wide: list[Any]) -> Any:
-    """Return float64 values of a step's operands; for a product that accumulates, without the accumulator."""
+    """Return the step's result in float64 from its operands; of a product without its accumulator."""
     step, how = moment.step, moment.step.attributes
     if step.opcode is Opcode.CAST:
         return wide[0]

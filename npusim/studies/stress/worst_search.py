@@ -21,6 +21,7 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.program.numerics.evaluate import SAMPLE_ROWS, chosen_heads
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.evaluation import Subject, bits_of, subject_of
+from npusim.simulation.figures import figures
 from npusim.simulation.naming import folder_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.studies.workers.tasks import Executor
 
-#: An error is lost above so many times the one on calm inputs: the largest of correct kernels are within 1.1 of that
+#: Accuracy is lost above so many times the error on calm inputs: errors of correct kernels reach 1.1 times it
 #: (measured: `reports/stress`).
 FACTOR = 2.0
-#: No kernel is right that is off by so many steps of its coarsest format, whatever it does to calm inputs.
+#: Accuracy is lost above so many steps of the coarsest format too, whatever the error on calm inputs.
 STEPS = 4
-#: Calm inputs: normal, scores of this spread, on so many keys at most, none of them hidden.
+#: Calm inputs: normal numbers, scores with this standard deviation, at most so many keys, no mask.
 CALM, CALM_KEYS = {"logit_std": 0.5}, 256
 #: Aspects whose worst values are tried in pairs, and points tried about the worst one.
 JOINED, AROUND = 4, 16
@@ -74,7 +75,7 @@ class PointError:
 
     @property
     def badness(self) -> float:
-        """The error: infinite where there is none, 0 where the exact outputs exceed their format."""
+        """The error: infinite for an output that is not finite, 0 where the exact output exceeds its format."""
         return 0.0 if self.is_beyond else math.inf if self.rmse is None else self.rmse
 
     def __str__(self) -> str:
@@ -84,14 +85,14 @@ class PointError:
 
 @dataclass(eq=False)
 class StressedRun:
-    """Computes the rows of a request at points of a search; pickles as its request."""
+    """Computes the error of a request at points of a search; a pickle of it has the request alone."""
 
     request: Request
     _tails: dict[int, tuple[Plan, TileProgram]] = field(default_factory=dict, init=False)
 
     @property
     def seed(self) -> int:
-        """Of the drawn inputs."""
+        """The seed of the drawn inputs."""
         return self.request.seed or 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,7 +122,7 @@ class StressedRun:
         small = {**sizes, **given, **unseen, "lengths": (), "query_lengths": (), "causal": False}
         try:
             return self.outcome(*built(replace(plan, problem=p.model_copy(update=small), tensors=None)), CALM)
-        except NpusimError:  # a kernel that takes no such sizes
+        except NpusimError:  # a kernel that does not run with such sizes
             return self.outcome(plan, program, CALM)
 
     def at(self, point: Point) -> tuple[Plan, TileProgram]:
@@ -188,8 +189,8 @@ class StressedRun:
     def room(self, point: Point) -> Literal["more", "last", "none"]:
         """Return whether amplitudes may grow beyond a point's, or end with it or before it.
 
-        They end where an input has reached the end of its format, and before a sum of an input's squares leaves
-        float32, the widest format in which matrix units add.
+        They end where an input reaches the largest number of its format, and before the sum of an input's squares
+        exceeds float32, the widest format in which matrix units add.
         """
         plan, program = self.at(point)
         source = self.source(plan, subject_of(plan, program), point)
@@ -205,14 +206,14 @@ def _largest(x: NDArray[Any]) -> float:
 
 
 def built(plan: Plan) -> tuple[Plan, TileProgram]:
-    """Return a plan and its program, sizes that nobody named shrunk where they do not fit."""
+    """Return a plan and its program; sizes of the tile that are not named shrink until the tile fits."""
     tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
     return replace(plan, tiling=tiling), program
 
 
 @dataclass(frozen=True, repr=False)
 class Stress:
-    """The result of `npusim.stress`: the worst input that the search found, the origin of its error, choices that hold.
+    """The result of `npusim.stress`: the worst tested input, the origin of its error, choices that hold.
 
     Errors are relative RMSE against float64, without a unit.
 
@@ -387,7 +388,7 @@ class _Search:
 
     @property
     def is_through(self) -> bool:
-        """Whether nothing can be worse: finite outputs are required, and one is not."""
+        """Whether the search may end: finite outputs are required, and an output is not finite."""
         return self.is_finite and math.isinf(self.worst.badness)
 
     def _grow(self, workers: Executor) -> None:
@@ -403,7 +404,7 @@ class _Search:
             growing = [a for a in growing if rooms[a] and set(rooms[a]) == {"more"}]
 
     def _around(self, worst: PointError) -> Iterator[Point]:
-        """Yield the worst point with other values, and now and then another aspect, drawn within bounds."""
+        """Yield points near the worst one: values drawn within bounds, and sometimes one more aspect."""
         rng = np.random.default_rng([self.trial.seed, len(self.aspects)])
         for _ in range(AROUND):
             drawn = {}
@@ -413,7 +414,7 @@ class _Search:
             yield {**worst.point, **drawn}
 
     def _try(self, workers: Executor, points: Sequence[Point]) -> list[PointError]:
-        """Return the outcomes of points not tried before, as far as the budget goes."""
+        """Return the outcomes of points that were not tried before, until the budget ends."""
         fresh = [p for n, p in enumerate(points) if p not in points[:n] and all(p != o.point for o in self.outcomes)]
         if self.outcomes and self.is_over(SEARCHED):
             self.is_whole = self.is_whole and not fresh
@@ -432,18 +433,18 @@ class _Search:
         return [done[n] for n in sorted(done)]
 
     def explained(self) -> Stress:
-        """Return the result: the worst input run once more with its ledger, the margin and the choices that hold."""
+        """Return the result: the worst input is run again for its ledger, the margin and the choices follow."""
         trial, worst, ledger = self.trial, self.worst, Ledger(self.limit)
         plan, program = trial.at(worst.point)
         subject, breaks = subject_of(plan, program), worst.badness > self.limit
         diagnose = subject.attention is not None and not (worst.point.get("padding") or trial.request.padding)
         counter = ScoreCounter()
-        found = trial.bits(plan, program, worst.point, observers=(ledger, counter), diagnose=diagnose).diagnosis
+        diagnosis = trial.bits(plan, program, worst.point, observers=(ledger, counter), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
         plain = subject.plain
 
         def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
-            """Return a matrix of plain tensors in its order of memory, with rows of one element written once."""
+            """Return a matrix of plain tensors as memory has it: rows that share one row are stored once."""
             t = plain.get(name)
             turned = values.T if t and t.is_transposed else values
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
@@ -464,8 +465,8 @@ class _Search:
             first=ledger.first if breaks else "",
             scores=score_sizes(counter, trial.exact_scores(plan, subject, source)),
             ledger=ledger.worth(),
-            lost_mass=_share(found, "zeroed_mass_percent"),
-            clipped_mass=_share(found, "clipped_mass_percent"),
+            lost_mass=_share(diagnosis, "zeroed_mass_percent"),
+            clipped_mass=_share(diagnosis, "clipped_mass_percent"),
             margin=margin,
             choices=choices,
             rounding=next((n for n in precisions if not ledger.first and choices[n] <= self.limit), ""),
@@ -481,7 +482,7 @@ class _Search:
         )
 
     def _margin(self, name: str) -> float | None:
-        """Return the power of two by which inputs may be larger: the last before it breaks; None if not known."""
+        """Return the largest power of two by which inputs may grow; 0 where no tried one holds, None if unknown."""
         held = 0.0
         for power in (*range(GROWN + 1), *range(-1, -SHRUNK - 1, -1)):
             if power < 0 < held:
@@ -496,29 +497,33 @@ class _Search:
         return held
 
     def _choices(self, worst: PointError) -> tuple[dict[str, float], list[str]]:
-        """Return the errors on the worst input of choices that hold; where none does, of the nearest.
+        """Return the errors, on the worst input, of the choices that hold; where none holds, of the nearest choice.
 
-        The second list names those that change the precision alone, not the schedule.
+        The second result names the listed choices that change the precision and not the schedule.
         """
-        tried: dict[str, float] = {}
-        precisions, (plan, program) = list[str](), self.trial.at(worst.point)
-        for name, of in _alternatives(plan, program):
-            if self.is_over():
-                self.is_whole = False
-                break
-            try:
-                other = of()
-                tried[name] = self.trial.outcome(*built(other), worst.point).badness
-            except NpusimError:  # this call or device has no such choice
-                continue
-            precisions += [name] if other.schedule.name == plan.schedule.name else []
+        plan, program = self.trial.at(worst.point)
+
+        def within_budget() -> Iterator[tuple[str, Callable[[], Plan]]]:
+            for choice in _alternatives(plan, program):
+                if self.is_over():
+                    self.is_whole = False
+                    return
+                yield choice
+
+        def tried_with(choice: tuple[str, Callable[[], Plan]]) -> tuple[Plan, float]:
+            other = choice[1]()
+            return other, self.trial.outcome(*built(other), worst.point).badness
+
+        outcomes = {name: tried for (name, _), tried in figures(within_budget(), tried_with)}
+        tried = {name: error for name, (_, error) in outcomes.items()}
+        precisions = [name for name, (other, _) in outcomes.items() if other.schedule.name == plan.schedule.name]
         nearest = [n for n in sorted(tried, key=lambda n: tried[n]) if tried[n] < worst.badness][:1]
         listed = [n for n, error in tried.items() if error <= self.limit] or nearest
         return {n: tried[n] for n in listed}, [n for n in precisions if n in listed]
 
 
 def _share(found: Diagnosis | None, name: str) -> float | None:
-    """Return a figure of the diagnosis as a share; None where there is none, or it is no number."""
+    """Return a percentage of the diagnosis as a share; None where it is missing or not finite."""
     percent = getattr(found, name, None)
     return None if percent is None or not math.isfinite(percent) else percent / 100
 
@@ -529,11 +534,11 @@ def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Calla
     def changed(of: Plan, text: str) -> Plan:
         return replace(of, precision=of.schedule.precision(text))
 
-    own = plan.precision.name
-    yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != own)
+    precision = plan.precision.name
+    yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != precision)
     for change in alternatives(result_of(plan, program, None, ComputedBits(), ())):
         if change.kind == "precision":
-            kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
-            yield str(change), partial(changed, plan, ",".join((*kept, str(change))))
+            unchanged = [part for part in precision.split(",") if part.partition("=")[0] != change.field]
+            yield str(change), partial(changed, plan, ",".join((*unchanged, str(change))))
     for other in other_schedules(plan):
         yield other.schedule.name, partial(changed, other, "")

@@ -1,4 +1,4 @@
-"""Configurations to try: from a kernel's own `@triton.autotune` and `@triton.heuristics`, or from given fields.
+"""Configurations to try: from a kernel's `@triton.autotune` and `@triton.heuristics`, or from given fields.
 
 A recorded call (``calls.npz::k``) has the configurations of its autotuner, by number.
 """
@@ -40,8 +40,8 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     named, points = dict(request.tiling or {}), [dict(zip(axes, p, strict=True)) for p in product(*axes.values())]
     if not axes and is_recorded(request.schedule):
         call = call_of(str(request.schedule))
-        own = call.configurations
-        if len(own) == 1:
+        recorded = call.configurations
+        if len(recorded) == 1:
             raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
         return [
             Configuration(
@@ -49,7 +49,7 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
                 replace(request, tiling={**named, "config": i}),
                 repr(dict(c.constants)) if call.language else written(c.values),  # TileLang's are mappings
             )
-            for i, c in enumerate(own)
+            for i, c in enumerate(recorded)
         ]
     path, launch = launch_parts(request.schedule)
     is_written = request.is_launch and path.endswith(".py")
@@ -115,7 +115,7 @@ def _with(launch: str, constants: Mapping[str, Any]) -> str:
 
 
 def _launched(base: Configuration, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
-    """Return a launch with other values in place of its own."""
+    """Return a launch with other values of some arguments."""
     request = base.request
     values, named = ({_NAMES.get(n, n): v for n, v in given.items()} for given in (values, dict(request.tiling or {})))
     constants = {n: v for n, v in values.items() if n not in OPTIONS}

@@ -76,7 +76,7 @@ class Pruner:
         self._tuner, tuner.early_config_prune = tuner, self
         return self
 
-    def __call__(self, configs: Sequence[Any], named_args: dict[str, Any], **kwargs: Any) -> list[Any]:
+    def __call__(self, configs: Sequence[Any], named_args: dict[str, Any], **kwargs: object) -> list[Any]:
         """Return the configurations that are left, the best first."""
         tuner: Any = self._tuner or sys._getframe(1).f_locals.get("self")
         try:
@@ -91,7 +91,7 @@ class Pruner:
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
         return left
 
-    def perf_model(self, **everything: Any) -> float:
+    def perf_model(self, **everything: object) -> float:
         """Return a configuration's time in us as ``perf_model`` of an autotuner; 0.0 where it is not predicted."""
         tuner: Any = self._tuner or sys._getframe(2).f_locals.get("self")
         try:
@@ -99,19 +99,19 @@ class Pruner:
             given = [c.all_kwargs() for c in tuner.configs]
             number = next(i for i, g in enumerate(given) if all(everything.get(n) == v for n, v in g.items()))
             rest = {n: v for n, v in everything.items() if n not in named and n not in given[number]}
-            made = self._predicted(tuner, tuner.configs, named, rest)[number]
+            prediction = self._predicted(tuner, tuner.configs, named, rest)[number]
         except Exception as error:  # noqa: BLE001 - as above
             self._warn(f"a configuration is not predicted: {one_line(error)}")
             return 0.0
-        return made.us or 0.0
+        return prediction.us or 0.0
 
     def _left(self, tuner: Any, configs: list[Any], named: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
-        made = self._predicted(tuner, configs, named, rest)
-        best = kept(made, self.bits)[: self.top]
-        if self.bits == "any" and len({made[i].key for i in best}) > 1:
+        predictions = self._predicted(tuner, configs, named, rest)
+        best = kept(predictions, self.bits)[: self.top]
+        if self.bits == "any" and len({predictions[i].key for i in best}) > 1:
             self._warn('configurations that are left differ in bits; bits="same" leaves one class')
         if self.bits == "any" or not best:
-            best += [i for i, p in enumerate(made) if p.us is None and p.fits]
+            best += [i for i, p in enumerate(predictions) if p.us is None and p.fits]
         return [configs[i] for i in best] or configs
 
     def _predicted(
@@ -129,8 +129,10 @@ class Pruner:
             listed = [_configuration(kernel, c, named, rest, hw) for c in configs]
             ready = [c for c in listed if isinstance(c, Configuration)]
             _compile(ready)
-            made = iter(predict_all(ready))
-            self._known[key] = [next(made) if isinstance(c, Configuration) else Prediction(reason=c) for c in listed]
+            predictions = iter(predict_all(ready))
+            self._known[key] = [
+                next(predictions) if isinstance(c, Configuration) else Prediction(reason=c) for c in listed
+            ]
             if unknown := [p.reason for p in self._known[key] if p.us is None and p.fits]:
                 self._warn(f"{len(unknown)} of {len(configs)} configurations are not predicted: {unknown[0]}")
         return self._known[key]
@@ -177,9 +179,9 @@ def _configuration(
 
 
 def _compile(listed: Sequence[Configuration]) -> None:
-    """Compile launches concurrently, where possible; Triton finds the results in its own cache.
+    """Compile launches concurrently, where possible; Triton then reads the results from its cache.
 
-    In threads: the compiler's own parts release the lock, and a user's script need not be safe to import again.
+    In threads: the compiler releases the interpreter's lock, and a user's script need not be safe to import again.
     """
 
     def made(configuration: Configuration) -> None:

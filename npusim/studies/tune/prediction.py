@@ -1,4 +1,4 @@
-"""Times, registers and classes of bits of configurations, each a request of its own."""
+"""Times, registers and classes of bits of configurations; each configuration is a request."""
 
 from __future__ import annotations
 

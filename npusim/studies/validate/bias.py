@@ -76,7 +76,7 @@ class BiasCheck:
 
     @cached_property
     def _groups(self) -> list[NDArray[np.bool_]]:
-        """Which rows are compared together: all, and of several heads those of each that has enough."""
+        """Groups of rows that are compared together: all rows, and of several heads each with enough rows."""
         each = [self._head == number for number in range(int(self._head.max()) + 1)]
         several = [rows for rows in each if rows.sum() >= LEAST_OF_HEAD] if len(each) > 1 else []
         return [np.ones(len(self._head), np.bool_), *several]

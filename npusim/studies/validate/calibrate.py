@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from npusim.config.quantity import Quantity
     from npusim.studies.validate.least_squares import Array
 
-#: Bases of constants that may be fitted: none that the vendor or a measurement of its own says.
+#: Bases of constants that may be fitted: neither the vendor nor a direct measurement states them.
 UNCERTAIN = ("assumed", "derived", "fitted")
 #: Times of one request that differ by more are no noise.
 CONTRADICTION = 0.25
 FEWEST = 4
 #: How often constants are chosen, each time about what those before were fitted to.
 ROUNDS = 2
-#: Whole cycles of which one is little enough to fit them.
+#: A constant in cycles, an integer, is fitted from this number of cycles on.
 FINE_CYCLES = 100
 
 
@@ -168,7 +168,7 @@ class _Fit:
         self.measured = np.log([getattr(case.measured, name) for case, name in listed]).mean(axis=1)
         self.cases = [case for case, _ in listed]
         groups = [case.group or case.schedule for case in self.cases]
-        #: What is kept out together; each case where there is one group.
+        #: Cases that are left out together; each case alone where there is one group.
         self.groups = groups if len(set(groups)) > 1 else [case.name for case in self.cases]
         self.texts = [f"{base.text(case)} {case.kind} {case.host_floor_us} {name}" for case, name in listed]
         self.asked = dict(zip(self.texts, listed, strict=True))
@@ -229,13 +229,13 @@ class _Fit:
             if fitted is None:
                 raise
             is_whole = False
-        after = kept = base
+        after = left = base
         constants = list[Constant]()
         if fitted is not None:
             ends = chosen @ least_squares.intervals(fitted)
             constants = [self._constant(int(row), x, ends, chosen) for row in np.flatnonzero(chosen.any(axis=1))]
-            after, kept = self.predict(x), self._kept_out(fitted, chosen)
-        errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
+            after, left = self.predict(x), self._kept_out(fitted, chosen)
+        errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, left)]
         names = np.array([case.schedule for case in self.cases])
         inside = {**{name: names == name for name in dict.fromkeys(names.tolist())}, "all": np.full(len(names), True)}
         *classes, total = (
@@ -255,13 +255,13 @@ class _Fit:
 
     def _kept_out(self, fitted: least_squares.Fitted, chosen: Array) -> Array:
         """Return times of each group, simulated with constants fitted on the others (to first order about the fit)."""
-        kept = np.empty(len(self.measured))
+        errors = np.empty(len(self.measured))
         for group in dict.fromkeys(self.groups):
             inside = np.array([g == group for g in self.groups])
             jac, residuals = fitted.jac[~inside], fitted.fun[~inside]
             x = chosen @ least_squares.solve(jac, residuals - jac @ fitted.x)
-            kept[inside] = self.predict(x, np.flatnonzero(inside))
-        return kept
+            errors[inside] = self.predict(x, np.flatnonzero(inside))
+        return errors
 
     def _written(self, key: str, value: float) -> str:
         return str(round(value)) if key in self.whole else f"{value:.6g}"
@@ -286,7 +286,7 @@ class _Fit:
     def _time(self, text: str, at: Predictor, changed: Mapping[str, str]) -> float:
         """Return the logarithm of a case's time, simulated once for equal values of the constants that it reads."""
         if text not in self.reads:
-            key = next(iter(self.values))  # a device of its own, whose numbers nobody has read yet
+            key = next(iter(self.values))  # a new device, whose numbers no code has read yet
             who = self.base.retimed({key: self._written(key, self.values[key])})
             self.base.quantity(*self.asked[text])
             with reads(who.machine(self.name).quantities()) as self.reads[text]:
@@ -307,5 +307,5 @@ class _Fit:
 
 
 def _is_fine(key: str, fact: Quantity) -> bool:
-    """Return whether a number can be moved by some per cent: no count or size, whole cycles where there are many."""
+    """Return whether a number can be moved by some per cent: no count and no size; cycles where there are many."""
     return not isinstance(fact, WholeQuantity) or (key.endswith("_cycles") and fact.value >= FINE_CYCLES)

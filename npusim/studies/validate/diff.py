@@ -96,7 +96,7 @@ class Difference:
 
     ``reading``: how tensors were read, if another layout is likelier (`Plan.reading`).  ``tile``: the fields of the
     tile that were named or chosen.  ``first`` is the first element that differs (batch,
-    head, row, column), ``given`` and ``predicted`` its values.  ``blank`` are whole rows of the output that are NaN, in
+    head, row, column), ``given`` and ``predicted`` its values.  ``blank``: rows of the output that are all NaN, in
     words; ``problem`` is another problem that the kernel computes: no choice is tried then.  ``explained`` are the
     changes that make every output equal, the simplest alone, and ``nearest`` the closest change where none does: the
     arithmetic that the device's makers state, or another choice if it makes the share `CLOSES` of the differing outputs
@@ -215,8 +215,8 @@ class HeldOutput:
 
     def neighbour(self, place: Place, written: Mapping[BlockRows, NDArray[Any]]) -> Neighbour | None:
         """Return another problem that the output computes from a place on; ``written``: the predicted rows."""
-        own, problem = self.plan.schedule, self.subject.attention
-        if problem is None or own.reference or own.sees or own.is_hooked:
+        schedule, problem = self.plan.schedule, self.subject.attention
+        if problem is None or schedule.reference or schedule.sees or schedule.is_hooked:
             return None
         batch, head, row = place.batch, place.head, place.row
         start, rows = next(
@@ -282,7 +282,7 @@ class HeldOutput:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            built = self._built(changes)
+            built = self.built(changes)
             return built, self._compute(built.program, place)
 
         for changes, (built, other) in figures(listed, computed):
@@ -291,14 +291,15 @@ class HeldOutput:
                 matched, of = self.equal(self.given.cut(self.rows(built.program)))
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
-    def _built(self, changes: tuple[Change, ...]) -> BuiltPlan:
+    def built(self, changes: tuple[Change, ...]) -> BuiltPlan:
+        """Return the program of a run with changes; raise `NpusimError` where the call does not have them."""
         tiling, precision = ({c.field: c.value for c in changes if c.kind == k} for k in ("tiling", "precision"))
         return self._variants.build(Variant(tiling=tiling, precision=precision))
 
     def _holds(self, explanation: Explanation) -> bool:
         """Return whether the program of an explanation passes the check of every run."""
         try:
-            self._built(explanation.changes).check()
+            self.built(explanation.changes).check()
         except NpusimError:
             return False
         return True

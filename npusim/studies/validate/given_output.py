@@ -46,7 +46,7 @@ class GivenOutput:
         """Return the rows and the heads to compare: those that a file states instead of a sample."""
         stated: list[Choice] = [np.flatnonzero(self.has.any(axis)).tolist() for axis in ((0, 1), (0, 2))]
         choices = zip((rows, heads), stated, strict=True)
-        both = [own if self.is_stated and one == "sample" else one for one, own in choices]
+        both = [default if self.is_stated and one == "sample" else one for one, default in choices]
         return both[0], both[1]
 
     def cut(self, blocks: Mapping[BlockRows, NDArray[Any]]) -> dict[BlockRows, NDArray[Any]]:
@@ -71,7 +71,7 @@ class GivenOutput:
         return {(n, h, row): self.values[n, h, row : row + len(b)] for (n, h, row), b in blocks.items()}
 
     def blank(self, predicted: Mapping[BlockRows, NDArray[Any]]) -> str:
-        """Return which whole rows are NaN where predicted ones have numbers, in words; empty where none is."""
+        """Return in words the rows that are all NaN where the prediction has numbers; empty where none is."""
         given = self.beside(predicted)
         all_nan = {
             at: np.asarray(_is_nan(rows).all(axis=1) & ~_is_nan(predicted[at]).all(axis=1))

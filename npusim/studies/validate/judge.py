@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
 from npusim.program.numerics.evaluate import named_choices
 from npusim.simulation import evaluation
-from npusim.simulation.variants import Variant, Variants
+from npusim.simulation.figures import figures
 from npusim.studies.validate.bias import BiasCheck, Measure
 from npusim.studies.validate.diff import Change, HeldOutput, alternatives, comparison
 from npusim.studies.validate.given_output import BLANK
@@ -38,7 +38,7 @@ LEGAL = frozenset(
 )
 #: Exponentials that are as exact as float32.
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
-#: Kernels that are drawn, the share of the choices in which one differs, and attempts for each that is found.
+#: Number of kernels that are drawn, the share of choices in which one differs, and draws for each kernel.
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 #: An error is refused above so many times the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99
@@ -55,8 +55,8 @@ class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
     ``measures``: its errors, in absolute numbers, with the limits that ``drawn`` legal kernels allow; ``lost``: values
-    that are NaN or Inf where such kernels' are finite; ``unjudged``: values where such a kernel's own are not finite;
-    ``blank``: whole rows that are NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
+    that are NaN or Inf where such kernels' are finite; ``unjudged``: values not finite in such a kernel;
+    ``blank``: rows that are all NaN, in words; ``reading``: how tensors were read, if another layout is likelier.
     """
 
     matched: int
@@ -210,22 +210,24 @@ def _legal(
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):
             by_field.setdefault(change.field, []).append(change)
-    rng, variants = np.random.default_rng([held.request.seed or 0, len(by_field)]), Variants(held.request)
-    seen: set[tuple[Change, ...]] = {()}
-    for _ in range(ATTEMPTS * DRAWN):
-        chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
-        if len(seen) > DRAWN or chosen in seen:
-            continue
-        seen.add(chosen)
-        tiling, precision = ({c.field: c.value for c in chosen if c.kind == k} for k in ("tiling", "precision"))
-        try:
-            kernel = held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
-        except NpusimError:  # this schedule, device or call has no such choice
-            seen.discard(chosen)
-            continue
+    rng = np.random.default_rng([held.request.seed or 0, len(by_field)])
+    built: set[tuple[Change, ...]] = {()}
+
+    def drawn() -> Iterator[tuple[Change, ...]]:
+        for _ in range(ATTEMPTS * DRAWN):
+            chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
+            if len(built) <= DRAWN and chosen not in built:
+                yield chosen
+
+    def rows(changes: tuple[Change, ...]) -> Rows:
+        kernel = held.rows(held.built(changes).program)
+        built.add(changes)
+        return kernel
+
+    for _, kernel in figures(drawn(), rows):
         if on_tried:
-            on_tried(len(seen) - 1, DRAWN)
-        if {at: len(rows) for at, rows in kernel.items()} == sizes:
+            on_tried(len(built) - 1, DRAWN)
+        if {at: len(block) for at, block in kernel.items()} == sizes:
             yield kernel
 
 

@@ -1,4 +1,4 @@
-"""Outputs of whole attention kernels that were recorded on a chip, compared with predicted bits.
+"""Outputs of complete attention kernels that were recorded on a chip, compared with predicted bits.
 
 Form of the file: bit patterns under ``inputs/<name>/<q|k|v>`` (heads, tokens, head size) and ``<family>/<case>/o``
 (heads, rows, head size); beside ``o`` the case's ``inputs`` (a name), ``device`` (absent: the H200) and options:
@@ -63,7 +63,7 @@ class BitsReport:
 
 
 def check_bits(path: Path, only: str = "*") -> BitsReport:
-    """Return how many outputs of a file of matrix units' vectors, or of whole kernels, are equal; ``only``: a glob.
+    """Return how many outputs of a file of matrix units' vectors, or of complete kernels, are equal; ``only``: a glob.
 
     Raises `TensorError` as `load_vectors` and `check_kernels`, `SpecError` where ``only`` selects nothing.
     """
@@ -80,7 +80,7 @@ def check_bits(path: Path, only: str = "*") -> BitsReport:
 def check_kernels(path: Path, only: str = "*") -> dict[str, VectorReport]:
     """Return ``{case: matched and total outputs}`` of the cases that ``only`` (a glob) selects.
 
-    PASA cases report their shifted keys and their recurrence under names of their own.
+    PASA cases report their shifted keys and their recurrence under separate names.
 
     Raises `TensorError` for keys or shapes of another form, `SpecError` for an unknown device.
     """

@@ -103,11 +103,11 @@ def scipy_part(part: str) -> Any:
 
 def kept_out(jac: Array, residuals: Array, groups: Sequence[object]) -> Array:
     """Return each measurement's residual with constants fitted on the other groups, to first order."""
-    kept = residuals.copy()
+    errors = residuals.copy()
     for one in dict.fromkeys(groups) if jac.size else ():
         inside = np.array([group == one for group in groups])
-        kept[inside] += jac[inside] @ solve(jac[~inside], residuals[~inside])
-    return kept
+        errors[inside] += jac[inside] @ solve(jac[~inside], residuals[~inside])
+    return errors
 
 
 def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array) -> Array:
@@ -146,7 +146,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
-    and of the returned ones: the rounding to whole cycles over small steps would spoil learnt ones.
+    and of the returned ones: rounded to integers, small changes of cycles would spoil the derivatives.
 
     Raises `SpecError` where there are no more measurements than constants.
     """
@@ -169,8 +169,8 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
         return jac
 
     least_squares = scipy_part("optimize").least_squares
-    found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
-    return Fitted(found.x, jacobian(off, found.x, every, step), found.fun, found.cost)
+    solution = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
+    return Fitted(solution.x, jacobian(off, solution.x, every, step), solution.fun, solution.cost)
 
 
 def intervals(fitted: Fitted) -> Array:

@@ -291,7 +291,7 @@ class Predictor:
         """Return these runs with changed numbers: programs stay, their times are simulated again on request.
 
         For numbers that price operations; a number that changes the program (a capacity, a count of cores) needs a
-        `Predictor` of its own.
+        separate `Predictor`.
         """
         other = Predictor(self.method, {**(self.changes or {}), **changes}, self.folder)
         other._programs = self
@@ -379,8 +379,8 @@ class Predictor:
         if (case.tiling and not plan.is_open) or "attention" not in run.problem.features or plan.machine.node:
             return ""
         kind, declared = type(run.tiling), dict(plan.tiling)
-        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != declared[n]}
-        words = ",".join(f"{n}={word_of(kind, n, v)}" for n, v in taken.items() if n not in (case.tiling or {}))
+        fields = {n: v for n, v in run.tiling if n.startswith("block") or v != declared[n]}
+        words = ",".join(f"{n}={word_of(kind, n, v)}" for n, v in fields.items() if n not in (case.tiling or {}))
         return f"{'auto' if plan.is_open else 'declared'}: {words}" if words else ""
 
     def result(self, case: MeasurementCase) -> RunData:

@@ -55,7 +55,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
 
 
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
-    """Return the number of doublings of a size between the case and the run, and the differences."""
+    """Return how far a case's sizes are from a run's, as a number of doublings, and the differences in words."""
     plan = who.plan(case)
     tiling = plan.tiling.model_copy(update=choose_tile(plan).fields)
     words, distance = [], 0.0
@@ -64,8 +64,10 @@ def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[f
         if isinstance(a, int) and isinstance(b, int) and a != b:
             distance += abs(math.log2(b / a))
             words.append(f"{name} {a:,}")
-    own = dict(run.tiling)
-    others: list[tuple[str, Any, Any]] = [(name, value, own.get(name)) for name, value in sorted(dict(tiling).items())]
+    fields = dict(run.tiling)
+    others: list[tuple[str, Any, Any]] = [
+        (name, value, fields.get(name)) for name, value in sorted(dict(tiling).items())
+    ]
     others += [("causal", getattr(plan.problem, "causal", None), getattr(run.problem, "causal", None))]
     for name, value, here in others:
         if value != here:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
 #: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
-#: A neighbour counts if its error is at most so many times the schedule's own error on it, which is rounding.
+#: A neighbour counts if its error is at most so many times the error of the schedule on the neighbour's problem.
 ROUNDING = 4.0
 #: Features besides scale and mask that a kernel may leave out: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
@@ -68,19 +68,19 @@ def nearest_problem(
         return Neighbour("zeros", 0.0, 1.0)
     kernel = _Rows(_wide(out), problem.sequence(place.batch), source, place)
     asked = kernel.error(_Candidate("", kernel.problem, kernel.kv_head))
-    found = [(kernel.error(one), one) for one in kernel.neighbours()]
-    if capped := kernel.capped(min([NEARER * asked, *(error for error, _ in found)])):
-        found.append(capped)
-    error, nearest = min(found, key=lambda pair: pair[0])
+    candidates = [(kernel.error(one), one) for one in kernel.neighbours()]
+    if capped := kernel.capped(min([NEARER * asked, *(error for error, _ in candidates)])):
+        candidates.append(capped)
+    error, nearest = min(candidates, key=lambda pair: pair[0])
     if not error < NEARER * asked < np.inf:
         return None
     changed = nearest.problem
-    own = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
-    if not np.isfinite(own):  # the schedule does not compute it
-        own = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
+    own_error = kernel.of(_wide(predict(changed))).error(_Candidate("", changed, kernel.kv_head))
+    if not np.isfinite(own_error):  # the schedule does not compute it
+        own_error = kernel.of(_wide(predicted)).error(_Candidate("", kernel.problem, kernel.kv_head))
     finfo: Any = ml_dtypes.finfo
     step = float(finfo(out.dtype).eps)
-    return Neighbour(nearest.change, error, asked) if error <= ROUNDING * np.fmax(own, step) else None
+    return Neighbour(nearest.change, error, asked) if error <= ROUNDING * np.fmax(own_error, step) else None
 
 
 def _wide(x: Rows) -> NDArray[np.float64]:
@@ -112,7 +112,7 @@ class _Rows:
     def capped(self, error: float) -> tuple[float, _Candidate] | None:
         """Return a soft-cap that leaves less than an error, and the error that it leaves; None where none does.
 
-        The distance from the output with a cap grows to both sides of the kernel's own: the best of `CAPS` is refined
+        The distance from the output with a cap grows to both sides of the kernel's cap: the best of `CAPS` is refined
         by sections, and the cap is the shortest number that is as near.
         """
         plain = self.problem.model_copy(update={"softcap": None})

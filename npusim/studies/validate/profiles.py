@@ -89,7 +89,7 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
     ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: the name of the resulting file in errors.
 
     Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
-    by a rule (names the kernels that take longest), or a case is not whole (``out:line  key: ``).
+    by a rule (names the kernels that take longest), or a case is incomplete (``out:line  key: ``).
     """
     launches = list(PROFILERS[kind](path))
     if not launches:
@@ -160,9 +160,9 @@ def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dic
         sizes.setdefault("dtype", launch.dtype)
     if (device := rule.device or rules.hw) is None:
         raise SpecError(f"{where}: hw: missing; name the device here, or once for all rules")
-    said = rule.model_dump(include={"precision", "attention", "group", "unnamed"}, exclude_none=True)
+    stated = rule.model_dump(include={"precision", "attention", "group", "unnamed"}, exclude_none=True)
     fields = {**(rule.tiling or {}), **tiling}
-    case = {"device": device, "schedule": rule.schedule, **said, "workload": sizes}
+    case = {"device": device, "schedule": rule.schedule, **stated, "workload": sizes}
     return {**case, **({"tiling": fields} if fields else {}), "timing": "kernel", "l2": rule.start or rules.l2}
 
 
@@ -269,8 +269,8 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:
-        told = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
-        raise SpecError(f"{path}: {told}; ncu --csv --page raw --metrics {_DURATION[0]},...")
+        reason = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
+        raise SpecError(f"{path}: {reason}; ncu --csv --page raw --metrics {_DURATION[0]},...")
     cells = [row[c] for row in launches for c, u in units.items() if u and c in row]
     mark = _decimal_mark(cells, path)
     for row in launches:

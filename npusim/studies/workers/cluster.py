@@ -108,8 +108,8 @@ class ClusterExecutor(Executor):
 
 def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:
     """Return ``function(task)`` on a worker whose installation equals ``stamp``; raise `NpusimError` on any other."""
-    if (own := installed()) != stamp:
-        pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
+    if (here := installed()) != stamp:
+        pairs = zip(stamp.splitlines(), here.splitlines(), strict=True)
         others = ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)
         raise NpusimError(f"--cluster: a worker on {platform.node()} has other versions than this process: {others}")
     return function(task)
@@ -117,7 +117,7 @@ def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) ->
 
 @functools.cache
 def installed() -> str:
-    """Return the versions that rows depend on, line by line: Python, packages, and a digest of npusim's own files."""
+    """Return the versions that rows depend on, line by line: Python, packages, and a digest of npusim's files."""
     here = Path(__file__).parents[1]
     files = sorted(f for f in here.rglob("*") if f.suffix in (".py", ".yaml") and "__pycache__" not in f.parts)
     digest = hashlib.sha256(b"".join(str(f.relative_to(here)).encode() + f.read_bytes() for f in files))

@@ -26,14 +26,14 @@ from npusim.errors import NpusimError
 from npusim.simulation.other_process import is_single
 from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 
-#: Objects that are made before anybody looks for garbage in cycles: a third of what searches make is, and looking
-#: through the rest more often took an eighth of their time.
+#: Objects that are created before Python looks for garbage in cycles: a third of a search's objects are such garbage,
+#: and more frequent collections took an eighth of the time of searches.
 GARBAGE = 1_000_000
 
 
 @contextmanager
 def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
-    """Yield who works: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
+    """Yield the executor of tasks: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
 
     None of its processes is left after, and none looks for modules in the current folder unless this one does.
     Raises `NpusimError` where there are none.
@@ -72,20 +72,20 @@ def results(
     ``lost`` returns the result of a task that took its worker with it, by the reason; ``advance`` gets the number of
     tasks that are done, and of all.
     """
-    found: dict[int, Done] = {}
+    outcomes: dict[int, Done] = {}
     with executor(min(jobs, max(1, len(tasks))), cluster) as workers:
         for number, result in workers.run(function, tasks):
-            found[number] = lost(result.reason) if isinstance(result, Lost) else result
+            outcomes[number] = lost(result.reason) if isinstance(result, Lost) else result
             if advance:
-                advance(len(found), len(tasks))
-    return [found[number] for number in range(len(tasks))]
+                advance(len(outcomes), len(tasks))
+    return [outcomes[number] for number in range(len(tasks))]
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
     """Keep the current folder off the path of processes that begin meanwhile, for their first imports.
 
-    A worker goes on with its parent's path; the tracker of shared resources has none but its own.
+    A worker has the path of its parent; the tracker of shared resources has only the default path.
     """
     name = "PYTHONSAFEPATH"
     is_ours = not os.environ.get(name)
@@ -149,10 +149,10 @@ class ProcessExecutor(Executor):
                     self._has_done = True
                     yield number, result
         finally:
-            self._end(self._busy())  # where a caller stops early nobody waits for their results
+            self._end(self._busy())  # where a caller stops early, their results are not read
 
     def _next(self, worker: _Worker, waiting: Mapping[int, None], homes: Sequence[Sequence[Hashable]]) -> int:
-        """Return a worker's next task: one of its own homes, else one without a worker, else one of the largest
+        """Return a worker's next task: one of its group, else one without a worker, else one of the largest
         backlog.
         """
         by_owner: dict[_Worker | None, list[int]] = defaultdict(list)
