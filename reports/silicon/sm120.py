@@ -135,8 +135,9 @@ def method_of(row: dict[str, str]) -> Method:
 def predicted_us(schedule: str, options: dict[str, Any], time: str = "call", *, copied: Sequence[int] = ()) -> float:
     """Return the predicted time of a case; ``time``: which of a launch's times.
 
-    ``copied``: bytes that each of the other kernels of its operator copies (`copies_of`); AIConfigurator times an
-    operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py, collector/sglang/collect_attn.py).
+    ``copied``: bytes that each of the other kernels of its operator copies (`copies_of`).  AIConfigurator times an
+    operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
+    collector/sglang/collect_attn.py).
     """
     timing = npusim.run(schedule, **options).timing
     assert timing is not None
