@@ -319,7 +319,7 @@ class FunctionReferee(Referee):
             raise SpecError(f"{self.origin}: returned shape {value.shape}; the kernel's output is {shape}")
         return value.reshape(shape)
 
-    def _named(self, returned: Any, description: Mapping[str, Any]) -> Any:
+    def _named(self, returned: object, description: Mapping[str, Any]) -> Any:
         """Return the array of an output in what the function returned."""
         outputs = [description["result"], *description["others"]]
         if not isinstance(returned, Mapping):
