@@ -23,7 +23,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 MEASURED = Path(__file__).parents[3] / "shared" / "measurements" / "sm120.csv"
 #: Tiles of the repository's products, rows, columns, piece of k and buffers, by device and date (its source).
@@ -59,6 +59,8 @@ METHODS = {
 }
 #: Keys of a page of vLLM's cache (AIConfigurator, collector/vllm/collect_attn.py).
 PAGE = 64
+#: Bytes of an element of attention's tensors.
+BYTES = 2
 #: Names of kernels whose source is not at hand, so that no prediction is theirs.
 UNKNOWN = ("inductor", "triton", "sdpa_cudnn", "vector add", "Triton GEMM", "Triton FlashAttention", "RMSNorm", "v1 (")
 
@@ -130,27 +132,37 @@ def method_of(row: dict[str, str]) -> Method:
     return next((method for part, method in METHODS.items() if part in row["source"]), Method())
 
 
-def predicted_us(schedule: str, options: dict[str, Any], time: str = "call", *, is_operator: bool) -> float:
-    """Return the predicted time of a case; ``is_operator``: with the store of its new K and V in the cache.
+def predicted_us(schedule: str, options: dict[str, Any], time: str = "call", *, copied: Sequence[int] = ()) -> float:
+    """Return the predicted time of a case; ``time``: which of a launch's times.
 
-    ``time``: which of a launch's times.
-
-    AIConfigurator times an operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
-    collector/sglang/collect_attn.py), of which the store is one.
+    ``copied``: bytes that each of the other kernels of its operator copies (`copies_of`).  AIConfigurator times an
+    operator of vLLM or SGLang as one graph of kernels (collector/vllm/collect_attn.py and
+    collector/sglang/collect_attn.py).
     """
     timing = npusim.run(schedule, **options).timing
     assert timing is not None
-    attention = 1e6 * timing.times_s[time]
-    if not is_operator:
-        return attention
-    problem: Problem = options["problem"]
-    size = problem.batch * problem.seq_q * problem.kv_heads * (problem.head_dim + problem.value_head_dim) * 2
-    plain = {name: options[name] for name in ("hw", "numerics", "trace_groups")}
-    store = npusim.run("copy", **plain, problem=CopyProblem(bytes=size), l2="repeated").latency_us
     launch = load_device(options["hw"]).launch
     assert launch is not None
     follows = launch.task_s.value + launch.gap_s.value - launch.kernel_overhead_s.value
-    return attention + store + 1e6 * follows
+    plain = {name: options[name] for name in ("hw", "numerics", "trace_groups")}
+    copies = (npusim.run("copy", **plain, problem=CopyProblem(bytes=n), l2="repeated").latency_us for n in copied)
+    return 1e6 * timing.times_s[time] + sum(copies) + 1e6 * follows * len(copied)
+
+
+def copies_of(row: dict[str, str], problem: Problem) -> Iterator[int]:
+    """Yield the bytes of the copies that an operator has beside attention, each a kernel of its own.
+
+    The store of its new K and V in the cache; and where FlashAttention-2 of packed sequences has the query heads of a
+    KV head as rows, Q in that order, of several KV heads, and the output in the caller's tensor (vllm-project/
+    flash-attention 04325b67, csrc/flash_attn/flash_api.cpp, mha_varlen_fwd, seqlenq_ngroups_swapped).
+    """
+    if not row["note"].startswith("operator"):
+        return
+    yield problem.batch * problem.seq_q * problem.kv_heads * (problem.head_dim + problem.value_head_dim) * BYTES
+    if row["kernel"] == "vllm_flash_attn_fa2" and problem.seq_q == 1 and problem.heads > problem.kv_heads:
+        if problem.kv_heads > 1:
+            yield problem.batch * problem.heads * problem.head_dim * BYTES
+        yield problem.batch * problem.heads * problem.value_head_dim * BYTES
 
 
 def is_decided(group: str, row: dict[str, str]) -> bool:
@@ -173,8 +185,8 @@ def main() -> None:
                 continue
             group, schedule, options = case
             try:
-                is_operator = row["note"].startswith("operator")
-                predicted = predicted_us(schedule, options, method_of(row).time, is_operator=is_operator)
+                copied = [*copies_of(row, options["problem"])] if schedule == "flash" else []
+                predicted = predicted_us(schedule, options, method_of(row).time, copied=copied)
             except NpusimError as error:
                 print("refused:", group, row["shape"], error, file=sys.stderr)
                 continue

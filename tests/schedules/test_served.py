@@ -341,6 +341,13 @@ IFA = {"cores": 24, "page": 128}
         ("fa3", call((8 * K,) * 27), (1,) * 27),
         ("fa3", call((8 * K,)), (22,)),  # 29 of 3 tiles, the last 7 of which are empty
         ("fa4", call((8 * K,) * 2), (16,) * 2),
+        # blocks of 64 rows on 264 places: 8 of 64 tiles fill .97 of them with 32 splits; with pages alone, where the
+        # query heads of a KV head are rows (mha_varlen_fwd, seqlenq_ngroups_swapped)
+        ("fa2", call((8 * K,) * 2), (32,) * 2),
+        ("fa2", call((8 * K,) * 2, page=16), (32,) * 2),
+        ("fa2", call((8 * K,) * 2, kv_heads=4, heads=4), (32,) * 2),
+        ("fa2", call((8 * K,) * 2, kv_heads=4, heads=4, page=16), (1,) * 2),
+        ("fa2", call((8 * K,), queries=64, kv_heads=4, page=16), (1,)),
         ("cann", call((32 * K,), **IFA), (6,)),
         ("cann", call((32 * K,) * 3, **IFA), (2,) * 3),
         ("cann", call((32 * K,) * 4, **IFA), (1,) * 4),

@@ -120,8 +120,14 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
 
 
 def fa2(call: SplitCall) -> Parts:
-    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): one length of parts, the longest sequence's."""
+    """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): one length of parts, the longest sequence's.
+
+    With pages it is the interface of packed sequences, as vLLM calls it (flash_api.cpp, mha_varlen_fwd): keys are split
+    where the query heads of a KV head are rows alone.
+    """
     swaps = call.queries == 1 and not call.window and not call.alibi
+    if call.page and not (swaps and call.heads > call.kv_heads):
+        return tuple((n,) for n in call.tiles)
     heads, rows = (call.kv_heads, call.rows) if swaps else (call.heads, call.queries)
     longest = max(call.tiles)
     # blocks of 64 rows, as there

@@ -750,6 +750,7 @@ class LaunchGrid:
         name = f"{name}_{self.number}" if self.number else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
+        more["parameter"] = t.parameter if isinstance(t, View) else of
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None

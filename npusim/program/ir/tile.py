@@ -7,7 +7,7 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -76,6 +76,7 @@ class GlobalTensor:
     transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
     the memory, of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
     many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
+    ``parameter``: the kernel's name of it, where a launch passes it as a parameter.
     """
 
     name: str
@@ -95,6 +96,7 @@ class GlobalTensor:
     view: Arranged | None = None
     of: GlobalTensor | None = None
     added: int = 0
+    parameter: str = field(default="", compare=False)
 
     @property
     def size_bytes(self) -> int:

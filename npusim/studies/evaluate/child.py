@@ -13,6 +13,10 @@ from npusim.kernels.declare import plugins
 from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
+    from npusim.program.ir.tile import GlobalTensor
+    from npusim.program.ir.tile_program import TileProgram
+    from npusim.program.numerics.evaluate import Output
+    from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
@@ -74,11 +78,16 @@ def described(question: Question) -> dict[str, Any]:
         refused = one_line(error)
         asked = plan_of(question.request, is_bare=True)
         plan, program = program_of(asked)
-    subject = subject_of(plan, program)
+    subject, result = subject_of(plan, program), result_of(program)
     o = subject.output
     return {
         "inputs": {n: [t.batch, t.heads, t.rows, t.cols, t.fmt] for n, t in subject.plain.items()},
-        "output": [o.batch, o.heads, o.seq_q, o.output_cols, result_of(program).fmt],
+        "output": [o.batch, o.heads, o.seq_q, o.output_cols, result.fmt],
+        "result": result.parameter or result.name,
+        "others": {
+            t.parameter or t.name: [t.batch, t.heads * t.packed, t.rows // t.packed, t.cols, t.fmt]
+            for t in _others(program)
+        },
         "tile": {**(question.more.get("tile") or {} if not refused else {}), **_chosen(asked)},
         "refused": refused,
     }
@@ -100,26 +109,53 @@ def _chosen(plan: Plan) -> dict[str, Any]:
     return {n: word_of(type(plan.tiling), n, value) for n, value in choose_tile(plan).fields.items()}
 
 
-def computed(question: Question) -> dict[str, Any]:
-    """Store the output of a request after the proof of its order and races; return the file and the arithmetic."""
-    import numpy as np
+def _others(program: TileProgram) -> list[GlobalTensor]:
+    """Return the outputs of a program beside its result."""
+    from npusim.simulation.evaluation import result_of
 
-    from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
-    from npusim.program.numerics.paths import bits_of as patterns
+    result = result_of(program)
+    return [t for t in program.tensors.values() if t.role == "output" and t.name != result.name]
+
+
+def other_file(file: str, number: int) -> str:
+    """Return the file of an output beside the result in ``file``, by its number in a description's ``others``."""
+    return f"{file.removesuffix('.npz')}.{number}.npz"
+
+
+def computed(question: Question) -> dict[str, Any]:
+    """Store the output of a request after the proof of its order and races; return the file and the arithmetic.
+
+    ``others``: whether to store the outputs beside the result too, each in `other_file`.
+    """
+    from npusim.program.numerics.evaluate import named_choices
     from npusim.simulation.chosen_tile import program_of
-    from npusim.simulation.evaluation import result_of, source_of, subject_of
+    from npusim.simulation.evaluation import TensorSubject, result_of, source_of, subject_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
 
-    request, file = _with_tile(question), str(question.more["file"])
-    plan, program = program_of(plan_of(request, is_bare=True))
+    file = str(question.more["file"])
+    plan, program = program_of(plan_of(_with_tile(question), is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
-    output = subject.output
-    rows = chosen("rows", request.rows, output.seq_q)
-    source, heads = source_of(plan, subject), chosen_heads(output, request.heads)
-    written = execute_rows(program, source, rows, heads, output=result_of(program).name)[1]
+    source = source_of(plan, subject)
+    _store(plan, program, source, subject.output, result_of(program).name, file)
+    for number, t in enumerate(_others(program) if question.more.get("others") else ()):
+        sizes = TensorSubject(t.batch, t.heads * t.packed, t.rows // t.packed, t.cols, ())
+        _store(plan, program, source, sizes, t.name, other_file(file, number))
+    evidence = arithmetic_evidence(named_choices(program)[0], plan.device)
+    return {"file": file, "arithmetic": evidence, "notes": list(program.notes)}
+
+
+def _store(plan: Plan, program: TileProgram, source: HeadSource, output: Output, name: str, file: str) -> None:
+    """Store the chosen rows of an output, and which rows these are."""
+    import numpy as np
+
+    from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows
+    from npusim.program.numerics.paths import bits_of as patterns
+
+    rows = chosen("rows", plan.request.rows, output.seq_q)
+    written = execute_rows(program, source, rows, chosen_heads(output, plan.request.heads), output=name)[1]
     shape = output.batch, output.heads, output.seq_q, output.output_cols
     first = patterns(next(iter(written.values())))
     values, has = np.zeros(shape, first.dtype), np.zeros(shape[:3], np.bool_)
@@ -127,8 +163,6 @@ def computed(question: Question) -> dict[str, Any]:
         values[n, h, row : row + len(block)] = patterns(block)
         has[n, h, row : row + len(block)] = True
     np.savez(file, o=values, computed=has)
-    evidence = arithmetic_evidence(named_choices(program)[0], plan.device)
-    return {"file": file, "arithmetic": evidence, "notes": list(program.notes)}
 
 
 def timed(question: Question) -> dict[str, Any]:
@@ -168,7 +202,14 @@ _TENSOR = (int, int, int, int, str)
 #: Forms of answers, which a candidate's process has written: types by name (an empty name: of all), or by place.
 FORMS: Mapping[Callable[[Question], dict[str, Any]], Any] = MappingProxyType(
     {
-        described: {"inputs": {"": _TENSOR}, "output": _TENSOR, "tile": dict, "refused": str},
+        described: {
+            "inputs": {"": _TENSOR},
+            "output": _TENSOR,
+            "result": str,
+            "others": {"": _TENSOR},
+            "tile": dict,
+            "refused": str,
+        },
         computed: {"file": str, "arithmetic": {"": str}, "notes": list},
         timed: {
             "us": float,

@@ -24,7 +24,7 @@ from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, LAUNCH, CallOptions, Request, schedule_name, takes_options
 from npusim.simulation.tensor_files import read_tensors
-from npusim.studies.evaluate.child import WARMED, Question, computed, described, timed
+from npusim.studies.evaluate.child import WARMED, Question, computed, described, other_file, timed
 from npusim.studies.evaluate.limits import Limits
 from npusim.studies.evaluate.looks import WrongElement
 from npusim.studies.evaluate.process import CandidateProcess, nursery
@@ -41,6 +41,8 @@ Verdict = Literal["right", "wrong", "unproved"]
 CLOSE = 0.1
 #: Bytes of an element in float64.
 _WIDEST = 8
+#: Why an output is not judged.
+UNJUDGED = "is stored too, and not judged: the reference has one result"
 #: File and line in the text of a refusal.
 _LINE = re.compile(r"([^\s:]+\.py):(\d+)")
 
@@ -178,8 +180,9 @@ def evaluate(
         Triton launch, a recorded call.  Each is read and executed in a separate process within ``limits``.
     reference
         ``FILE.py:function``: a function on float64 arrays, by the names of the inputs, (batch, heads, rows, columns)
-        each, and of sizes; or a kernel, whose float64 result counts.  None: packaged attention; a kernel of plain
-        tensors is then ``unproved``.  The reference is the caller's code, and runs without limits.
+        each, and of sizes, which returns the result, or a mapping of results by the kernel's names of these tensors;
+        or a kernel, whose float64 result counts.  None: packaged attention; a kernel of plain tensors is then
+        ``unproved``.  The reference is the caller's code, and runs without limits.
     shapes
         Further calls, as changed sizes of the problem; each candidate is also judged on calls of npusim's choice.
     seed, jobs, store
@@ -303,17 +306,33 @@ class Batch:
             assumed |= dict.fromkeys(n for n, e in answer["arithmetic"].items() if e == "assumed")
             file = process.folder / f"out{number}.npz"
             try:
-                with referee.lock:
-                    verdicts.append(referee.judge(case, description, file))
                 if case.has_given_values:
                     outputs.append(read_tensors(file)["o"].tobytes())
+                for verdict in self._verdicts(case, description, file):
+                    verdicts.append(verdict)
             except NpusimError as error:
                 refused.append(_not_read(case.name, one_line(error)))
                 given_refused = given_refused or (one_line(error) if case.is_given else "")
-            file.unlink(missing_ok=True)
+            if number == 0 and not referee.judges_others:
+                refused += [NotRead(name, f"{name} {UNJUDGED}") for name in description["others"]]
         repeated = len(outputs) > 1 and outputs[0] == outputs[1]
         said = tuple(verdicts), tuple(refused), fault, given_refused, repeated, tuple(assumed)
         return Findings(request.schedule, *said, tile=tile, other_tiles=tuple(other_tiles))
+
+    def _verdicts(self, case: JudgedCase, description: Mapping[str, Any], file: Path) -> Iterator[CaseVerdict]:
+        """Yield the verdicts on a call: of the result, and of each other output that the referee judges."""
+        assert self.referee is not None
+        others = description["others"] if self.referee.judges_others else {}
+        names = [description["result"], *others]
+        files = [file, *(Path(other_file(str(file), number)) for number in range(len(others)))]
+        try:
+            with self.referee.lock:
+                for name, sizes, own in zip(names, (description["output"], *others.values()), files, strict=True):
+                    verdict = self.referee.judge(case, {**description, "output": sizes, "name": name}, own)
+                    yield replace(verdict, case=f"{case.name}, {name}") if others else verdict
+        finally:
+            for own in files:
+                own.unlink(missing_ok=True)
 
     def _computed(
         self, process: CandidateProcess, candidate: int, case: JudgedCase, file: str, tile: Mapping[str, Any]
@@ -327,7 +346,8 @@ class Batch:
         description = process.ask(Question(described, call, {"tile": dict(tile)}))
         if "error" in description:
             return description
-        elements = sum(prod(sizes[:4]) for sizes in (*description["inputs"].values(), description["output"]))
+        sizes = *description["inputs"].values(), description["output"], *description["others"].values()
+        elements = sum(prod(each[:4]) for each in sizes)
         if elements * _WIDEST > self.limits.memory_bytes:
             return {"error": f"{elements:,} elements of inputs and output exceed its memory", "kind": "refused"}
         try:
@@ -335,7 +355,7 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        more = {"file": file, "tile": description["tile"]}
+        more = {"file": file, "tile": description["tile"], "others": self.referee.judges_others}
         answer = process.ask(Question(computed, replace(call, tensors=arrays), more))
         return {**answer, "description": description}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from npusim.studies.validate.judge import MEASURES, Judge, within_errors
 from npusim.units import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -98,6 +99,8 @@ class Referee(ABC):
     problem: AnyProblem
     shapes: Sequence[Mapping[str, int]] = ()
     inputs: dict[tuple[str, str], Arrays] = field(default_factory=dict)
+    #: Whether it judges outputs beside the result too.
+    judges_others: ClassVar[bool] = False
     #: Held while it draws or judges: candidates of several batches may share it.
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
@@ -208,6 +211,8 @@ class FunctionReferee(Referee):
     ``by_order``: the function has the problem and then the inputs in their order, whatever a candidate calls them, and
     a row of its result depends on the same row of the first input alone: it is computed for the judged rows.
 
+    A function returns an array, or arrays by the names of the outputs: all of them.
+
     A correct kernel rounds inputs, or values of their size, once to the coarsest format of its tensors.  So its error
     is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
     """
@@ -215,6 +220,7 @@ class FunctionReferee(Referee):
     function: Callable[..., Any]
     origin: str
     by_order: bool = False
+    judges_others: ClassVar[bool] = True
     exact: dict[tuple[str, str], tuple[NDArray[np.float64], list[NDArray[Any]]]] = field(default_factory=dict)
 
     def drawn(self, case: JudgedCase, description: Mapping[str, Any]) -> Arrays:
@@ -246,9 +252,10 @@ class FunctionReferee(Referee):
         whole = {(n, h, 0): given.values[n, h] for n in range(batch) for h in range(heads)}
         rows = given.cut(whole)
         computed = np.flatnonzero(given.has.any((0, 1))) if self.by_order else np.arange(rows_each)
-        key = case.name, repr((sizes, fmt, description["inputs"], spans(computed)))
+        key = case.name, repr((sizes, fmt, description["inputs"], spans(computed), description["name"]))
         if key not in self.exact:
-            self.exact[key] = self._references(case, arrays, computed, (batch, heads, len(computed), cols), fmt)
+            shape = batch, heads, len(computed), cols
+            self.exact[key] = self._references(case, arrays, computed, shape, description)
         exact, kernels = self.exact[key]
 
         def of(values: NDArray[Any]) -> dict[BlockRows, NDArray[Any]]:
@@ -269,36 +276,63 @@ class FunctionReferee(Referee):
         return replace(verdict, first=first)
 
     def _references(
-        self, case: JudgedCase, arrays: Arrays, rows: NDArray[np.intp], shape: tuple[int, ...], fmt: str
+        self,
+        case: JudgedCase,
+        arrays: Arrays,
+        rows: NDArray[np.intp],
+        shape: tuple[int, ...],
+        description: Mapping[str, Any],
     ) -> tuple[NDArray[np.float64], list[NDArray[Any]]]:
         """Return the function's float64 result, and the outputs of correct kernels, ``rows`` of them."""
         wide = {name: widen(x).astype(np.float64) for name, x in arrays.items()}
         if self.by_order:
             first = next(iter(wide))
             wide[first] = wide[first][:, :, rows]
+        fmt = description["output"][4]
         stored = (format_of_dtype(x.dtype) for x in arrays.values())
         step = max(2.0**-f.mantissa_bits for f in (get_format(fmt), *stored) if f is not None)
         rng = np.random.default_rng([case.seed, DRAWN])
-        exact = self._called(case, wide, shape)
+        exact = self._called(case, wide, shape, description)
         moved = ({n: _moved(x, step, rng) for n, x in wide.items()} for _ in range(DRAWN))
-        outputs = [exact, *(self._called(case, arrays, shape) for arrays in moved)]
+        outputs = [exact, *(self._called(case, arrays, shape, description) for arrays in moved)]
         return exact, [formats.cast(x.astype(np.float32) if fmt != "float64" else x, fmt) for x in outputs]
 
     def _called(
-        self, case: JudgedCase, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+        self,
+        case: JudgedCase,
+        arrays: Mapping[str, NDArray[Any]],
+        shape: tuple[int, ...],
+        description: Mapping[str, Any],
     ) -> NDArray[np.float64]:
         call = self.call("", case, None).problem
         if self.by_order:
-            return np.asarray(self.function(call, *arrays.values()), np.float64).reshape(shape)
+            value = self._named(self.function(call, *arrays.values()), description)
+            return np.asarray(value, np.float64).reshape(shape)
         names = inspect.signature(self.function).parameters
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
         if missing := [n for n in names if n not in arrays and n not in sizes]:
             raise SpecError(f"{self.origin}: parameter {missing[0]}: inputs are {', '.join(arrays)}; others are sizes")
         with with_origin(self.origin):
-            value = np.asarray(self.function(**{n: arrays[n] for n in names if n in arrays}, **sizes), np.float64)
+            returned = self.function(**{n: arrays[n] for n in names if n in arrays}, **sizes)
+            value = np.asarray(self._named(returned, description), np.float64)
         if value.size != np.prod(shape):
             raise SpecError(f"{self.origin}: returned shape {value.shape}; the kernel's output is {shape}")
         return value.reshape(shape)
+
+    def _named(self, returned: object, description: Mapping[str, Any]) -> Any:
+        """Return the array of an output in what the function returned."""
+        outputs = [description["result"], *description["others"]]
+        if not isinstance(returned, Mapping):
+            if len(outputs) > 1:
+                raise SpecError(
+                    f"{self.origin}: returned one array, and the kernel stores {', '.join(outputs)}: return a mapping "
+                    "of arrays by these names"
+                )
+            return returned
+        if {*returned} != {*outputs}:
+            named = ", ".join(map(str, returned)) or "none"
+            raise SpecError(f"{self.origin}: returned {named}; the kernel stores {', '.join(outputs)}")
+        return returned[description["name"]]
 
 
 def packaged(problem: object, dtype: str | None = None) -> str:
