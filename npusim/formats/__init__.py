@@ -15,7 +15,19 @@ from npusim.formats.block_formats import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
-from npusim.formats.elementwise import DIVISIONS, MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
+from npusim.formats.elementwise import (
+    DIVISIONS,
+    MAX_NANS,
+    RELATIONS,
+    add,
+    compare,
+    div,
+    fma,
+    maximum,
+    minimum,
+    mul,
+    sub,
+)
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.formats import elementwise
-from npusim.formats.cast import Array
+
+if TYPE_CHECKING:
+    from npusim.formats.cast import Array
 
 #: Significant bits of float32 after the first, the numbers of a binade, and the largest exponent of a number below Inf.
 BITS, BINADE, TOP = 23, 1 << 23, 128
@@ -33,23 +35,29 @@ def _bits(pattern: int) -> np.float32:
 #: log2(e), 2**23 and 2**-23; numbers of libdevice as their patterns in the PTX that Triton 3.6 compiles.
 LOG2_E, TO_NORMAL, OF_EXPONENT = _bits(0x3FB8AA3B), _bits(0x4B000000), _bits(0x34000000)
 #: Logarithms: what is subtracted from a number's pattern to have its exponent, and coefficients of the polynomial.
-NATURAL, NATURAL_POLYNOMIAL = 0x3F2AAAAB, tuple(
-    map(
-        _bits,
-        (
-            *(0xBE055027, 0x3E1039F6, 0xBDF8CDCC, 0x3E0F2955, 0xBE2AD8B9),
-            *(0x3E4CED0B, 0xBE7FFF22, 0x3EAAAA78, 0xBF000000),
-        ),
-    )
+NATURAL, NATURAL_POLYNOMIAL = (
+    0x3F2AAAAB,
+    tuple(
+        map(
+            _bits,
+            (
+                *(0xBE055027, 0x3E1039F6, 0xBDF8CDCC, 0x3E0F2955, 0xBE2AD8B9),
+                *(0x3E4CED0B, 0xBE7FFF22, 0x3EAAAA78, 0xBF000000),
+            ),
+        )
+    ),
 )
-BINARY, BINARY_POLYNOMIAL = 0x3F3504F3, tuple(
-    map(
-        _bits,
-        (
-            *(0x3DC6B27F, 0xBE2C7F30, 0x3E2FCF2A, 0xBE374E43, 0x3E520BF4),
-            *(0xBE763C8B, 0x3E93BF99, 0xBEB8AA49, 0x3EF6384A, 0xBF38AA3B),
-        ),
-    )
+BINARY, BINARY_POLYNOMIAL = (
+    0x3F3504F3,
+    tuple(
+        map(
+            _bits,
+            (
+                *(0x3DC6B27F, 0xBE2C7F30, 0x3E2FCF2A, 0xBE374E43, 0x3E520BF4),
+                *(0xBE763C8B, 0x3E93BF99, 0xBEB8AA49, 0x3EF6384A, 0xBF38AA3B),
+            ),
+        )
+    ),
 )
 LN2 = _bits(0x3F317218)
 #: tanhf: below ``TANH_SMALL`` a polynomial, from ``TANH_ONE`` on 1, between them 1 - 2 / (2**(x ``TANH_SCALE``) + 1).

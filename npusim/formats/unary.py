@@ -14,7 +14,7 @@ import numpy as np
 from npusim.errors import FormatError
 from npusim.formats import cuda_functions, exponential
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
+from npusim.formats.elementwise import add, check_operands, div, mul
 from npusim.formats.exact_rounding import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
 
@@ -125,17 +125,11 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         },
         "log": {"libdevice": _library()},
         "log2": {"libdevice": _library()},
-        "rcp": {
-            "hopper_hrcp": _measured(("float16",), None, "hrcp"),
-            "hopper_approx": _of_unit("rcp.approx.ftz.f32"),
-        },
+        "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp"), "hopper_approx": _of_unit("rcp.approx.ftz.f32")},
         "rsqrt": {"hopper_approx": _of_unit("rsqrt.approx.ftz.f32")},
         "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"), "libdevice": _library()},
         "sqrt": {"hopper_approx": UnaryVariant(("float32",), "sqrt", "hardware-vectors", _SQRT)},
-        "erf": {
-            "libdevice": _library(),
-            "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF),
-        },
+        "erf": {"libdevice": _library(), "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF)},
     }
 )
 VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(

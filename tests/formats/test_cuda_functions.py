@@ -45,7 +45,9 @@ def test_a_division_is_div_full_on_an_h200() -> None:
         x, y, wanted = (stored[key].view(np.float32) for key in ("dividend", "divisor", "quotient"))
     assert not _unlike(formats.div(x, y, "float32", variant="hopper_full"), wanted).size
     assert _unlike(formats.div(x, y, "float32"), wanted).size > 300  # a correct division is another
-    assert formats.div(np.ones((2, 1), np.float32), np.full(3, 3, np.float32), "float32", variant="hopper_full").shape == (2, 3)
+    assert formats.div(
+        np.ones((2, 1), np.float32), np.full(3, 3, np.float32), "float32", variant="hopper_full"
+    ).shape == (2, 3)
     for variant, fmt in (("full", "float32"), ("hopper_full", "float16")):
         with pytest.raises(FormatError, match="division variant"):
             formats.div(1.0, 3.0, fmt, variant=variant)
@@ -62,8 +64,13 @@ def test_a_division_is_div_full_on_an_h200() -> None:
 def test_sums_over_all_low_halves_are_the_chip_s(key: str, call: Any, golden: Any) -> None:
     """Of 40 high halves, drawn and at the ends: 65,536 results each, by their sum (golden/README.md)."""
     sums = np.load(golden("hashes.npz"))[key]
-    low, ends = np.arange(1 << 16, dtype=np.uint64), (0, 0x7F, 0x80, 0x3F80, 0xBF80, 0xC2A2, 0xC2FC, 0x7F7F, 0x7F80, 0x8000)
+    low, ends = (
+        np.arange(1 << 16, dtype=np.uint64),
+        (0, 0x7F, 0x80, 0x3F80, 0xBF80, 0xC2A2, 0xC2FC, 0x7F7F, 0x7F80, 0x8000),
+    )
     weights = (2 * low + 1) * np.uint64(0x9E3779B97F4A7C15)
     for high in (*ends, *np.random.default_rng(6).integers(0, 1 << 16, 30).tolist()):
         x = (np.uint32(high << 16) | low.astype(np.uint32)).view(np.float32)
-        assert int(((call(x).view(np.uint32) + np.uint64(1)) * weights).sum(dtype=np.uint64)) == int(sums[high]), hex(high)
+        assert int(((call(x).view(np.uint32) + np.uint64(1)) * weights).sum(dtype=np.uint64)) == int(sums[high]), hex(
+            high
+        )

@@ -361,7 +361,7 @@ def test_variants_are_frozen() -> None:
 
 
 def test_the_approximate_root_of_a_gpu_is_as_measured() -> None:
-    """Every bit of `reports/silicon/special_functions.py` on an H100: counts by ulp, and single patterns that it gave."""
+    """All of `reports/silicon/special_functions.py` on an H100: counts by ulp, and single patterns that it gave."""
     patterns = np.arange(0x3F800000, 0x40800000, dtype=np.int64).astype(np.uint32)[::16]
     for shift in (0, -(100 << 23), 120 << 23):  # of other pairs of binades the same
         x = (patterns.astype(np.int64) + shift).astype(np.uint32).view(np.float32)

@@ -39,8 +39,8 @@ TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
 WORDS = (
-    "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, .to(format), "
-    ".max(), .sum(), .cumsum() and @; of masks & | ^ ~"
+    "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
+    ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~"
 )
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(

@@ -433,7 +433,7 @@ class Arithmetic(Draft, ABC):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
             return
         inverse = self._inverse(op, b) if how == "/" else ""
-        if how == "*" and self._fused(op) or inverse:
+        if (how == "*" and self._fused(op)) or inverse:
             a, b = self._named(op, a), self._named(op, b)
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):

@@ -190,14 +190,13 @@ class Draft:
         self.seen: dict[str, tuple[Floats, Any]] = {}
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
-        self.cuts: set[str | None] = set()
+        #: Axes that a mask cuts, and rows that a sum or maximum along the other axis of a block leaves.
+        self.cuts, self.left = set[str | None](), set[str]()
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
         self.bounds: list[tuple[str | None, Integers, Line]] = []
         self.reduced: list[tuple[str | None, Line]] = []
-        #: Rows that a sum or maximum along the other axis of a block leaves.
-        self.left: set[str] = set()
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []

@@ -168,12 +168,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 MEASURED_FUNCTIONS = 90
 ASSUMED_FUNCTIONS = "GPU's exponentials, roots, logarithms and divisions of float32 are assumed to be those of an H200"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {
-        "gpu": tuple(
-            TritonPrecision(n, "exp2.hopper_ex2", "cuda", contracts=n == "compiled")
-            for n in _ON_GPUS
-        )
-    }
+    {"gpu": tuple(TritonPrecision(n, "exp2.hopper_ex2", "cuda", contracts=n == "compiled") for n in _ON_GPUS)}
     | {"npu": (TritonPrecision("ascend", "exp.correct", "ascend_c", accumulate="fresh", contracts=False),)}
     | {"cpu": (TritonPrecision("plain", contracts=False), EXACT)}
 )
