@@ -33,7 +33,7 @@ from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
 from npusim.formats.scans import IEEE, cumulative_sum, inverse
-from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh
+from npusim.formats.unary import LIBRARIES, VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh
 
 __all__ = [
     "ARITHMETICS",
@@ -41,6 +41,7 @@ __all__ = [
     "DIVISIONS",
     "FORMATS",
     "IEEE",
+    "LIBRARIES",
     "MAX_NANS",
     "RELATIONS",
     "ROUNDINGS",

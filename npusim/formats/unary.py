@@ -132,6 +132,8 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         "erf": {"libdevice": _library(), "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF)},
     }
 )
+#: Whose implementations of functions and divisions of float32 compiled code has.
+LIBRARIES = ("correct", "cuda", "ascend_c")
 VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {name: MappingProxyType({"correct": _CORRECT, **_OTHERS.get(name, {})}) for name in FUNCTIONS}
 )

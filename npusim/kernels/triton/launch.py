@@ -114,7 +114,7 @@ class TritonPrecision:
         The implementation of a power of two; ``exp.*``: as e^(x ln 2), where a unit has no other.
     functions
         Whose implementations other functions and divisions of float32 are, by the operation of TTIR, as `FUNCTIONS`
-        has them; empty: correctly rounded.  On GPUs ``tl.sqrt`` and ``/`` are approximate instructions, and
+        has them; ``correct``: correctly rounded.  On GPUs ``tl.sqrt`` and ``/`` are approximate instructions, and
         ``tl.sqrt_rn`` and ``tl.div_rn`` are correct.
     sum_order
         Order of a row's sum; empty: that of NVIDIA's code by its layouts (``mma_lanes`` where Triton compiles none),
@@ -131,7 +131,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
-    functions: str = ""
+    functions: str = "correct"
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -150,7 +150,7 @@ _ON_GPUS = ("compiled", "unfused")
 #: Functions of float32 by whose they are: their forms by the operation of TTIR, or by the symbol of a library.
 FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "": {},
+        "correct": {},
         "cuda": {
             "__nv_expf": "exp({}, 'exp.libdevice')",
             "math.log": "log({}, 'log.libdevice')",
