@@ -95,7 +95,8 @@ def flushed(x: Array) -> Array:
 
 
 def _fma(x: Array, y: Any, z: Any) -> Array:
-    return flushed(elementwise.fma(*(flushed(np.broadcast_to(v, x.shape)) for v in (x, y, z)), "float32"))
+    a, b, c = (flushed(np.broadcast_to(v, x.shape)) for v in (x, y, z))
+    return flushed(elementwise.fma(a, b, c, "float32"))
 
 
 def _polynomial(x: Array, coefficients: Iterable[Any]) -> Array:
@@ -162,7 +163,8 @@ def divided(x: Array, y: Array) -> Array:
     magnitude = np.abs(y)
     small = np.where(magnitude < TINY, np.float32(2.0**24), np.float32(1))
     scale = np.where(magnitude > np.float32(2.0**126), np.float32(0.25), small)
-    return rcp(y * scale) * (x * scale)
+    quotient: Array = rcp(y * scale) * (x * scale)
+    return quotient
 
 
 def _logarithm(x: Array, from_where: int, of_parts: Callable[[Array, Array], Array]) -> Array:

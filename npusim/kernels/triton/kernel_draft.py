@@ -190,8 +190,9 @@ class Draft:
         self.seen: dict[str, tuple[Floats, Any]] = {}
         self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
-        #: Axes that a mask cuts, and rows that a sum or maximum along the other axis of a block leaves.
-        self.cuts, self.left = set[str | None](), set[str]()
+        #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
+        #: products: of their first factors and of their sums.
+        self.cuts, self.left, self.products = set[str | None](), set[str](), set[tuple[str, str]]()
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.

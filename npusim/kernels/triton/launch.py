@@ -27,7 +27,7 @@ from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
 from npusim.errors import FormatError, ProgramError, SpecError
-from npusim.formats import VARIANTS
+from npusim.formats import ARITHMETICS, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
@@ -37,15 +37,15 @@ from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, 
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
-from npusim.kernels.triton.reader import read_launch
+from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.results_apart import results_apart
 from npusim.kernels.triton.shared_memory import check_programs
-from npusim.kernels.triton.ttir_text import Function, Line, read, refusing
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
 from npusim.machines.sm.compiled_rows import with_code
-from npusim.machines.sm.core import APPROXIMATE_ROOT, code_architecture, counts_turnover, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, SM, code_architecture, counts_turnover, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -504,7 +504,8 @@ def _phases_of(
     phase = replace(phase, name=name, is_named=True) if blocks.number else phase
     decided = (made.choices if architecture_of(device) else UNKNOWN) if is_gpu else ""
     notes = (*phase.notes, *filter(None, [untried()]))
-    phase = replace(phase, arithmetic=p.arithmetic, compiled=decided, notes=notes)
+    arithmetic = p.arithmetic or (_of_half_sums(blocks.reader, device) if is_gpu else "")
+    phase = replace(phase, arithmetic=arithmetic, compiled=decided, notes=notes)
     measured = ("hopper", "libdevice") if is_gpu and _capability(device) != MEASURED_FUNCTIONS else ()
     variants = {r.attributes.variant.partition(".")[2] for s in phase.stages for r in s.rows}
     if any(variant.startswith(measured) for variant in variants if variant):
@@ -523,6 +524,22 @@ def _phases_of(
         return [*before, phase]
     fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
     return [*before, (phase, fields)]
+
+
+def _of_half_sums(reader: Reader, device: Any) -> str:
+    """Return the arithmetic of products that a GPU adds up in float16 (``out_dtype=tl.float16``); empty: float32.
+
+    Raises `ProgramError` where some are and others are not, or the unit has no such arithmetic.
+    """
+    formats = {a for a, total in reader.products if total == "f16"}
+    if not formats:
+        return ""
+    units = {device.matrix_engine(SM).arithmetic_of(FORMATS[a]) for a in formats}
+    half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
+    if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.products):
+        why = "products that add up in float16 beside others, or in formats without such an arithmetic"
+        raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
+    return half.pop()
 
 
 def _choices(p: TritonPrecision, **of_code: Any) -> Choices:

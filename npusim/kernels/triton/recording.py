@@ -118,17 +118,17 @@ class Recorder:
         if not 1 <= len(numbers) <= 3 or np.prod([float(n) for n in numbers]) > MOST_PROGRAMS:
             allowed = f"one to three numbers, at most {MOST_PROGRAMS:,} programs together"
             raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
-        is_first = self._chosen is None or self._tuning is None
+        tuning = self._tuning if self._chosen is not None else None
         try:
-            recorded = {n: self.argument(n, x) for n, x in bound.items()} if is_first else {}
+            recorded = {n: self.argument(n, x) for n, x in bound.items()} if tuning is None else {}
             text, refused = launched.ttir()
         except UnreadFormatError as error:  # the launch is listed as not read
             recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
         configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
-        if not is_first:
-            call = self.calls[self._tuning]
-            self.calls[self._tuning] = replace(call, configurations=(*call.configurations, configuration))
+        if tuning is not None:
+            call = self.calls[tuning]
+            self.calls[tuning] = replace(call, configurations=(*call.configurations, configuration))
             return
         if self._chosen is not None:
             self._tuning = len(self.calls)
