@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -432,8 +433,8 @@ class Arithmetic(Draft, ABC):
         if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
             self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
             return
-        inverse = self._inverse(op, b) if how == "/" else ""
-        if (how == "*" and self._fused(op)) or inverse:
+        is_inverted = how == "/" and self._is_inverted(op, b)
+        if (how == "*" and self._fused(op)) or is_inverted:
             a, b = self._named(op, a), self._named(op, b)
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
@@ -442,7 +443,7 @@ class Arithmetic(Draft, ABC):
         pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
         pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
         factors = (self.text(a), self.text(b)) if how == "*" else None
-        factors = (inverse, self.text(a)) if inverse else factors
+        factors = (self._inverse(op, b), self.text(a)) if is_inverted else factors
         is_maximum = how.startswith("maximum")
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
         axes, place = self._joined(*blocks), op.place if factors else ""
@@ -450,17 +451,21 @@ class Arithmetic(Draft, ABC):
         made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
         self._bind(op, made)
 
-    def _inverse(self, op: Op, divisor: Known) -> str:
-        """Return the inverse of a divisor where compiled code multiplies by it and additions alone take the product in.
+    def _is_inverted(self, op: Op, divisor: Known) -> bool:
+        """Return whether compiled code multiplies by an inverse in a division, and additions alone take the product in.
 
         ptxas makes a division of a product, which it contracts like others, but not one that something else reads.
         """
         form, fused = self.choices.form(op.name, shape_of(op.type)[1], ""), self._fused(op)
-        if not form or not fused or not all(fused):
-            return ""
+        lines = {f"{PurePath(x.line.file).name}:{x.line.number}" for x in self._readers(op)}
+        is_known = not isinstance(divisor, Number) or divisor.is_known
+        return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.further))
+
+    def _inverse(self, op: Op, divisor: Known) -> str:
+        """Return the inverse of a divisor that has a name or is a number."""
         if isinstance(divisor, Number):
-            return literal(float(div(1.0, divisor.value, "float32", variant=APPROXIMATE))) if divisor.is_known else ""
-        return form.format("1.0", self.text(self._named(op, divisor)))
+            return literal(float(div(1.0, divisor.value, "float32", variant=APPROXIMATE)))
+        return self.choices.form(op.name, shape_of(op.type)[1], "").format("1.0", self.text(divisor))
 
     def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
         """Write a product and a sum that are rounded once."""
@@ -519,15 +524,23 @@ class Arithmetic(Draft, ABC):
 
     def _fused(self, op: Op) -> list[bool]:
         """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
-        readers, fuses = list(self._uses.get(op.results[0], [])), list[bool]()
-        while readers and self.choices.fuses:
-            reader = readers.pop()
-            if reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
-                readers += self._uses.get(reader.results[0], [])
-            else:
-                is_sum = reader.name == "tt.reduce" and self._sums_products(reader, op.place)
-                fuses.append(is_sum or reader.name in ("arith.addf", "arith.subf"))
+        fuses = [
+            reader.name in ("arith.addf", "arith.subf")
+            or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
+            for reader in (self._readers(op) if self.choices.fuses else ())
+        ]
         return fuses if any(fuses) else []
+
+    def _readers(self, op: Op) -> list[Op]:
+        """Return the operations that read a result, also as a part of a larger block."""
+        found, waiting = list[Op](), list(self._uses.get(op.results[0], []))
+        while waiting:
+            reader = waiting.pop()
+            if reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
+                waiting += self._uses.get(reader.results[0], [])
+            else:
+                found.append(reader)
+        return found
 
     def _combined(self, op: Op, how: str, a: Known, b: Known) -> str:
         """Return the text of an operation; an addition takes in the product that the compiled code's does, else the

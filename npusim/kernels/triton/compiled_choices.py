@@ -113,11 +113,13 @@ class Contraction(NamedTuple):
     that it adds to that one; empty where it adds no product.
     ``sums``: by the place of a product to which an addition adds another one that it takes in, the addition's place;
     the other one may come from another lane.
+    ``further``: lines of the source, FILE:LINE, of which ptxas contracts additions that PTX has not contracted.
     """
 
     digest: str
     addends: Mapping[str, str]
     sums: Mapping[str, str] = MappingProxyType({})
+    further: Sequence[str] = ()
 
 
 def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]]) -> Contraction:
@@ -134,11 +136,13 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]])
     own = [each for each in code if not (keeps and each.kind.startswith("fma.rn.ftz"))]
     forms = Counter(form for each in own for form in _forms(each, sources))
     parts = sorted({*forms, *map(_product, _PRODUCT.finditer(ptx)), *_SPECIAL.findall(ptx)})
-    if any(re.search(r" plain .*\b(?:mul|div)\.(?!rn)", form) for form in forms):
-        parts += _further(assembled)
+    has_more = any(re.search(r" plain .*\b(?:mul|div)\.(?!rn)", form) for form in forms)
+    further = _further(assembled) if has_more else {}
+    parts += [f"ptxas {line} {share}" for line, share in further.items()]
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
-    return Contraction(sha256("\n".join(parts).encode()).hexdigest()[:16], _addends(forms), _sums(forms, code))
+    digest = sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return Contraction(digest, _addends(forms), _sums(forms, code), tuple(further))
 
 
 def _addends(forms: Iterable[str]) -> dict[str, str]:
@@ -252,14 +256,14 @@ def _is_uneven(forms: Mapping[str, int], additions: Mapping[str, int]) -> bool:
     return False
 
 
-def _further(assembled: Callable[[], Sequence[str]]) -> list[str]:
-    """Return the share of additions that ptxas leaves in each line of the source where it contracts some."""
+def _further(assembled: Callable[[], Sequence[str]]) -> dict[str, str]:
+    """Return the share of additions that ptxas leaves, by the lines of the source where it contracts some."""
     contracted, plain = map(_added, assembled() or ("", ""))
-    shares = list[str]()
+    shares = dict[str, str]()
     for line in sorted(plain.keys() | contracted.keys()):
         if contracted[line] != plain[line]:
             common = reduce(gcd, (contracted[line], plain[line]))
-            shares.append(f"ptxas {line} {contracted[line] // common} of {plain[line] // common}")
+            shares[line] = f"{contracted[line] // common} of {plain[line] // common}"
     return shares
 
 

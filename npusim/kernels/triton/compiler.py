@@ -75,7 +75,8 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and for NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was compiled.
 
-    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``: which.
+    ``fuses``: whether multiplications and additions were contracted; ``contraction``, ``addends``, ``sums``,
+    ``further``: which.
     ``down``: warps down the rows of its products.  ``orders``: the order of each of its sums by place
     (`npusim.kernels.triton.compiled_choices`).
     ``moved``: registers that a loop around products stores to local memory or loads, for the loop with most.
@@ -96,6 +97,7 @@ class Compiled:
     contraction: str = ""
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
+    further: Sequence[str] = ()
     made_by: str = ""
     is_foreign: bool = False
 
@@ -424,6 +426,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         contraction=contraction.digest,
         addends=contraction.addends,
         sums=contraction.sums,
+        further=contraction.further,
         made_by=assembler_of(architecture),
     )
 

@@ -71,6 +71,7 @@ class Choices:
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
+    ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.
@@ -83,6 +84,7 @@ class Choices:
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
+    further: Sequence[str] = ()
     is_exact: bool = False
     is_apart: bool = False
     lists_elements: bool = False

@@ -420,7 +420,8 @@ def phase_read(
     device, is_gpu = machine.device, _is_gpu(machine.device)
     fuses = is_gpu and p.contracts and (made.fuses or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, addends=made.addends, sums=made.sums)
+    of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [
