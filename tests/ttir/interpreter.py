@@ -39,8 +39,14 @@ class Open(NamedTuple):
     exp: str
     exp2: str
     is_fresh: bool = False
-    erf: str = "ascend_c"
-    sqrt: str = "correct"
+    functions: str = "ascend_c"
+
+    def variant(self, name: str, fmt: str) -> str:
+        """Return the variant of a function: CUDA's and Ascend C's of float32, else correct."""
+        cuda = {"exp": "libdevice", "log": "libdevice", "log2": "libdevice", "erf": "libdevice", "div": "hopper_full"}
+        cuda |= {"sqrt": "hopper_approx", "rsqrt": "hopper_approx"}
+        by_name = {"cuda": cuda, "ascend_c": {"erf": "ascend_c"}}.get(self.functions, {})
+        return by_name.get(name, "correct") if fmt == "float32" else "correct"
 
 
 def fmt_of(type_: str) -> str:
@@ -136,7 +142,7 @@ class Program:
         return np.not_equal(a, b) if relation == "une" else ordered[relation.removeprefix("o")](a, b)
 
     def math_rsqrt(self, op: Op, x: Any) -> Any:
-        return formats.rsqrt(np.asarray(x), fmt_of(op.type))
+        return formats.rsqrt(np.asarray(x), fmt_of(op.type), variant=self.how.variant("rsqrt", fmt_of(op.type)))
 
     def arith_select(self, _op: Op, mask: Any, a: Any, b: Any) -> Any:
         return np.where(mask, a, b)
@@ -158,23 +164,35 @@ class Program:
     def math_exp(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type)
         if self.how.exp2:
-            return formats.exp2(formats.mul(x, formats.cast(np.log2(np.e), fmt), fmt), fmt, variant=self.how.exp2)
+            variant = f"{self.how.exp2}_subnormal" if self.how.functions == "cuda" else self.how.exp2
+            return formats.exp2(formats.mul(x, formats.cast(np.log2(np.e), fmt), fmt), fmt, variant=variant)
         return formats.exp(x, fmt, variant=self.how.exp)
 
     def math_erf(self, op: Op, x: Any) -> Any:
-        return formats.erf(x, fmt_of(op.type), variant=self.how.erf)
+        return formats.erf(x, fmt_of(op.type), variant=self.how.variant("erf", fmt_of(op.type)))
 
     def math_log2(self, op: Op, x: Any) -> Any:
-        return formats.log2(np.asarray(x), fmt_of(op.type))
+        return formats.log2(np.asarray(x), fmt_of(op.type), variant=self.how.variant("log2", fmt_of(op.type)))
 
     def math_sqrt(self, op: Op, x: Any) -> Any:
-        return formats.sqrt(np.asarray(x), fmt_of(op.type), variant=self.how.sqrt)
+        return formats.sqrt(np.asarray(x), fmt_of(op.type), variant=self.how.variant("sqrt", fmt_of(op.type)))
 
     def tt_precise_sqrt(self, op: Op, x: Any) -> Any:
         return formats.sqrt(np.asarray(x), fmt_of(op.type))
 
     def arith_divf(self, op: Op, a: Any, b: Any) -> Any:
+        fmt = fmt_of(op.type)
+        x, y = (formats.cast(np.asarray(x), fmt) for x in (a, b))
+        return formats.div(x, y, fmt, variant=self.how.variant("div", fmt))
+
+    def tt_precise_divf(self, op: Op, a: Any, b: Any) -> Any:
         return formats.div(*(formats.cast(np.asarray(x), fmt_of(op.type)) for x in (a, b)), fmt_of(op.type))
+
+    def tt_extern_elementwise(self, op: Op, x: Any) -> Any:
+        assert '"__nv_expf"' in op.text
+        if self.how.functions != "cuda":
+            return self.math_exp(op, x)
+        return formats.exp(x, fmt_of(op.type), variant=self.how.variant("exp", fmt_of(op.type)))
 
     def tt_get_num_programs(self, op: Op) -> Any:
         return np.int64(self.grid["xyz".index(op.text.split()[1])])

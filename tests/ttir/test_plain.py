@@ -60,7 +60,7 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
 #: What TTIR leaves open, by device, and the precision that chooses the same.
 HOW = {
     "h200": (
-        Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct", erf="libdevice", sqrt="hopper_approx"),
+        Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "hopper_ex2", functions="cuda"),
         "unfused,sum_order=mma_lanes",
     ),
     "ascend_910b2": (Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", ""), None),
