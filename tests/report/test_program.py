@@ -48,8 +48,8 @@ def unrolled(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rings_and_waits_are_those_of_the_program(schedule: str, hw: str) -> None:
     data, built = (
-        json.loads(printed(schedule, "--hw", hw, "--seq", "1024", "--tp", "8", "--json")),
-        program(schedule, hw, 1024),
+        json.loads(printed(schedule, "--hw", hw, "--seq", "384", "--tp", "8", "--json")),
+        program(schedule, hw, 384),
     )
     ends = [(r["name"], r["depth"], tuple(r["producers"]), tuple(r["consumers"])) for r in data["rings"]]
     assert ends == [(r.name, r.depth, r.producers, r.consumers) for r in built.rings]
