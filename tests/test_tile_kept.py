@@ -22,7 +22,7 @@ def test_a_choice_is_read_back_until_a_file_of_the_package_changes(monkeypatch: 
 
     def chosen(**request: object) -> chosen_tile.TileChoice:
         chosen_tile._choice.cache_clear()
-        return chosen_tile.choose_tile(plan_of(Request("flash", seq=640, **request)))  # type: ignore[arg-type]
+        return chosen_tile.choose_tile(plan_of(Request("flash", seq=320, tensor_parallel=8, **request)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "package_stamp", lambda: "one state of the files")
     first = chosen()
@@ -45,7 +45,7 @@ from npusim.simulation.request import Request
 
 tried, count = tile._tried_out, []
 tile._tried_out = lambda *of: count.append(1) or tried(*of)
-print(len(count), tile.choose_tile(plan_of(Request("plug.py:PLUG", seq=640))).fields, len(count))
+print(len(count), tile.choose_tile(plan_of(Request("plug.py:PLUG", seq=320, tensor_parallel=8))).fields, len(count))
 """
 STARTS = Path(__file__).parent / "plugins" / "starts.py"
 

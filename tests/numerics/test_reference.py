@@ -143,7 +143,10 @@ LESSER = {
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the names of x86's features and cores")
 @pytest.mark.parametrize(
     "words",
-    [["pasa", "--seq", "500", "--diagnose"], pytest.param(["flash", "-w", "deit_b"], marks=pytest.mark.exhaustive)],
+    [
+        ["pasa", "--seq", "260", "--tp", "8", "--diagnose"],
+        pytest.param(["flash", "-w", "deit_b"], marks=pytest.mark.exhaustive),
+    ],
     ids=" ".join,
 )
 def test_result_json_is_the_same_to_the_byte_on_a_lesser_cpu(tmp_path: Path, words: list[str]) -> None:

@@ -31,7 +31,7 @@ def printed(*words: str) -> str:
 
 
 def program(schedule: str, hw: str, seq: int) -> TileProgram:
-    return program_of(plan_of(Request(schedule, hw=hw, seq=seq, numerics=False)))[1]
+    return program_of(plan_of(Request(schedule, hw=hw, seq=seq, tensor_parallel=8, numerics=False)))[1]
 
 
 def unrolled(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,10 @@ def unrolled(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("hw", DEVICES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rings_and_waits_are_those_of_the_program(schedule: str, hw: str) -> None:
-    data, built = json.loads(printed(schedule, "--hw", hw, "--seq", "1024", "--json")), program(schedule, hw, 1024)
+    data, built = (
+        json.loads(printed(schedule, "--hw", hw, "--seq", "384", "--tp", "8", "--json")),
+        program(schedule, hw, 384),
+    )
     ends = [(r["name"], r["depth"], tuple(r["producers"]), tuple(r["consumers"])) for r in data["rings"]]
     assert ends == [(r.name, r.depth, r.producers, r.consumers) for r in built.rings]
     phases = [phase for phase in built.phases if phase.blocks]

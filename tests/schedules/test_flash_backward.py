@@ -370,7 +370,7 @@ def test_registers_are_those_that_a_compiler_takes() -> None:
     device, apart = load_device("h100"), list[int]()
     for row in rows:
         width, causal = int(row["shape"].rpartition("x")[2]), int(row["causal"])
-        problem = KernelProblem(heads=2, tokens=512, key=width, value=width, causal=causal)  # no matter to registers
+        problem = KernelProblem(heads=2, tokens=512, key=width, value=width, causal=causal)  # sizes change no registers
         tile = {"block_q": row["rows"], "block_kv": row["keys"], "tile_q": row["rows"], "tile_kv": row["keys"]}
         schedule = find_schedule("flash_backward", "nvidia")
         tiling = build_tiling(schedule.tiling, {**tile, "warps": row["warps"], "stages": row["stages"]})

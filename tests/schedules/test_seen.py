@@ -167,7 +167,7 @@ def problem(**fields: Any) -> Problem:
 
 def ran(run: str, p: Problem, heads: Any = "all", **more: Any) -> Any:
     schedule, hw, tiling = RUNS[run]
-    asked = {"hw": hw, "problem": p, "tiling": {**tiling, **more}, "trace_groups": ()}
+    asked = {"hw": hw, "problem": p, "tiling": declared(schedule, hw, **{**tiling, **more}), "trace_groups": ()}
     return npusim.run(schedule, rows="all", heads=heads, **asked)
 
 

@@ -163,10 +163,6 @@ def spans() -> Iterator[tuple[str, Launch]]:
         yield how, Launch("spans", (3,), {**words, "HOW": how}, "Y", each)
 
 
-def named(launches: Iterator[tuple[str, Launch]]) -> Any:
-    return pytest.mark.parametrize("launch", [pytest.param(x, id=name) for name, x in launches])
-
-
 def in_turns(launches: Iterator[tuple[str, Launch]], size: int) -> Any:
     """Return parameters of launches and devices: each launch on one of them by default, the devices in turn.
 
@@ -196,15 +192,13 @@ def test_blocks_of_flat_indices_that_are_read_as_smaller_ones_are_said() -> None
     assert not [n for n in check(launches["bias of 2 axes by 256"], "h200").notes if "flat indices" in n]
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(searched())
+@in_turns(searched(), 20)
 def test_a_search_among_loaded_integers_is_evaluated_by_program(launch: Launch, hw: str) -> None:
     """A parameter that the kernel binds to another variable has that one's name in TTIR, and its own here."""
     assert check(launch, hw).numerics.error.rmse < 1e-7
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(scans_and_constants())
+@in_turns(scans_and_constants(), 20)
 def test_cumulative_sums_and_functions_of_numbers_are_read(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-6
 

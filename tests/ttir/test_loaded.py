@@ -13,7 +13,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.listed import lowest_bit
 from npusim.kernels.triton.ttir_text import Line, Op
 from npusim.kernels.triton.values import Affine, Listed, constant
-from ttir.test_engines import DEVICES, Launch, check, named, normal
+from ttir.test_engines import Launch, check, in_turns, normal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,26 +100,22 @@ def rows() -> Iterator[tuple[str, Launch]]:
     yield "keys", Launch("listed_keys", (batch, heads), {**words, "D": 32, "BM": each, "BN": 32}, "O", wanted)
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(masks())
+@in_turns(masks(), 20)
 def test_a_loaded_mask_chooses_elements(launch: Launch, hw: str) -> None:
     check(launch, hw)
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(attention())
+@in_turns(attention(), 20)
 def test_a_loaded_mask_hides_keys(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-3
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(sorted_tokens())
+@in_turns(sorted_tokens(), 20)
 def test_rows_of_a_product_go_by_sorted_tokens(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-2
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@named(rows())
+@in_turns(rows(), 20)
 def test_rows_go_by_loaded_numbers(launch: Launch, hw: str) -> None:
     assert check(launch, hw).numerics.error.rmse < 1e-3
 

@@ -21,6 +21,7 @@ from npusim.kernels.triton import launch as launches
 from npusim.kernels.triton.values import Tensor
 from npusim.simulation.request import Request
 from npusim.studies.validate.diff import diff
+from tests.turns import in_turn
 from ttir.interpreter import Open, interpret
 from ttir.marks import as_measured
 
@@ -72,8 +73,7 @@ def name_of(launch: str) -> str:
     return f"{KERNELS}::{launch}"
 
 
-@pytest.mark.parametrize("hw", HOW)
-@pytest.mark.parametrize("kernel", LAUNCHES)
+@pytest.mark.parametrize(("kernel", "hw"), in_turn([*LAUNCHES], [*HOW], start=2))
 def test_bits_equal_an_interpreter_of_the_ttir(kernel: str, hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, read_launch = [], launches.read_launch
     monkeypatch.setattr(launches, "read_launch", lambda *a: calls.append(a) or read_launch(*a))
@@ -165,15 +165,14 @@ SPLIT = (
 )
 
 
-@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
-@pytest.mark.parametrize(
-    ("launch", "sizes"),
-    [
-        pytest.param(PASA, {"B": 2, "H": 4, "HK": 2, "S": 128, "D": 64}, id="PASA"),
-        pytest.param(SPLIT, {"B": 2, "HK": 2, "G": 4, "S": 384, "D": 64, "N": 3}, id="three splits"),
-        pytest.param(SPLIT, {"B": 1, "HK": 2, "G": 4, "S": 128, "D": 64, "N": 1}, id="one split"),
-    ],
-)
+SPLITS_AND_PASA = [
+    pytest.param(PASA, {"B": 2, "H": 4, "HK": 2, "S": 128, "D": 64}, id="PASA"),
+    pytest.param(SPLIT, {"B": 2, "HK": 2, "G": 4, "S": 384, "D": 64, "N": 3}, id="three splits"),
+    pytest.param(SPLIT, {"B": 1, "HK": 2, "G": 4, "S": 128, "D": 64, "N": 1}, id="one split"),
+]
+
+
+@pytest.mark.parametrize(("launch", "sizes", "hw"), in_turn(SPLITS_AND_PASA, ("h200", "ascend_910b2")))
 def test_bits_of_measured_launches_equal_an_interpreter(
     launch: str, sizes: dict[str, int], hw: str, monkeypatch: pytest.MonkeyPatch, shared_folder: Path
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import npusim
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,8 +70,10 @@ def tutorials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return interpreted(TUTORIALS, tmp_path_factory.mktemp("tutorials"))
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
-@pytest.mark.parametrize("name", ["01", "02", "03", "05", "06", "06 causal", "09", "09 descriptors"])
+NAMES = ("01", "02", "03", "05", "06", "06 causal", "09", "09 descriptors")
+
+
+@pytest.mark.parametrize(("name", "hw"), in_turn(NAMES, ("ascend_910b2", "h200")))
 def test_forms_of_the_tutorials_have_their_bits(name: str, hw: str, tutorials: dict[str, Any]) -> None:
     from ttir.tutorials import TUTORIALS
 

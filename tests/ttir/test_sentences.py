@@ -20,6 +20,7 @@ from npusim.kernels.triton.compiler import MOST_WRITTEN_OUT
 from npusim.kernels.triton.float64_walk import ExactLaunch
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,8 +202,10 @@ def test_arguments_for_profilers_and_faults_of_other_kernels_refuse_nothing(tmp_
 # ---------------------------------------------------------------- blocks of one row
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize(("rows", "n", "is_full"), [(8, 64, True), (7, 50, False)])
+SIZES = [pytest.param(8, 64, True, id="full"), pytest.param(7, 50, False, id="cut")]
+
+
+@pytest.mark.parametrize(("rows", "n", "is_full", "hw"), in_turn(SIZES, DEVICES))
 def test_a_block_of_one_row_is_a_row(rows: int, n: int, is_full: bool, hw: str) -> None:
     x, w, made = drawn(rows, n), drawn(n), {}
     for each in (1, 4):

@@ -23,6 +23,7 @@ from npusim.kernels.triton import launch as launches
 from npusim.kernels.triton.ttir_text import read
 from npusim.program.numerics.input_tensors import drawn_source
 from npusim.simulation.request import Request
+from tests.turns import in_turn
 from ttir.interpreter import Open, interpret
 from ttir.marks import as_measured, needs_block_pointers
 
@@ -47,20 +48,19 @@ def attention(seq: int, **more: Any) -> Problem:
     return Problem(heads=2, seq_q=seq, head_dim=64, **more)
 
 
+AS_WRITTEN = [
+    pytest.param("plain", attention(250), id="ragged"),
+    pytest.param("plain", attention(128, causal=True), id="causal"),
+    pytest.param("plain", attention(64, causal=True), id="one tile"),
+    pytest.param("twice", attention(256, causal=True), id="two loops"),
+    pytest.param("twice", attention(64, causal=True), id="a loop that nobody enters, two tiles"),
+    pytest.param("capped", attention(256, causal=True, softcap=20.0, window=100), id="soft-cap, window"),
+    pytest.param("described", attention(128), id="block pointers", marks=needs_block_pointers),
+]
+
+
 @needs_triton
-@pytest.mark.parametrize(
-    ("kernel", "problem"),
-    [
-        pytest.param("plain", attention(250), id="ragged"),
-        pytest.param("plain", attention(128, causal=True), id="causal"),
-        pytest.param("plain", attention(64, causal=True), id="one tile"),
-        pytest.param("twice", attention(256, causal=True), id="two loops"),
-        pytest.param("twice", attention(64, causal=True), id="a loop that nobody enters, two tiles"),
-        pytest.param("capped", attention(256, causal=True, softcap=20.0, window=100), id="soft-cap, window"),
-        pytest.param("described", attention(128), id="block pointers", marks=needs_block_pointers),
-    ],
-)
-@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+@pytest.mark.parametrize(("kernel", "problem", "hw"), in_turn(AS_WRITTEN, ("h200", "ascend_910b2")))
 def test_kernels_as_users_write_them_compute_attention(kernel: str, problem: Problem, hw: str) -> None:
     result = npusim.run(name_of(kernel), problem=problem, hw=hw, rows="all", heads="all")
     assert result.numerics.error.rmse < 4e-4
