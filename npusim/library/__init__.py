@@ -67,8 +67,8 @@ def packaged(name: str) -> Mapping[str, Schedule]:
     published kernels that compute it alone; a user's may be written as any published kernel.
     """
     files = () if not name.isidentifier() else (name,) if name in _files() else _files()
-    found = {s.family: s for file in files for s in _declared(file) if s.name == name}
-    return {family: _with_its_kernels(schedule) for family, schedule in found.items()}
+    schedules = {s.family: s for file in files for s in _declared(file) if s.name == name}
+    return {family: _with_its_kernels(schedule) for family, schedule in schedules.items()}
 
 
 def _with_its_kernels(schedule: Schedule) -> Schedule:
@@ -92,10 +92,10 @@ def schedules_called(name: str) -> dict[str, Schedule]:
         return {s.family: s for s in importlib.import_module("npusim.kernels.triton.launch").load(name)}
     source = name if outside.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(source)} if source else {}
-    taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
-    if taken:
-        where = f"{taken.origin}: " if taken.origin else ""
-        raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; give your schedule another name")
+    shadowed = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
+    if shadowed:
+        where = f"{shadowed.origin}: " if shadowed.origin else ""
+        raise SpecError(f"{where}schedule {shadowed.name!r} is one of npusim's own; give your schedule another name")
     if ours.keys() & theirs.keys():
         raise SpecError(f"{source}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}
@@ -131,9 +131,9 @@ def find_schedule(name: str, family: str) -> Schedule:
     if family in families:
         return families[family]
     if family in installed(MACHINES):
-        found = next((s for s in families.values() if s.elsewhere), None)
-        if found is not None and found.elsewhere and (there := found.elsewhere(family)):
-            return found.changed(**there)
+        elsewhere = next((s for s in families.values() if s.elsewhere), None)
+        if elsewhere is not None and elsewhere.elsewhere and (there := elsewhere.elsewhere(family)):
+            return elsewhere.changed(**there)
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")

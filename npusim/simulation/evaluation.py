@@ -288,8 +288,8 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
         return plan.exact_rows[plan.tiling](source, batch, head, row, rows)
     if "kernel" not in plan.exact_programs:
         schedule = _in_float64(plan)
-        own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
-        tiling = build_tiling(schedule.tiling, {n: v for n, v in plan.tiling if n in own})
+        own_fields = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
+        tiling = build_tiling(schedule.tiling, {n: v for n, v in plan.tiling if n in own_fields})
         cores = load_device(EXACT_DEVICE).cores.items()
         room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
         of_device = load_device(EXACT_DEVICE, room)
@@ -303,14 +303,14 @@ def _exact_rows(plan: Plan, subject: TensorSubject, batch: int, head: int, row: 
 def _in_float64(plan: Plan) -> Schedule:
     """Return a plan's schedule on cores that do any arithmetic; raise `SpecError` where it has no float64 form."""
     called, family = plan.request.schedule, load_device(EXACT_DEVICE).family
-    found = schedules_called(called).get(family)
-    if found is None or "exact" not in found.precisions:
+    schedule = schedules_called(called).get(family)
+    if schedule is None or "exact" not in schedule.precisions:
         named = ": ".join(filter(None, (plan.schedule.origin, f"schedule {plan.schedule.name}")))
         raise SpecError(
             f"{named} has no float64 result, from which errors are measured: give schedule() a function reference= "
             "(npusim help schedule), or leave bits out (--no-numerics)"
         )
-    return found
+    return schedule
 
 
 def _reference(

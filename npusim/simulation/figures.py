@@ -28,9 +28,9 @@ def figures(
     """
     for change in changes:
         try:
-            found = figure(change)
+            value = figure(change)
         except unfit as error:
             if refused is None:
                 continue
-            found = refused(change, error)
-        yield change, found
+            value = refused(change, error)
+        yield change, value

@@ -41,9 +41,9 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
     @cache
     def result() -> Value:
         with open(source, "rb", closefd=False) as pipe:
-            told = pipe.read()
+            answer = pipe.read()
         try:
-            value: Value = pickle.loads(told)
+            value: Value = pickle.loads(answer)
         except (EOFError, pickle.UnpicklingError):  # it was ended, or has raised what this raises again
             value = function()
         return value
@@ -63,7 +63,7 @@ def _work(function: Callable[[], object], sink: int) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
             os.dup2(nowhere, stream)
-        told = pickle.dumps(function())
+        answer = pickle.dumps(function())
         with open(sink, "wb") as pipe:
-            pipe.write(told)
+            pipe.write(answer)
     os._exit(0)

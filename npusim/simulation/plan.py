@@ -257,8 +257,8 @@ def problem_of_tensors(
     shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
-    others = {n: value for n, value in sizes.items() if n not in (*kept, *stated, "lengths")}
+    sizes_of_call = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
+    others = {n: value for n, value in sizes.items() if n not in (*sizes_of_call, *stated, "lengths")}
     refuse(others, "the tensors have the sizes; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
     call = dict(stated)
@@ -270,7 +270,7 @@ def problem_of_tensors(
         seq_q=q.shape[2],
         head_dim=q.shape[3],
         value_head_dim=v.shape[3],
-        **kept,
+        **sizes_of_call,
         dtype=str(q.dtype),
     )
 

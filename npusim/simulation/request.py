@@ -63,9 +63,9 @@ def short_name(schedule: str) -> str:
 def absolute(schedule: str) -> str:
     """Return a kernel's name with the absolute path of its file."""
     for separator in (SIGN, ":"):
-        path, found, rest = schedule.partition(separator)
-        if found and path.endswith((".py", ".npz")):
-            return f"{Path(path).resolve()}{found}{rest}"
+        path, sign, rest = schedule.partition(separator)
+        if sign and path.endswith((".py", ".npz")):
+            return f"{Path(path).resolve()}{sign}{rest}"
     return str(Path(schedule).resolve()) if schedule.endswith((".py", ".npz")) else schedule
 
 

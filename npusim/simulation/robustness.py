@@ -178,20 +178,25 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     others = (_finite_preset(bits, other) for other in other_schedules(plan))
     # The tile that was chosen for the run's precision may not fit another.
     asked = build_tiling(plan.schedule.tiling, plan.request.chosen_tiling(plan.schedule.tiling))
-    own = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
-    choices = (own, next(filter(None, others), None))
+    of_schedule = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
+    choices = (of_schedule, next(filter(None, others), None))
     return tuple(choice for choice in choices if choice is not None)
 
 
 def other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem as a real kernel does."""
-    own = plan.schedule
-    if own.reference or plan.problem.attention is None:  # others compute something else
+    schedule = plan.schedule
+    if schedule.reference or plan.problem.attention is None:  # others compute something else
         return
     for other in SCHEDULES.values():
-        fits = other.family == plan.device.family and other.problem is Problem is own.problem
+        fits = other.family == plan.device.family and other.problem is Problem is schedule.problem
         is_study = other.study is not None and other.study(plan.problem, plan.device)
-        if other is not own and fits and not is_study and (other.reads_scales or "scales" not in plan.problem.needs):
+        if (
+            other is not schedule
+            and fits
+            and not is_study
+            and (other.reads_scales or "scales" not in plan.problem.needs)
+        ):
             yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
 
 

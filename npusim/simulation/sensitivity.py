@@ -53,7 +53,7 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
         lower, higher = (_change(result, templates, key, fact, factor) for factor in (1 - STEP, 1 + STEP))
         return Sensitivity(key, float(fact.value), fact.basis, lower, higher)
 
-    listed = [found for _, found in figures(_doubtful(result), row, unfit=())]
+    listed = [one for _, one in figures(_doubtful(result), row, unfit=())]
     return tuple(sorted(listed, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
 

@@ -76,11 +76,11 @@ class _Memory:
                 continue
             x = call.tensors[t.view.parameter]
             heads = [done.tensors.head(t, b, h) for b in range(t.batch) for h in range(t.heads)]
-            made = np.stack(heads).reshape(-1)
+            values = np.stack(heads).reshape(-1)
             places = t.view.array(np.arange(prod(x.shape)).reshape(x.shape)).reshape(-1)
-            is_stored = np.any(made.view(np.uint8).reshape(made.size, -1) != POISON, axis=1)
+            is_stored = np.any(values.view(np.uint8).reshape(values.size, -1) != POISON, axis=1)
             seen, at = self.view(x), np.unravel_index(places[is_stored], x.shape)
-            seen[at] = made[is_stored]
+            seen[at] = values[is_stored]
             bits = f"u{seen.dtype.itemsize}"
             self._part(self._written, x, bits)[at] = np.iinfo(bits).max
             self.writers[x.storage] = number
@@ -96,13 +96,13 @@ def _refuse_scratch(calls: Sequence[Call]) -> None:
     """Raise `SpecError` for a launch that has such a tensor of an earlier launch as several arguments."""
     left = dict[int, tuple[int, str]]()  # by storage: the launch that leaves it as scratch, and its parameter
     for number, call in enumerate(calls):
-        own = _scratch(call)
+        scratch = _scratch(call)
         for n, x in call.tensors.items():
-            if x.storage in left and n not in own:
+            if x.storage in left and n not in scratch:
                 at, name = left[x.storage]
                 why = "the launch stores to it and loads it again at once, so that its run has no such result"
                 raise SpecError(f"launch {at} ({calls[at].name}), {name}, which {call.name} has as {n}: {why}")
-        for n in own & call.tensors.keys():
+        for n in scratch & call.tensors.keys():
             left.setdefault(call.tensors[n].storage, (number, n))
 
 

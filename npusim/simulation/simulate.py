@@ -129,7 +129,7 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         or len(kinds) == 1
     ):
         return ()
-    own, other = kinds
+    of_run, other = kinds
     problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
     if problem == plan.problem:
         return ()
@@ -137,9 +137,9 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
         times = timing.latency_s, run_request(built).timing
     except TilingError as error:
-        return (f"layers: this is one of {kinds[own]} {own} ones; {kinds[other]} {other} ones: {error}",)
+        return (f"layers: this is one of {kinds[of_run]} {of_run} ones; {kinds[other]} {other} ones: {error}",)
     assert times[1] is not None
-    each = {own: times[0], other: times[1].latency_s}
+    each = {of_run: times[0], other: times[1].latency_s}
     total = sum(kinds[kind] * seconds for kind, seconds in each.items())
     listed = ", ".join(f"{kinds[kind]} {kind} of {seconds * 1e6:,.2f} us" for kind, seconds in each.items())
     return (
@@ -289,8 +289,8 @@ def _beside(
     presets = list(others().presets if others else _presets(plan, compared.at, len(compared.rows)))
     if presets:
         presets.insert(0, (plan.precision.name, compared.rows, _in_us(own_timing)))
-    found = ((name, *compared.rmse(rows, plan), latency_us) for name, rows, latency_us in presets)
-    return tuple(PresetOutcome(name, rmse, latency_us, error) for name, rmse, error, latency_us in found)
+    errors = ((name, *compared.rmse(rows, plan), latency_us) for name, rows, latency_us in presets)
+    return tuple(PresetOutcome(name, rmse, latency_us, error) for name, rmse, error, latency_us in errors)
 
 
 def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:

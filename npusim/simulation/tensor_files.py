@@ -83,17 +83,17 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
         return None, {}, {}
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
-    found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in STATED if n in tensors}
+    stated: dict[str, Any] = {n: tensors.pop(n).tolist() for n in STATED if n in tensors}
     if "bias" in tensors:
-        found["bias"] = "shared" if len(tensors["bias"]) == 1 else "head"
-        if r.bias not in (None, found["bias"]):
+        stated["bias"] = "shared" if len(tensors["bias"]) == 1 else "head"
+        if r.bias not in (None, stated["bias"]):
             raise TensorError(f"bias: {r.bias}, but the tensors have one of shape {tensors['bias'].shape}")
     if dtype in SCALED:
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
         check_finite(tensors)  # a scale is of all values
         stored, scales = quantise(tensors, dtype)
-        return stored | _rounded(bias, dtype), scales, found
-    return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
+        return stored | _rounded(bias, dtype), scales, stated
+    return (tensors if dtype is None else _rounded(tensors, dtype)), {}, stated
 
 
 def unlikely_reading(tensors: Tensors, layout: Layout) -> str:

@@ -16,7 +16,7 @@ from npusim.report.output import save_run
 from npusim.report.result_json import load_result, record_of
 from npusim.report.run_inputs import problem_text, tiling_text
 from npusim.report.search_tables import exploration_document, exploration_part, exploration_table, rows_of
-from npusim.report.tables import run_table, verdict
+from npusim.report.tables import run_table, run_tiles, verdict
 from npusim.report.text import plain
 from npusim.report.times import pipes_grid
 from npusim.report.worst_inputs import LEDGER
@@ -209,6 +209,13 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of it): the work of VECTOR alone" in text
     over = replace(timing, bound_cycles={"VECTOR": timing.cycles + 1})
     assert "the work of VECTOR alone" in plain(run_table(replace(record, timing=over))), "shown where it contradicts"
+
+
+def test_the_tile_of_a_page_says_once_that_nothing_was_measured(record: RunRecord) -> None:
+    assert record.timing is not None
+    other = replace(record, timing=replace(record.timing, validated=Validated()))
+    tile = next(tile for tile in run_tiles(other) if tile.name == "Validated")
+    assert (tile.value, tile.note.partition(" ")[0]) == ("not measured", "there")
 
 
 def test_problem_text_shows_what_differs() -> None:

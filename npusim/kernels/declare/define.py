@@ -506,9 +506,9 @@ def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Pr
 def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: type[Tiling] | None) -> None:
     """Raise `SpecError` for operands and fields that are called as something else is."""
     functions = Kernel.phase, attention_phase
-    taken = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
-    taken |= {n for function in functions for n in inspect.signature(function).parameters}
-    if wrong := sorted(taken.intersection(operands)):
+    used = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
+    used |= {n for function in functions for n in inspect.signature(function).parameters}
+    if wrong := sorted(used.intersection(operands)):
         raise SpecError(
             f"schedule {called}: operand {wrong[0]!r} is called as something of the kernel is; call it otherwise"
         )

@@ -431,8 +431,8 @@ class _Lowering:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
         in_events = (x for e in self.events for s in (*e.read, e.dst) for x in (s, s.root))
         states = [c.old for c in self.trace.carried]
-        found = list(dict.fromkeys((*in_events, *states)))
-        return [*found, *dict.fromkeys(v.first for v in found if v.first is not None and v.first not in found)]
+        values = list(dict.fromkeys((*in_events, *states)))
+        return [*values, *dict.fromkeys(v.first for v in values if v.first is not None and v.first not in values)]
 
     def _cut(self) -> list[list[Event]]:
         """Return the events of each stage: a product each, rows between them cut where columns are another axis's."""
@@ -498,9 +498,9 @@ class _Lowering:
     def _source(self, s: Source, e: Event) -> str:
         if isinstance(s, TileNumber):
             if s.key not in self.called:
-                taken = {*self.numbers, *self.constants, *self.name_of.values()}
+                used = {*self.numbers, *self.constants, *self.name_of.values()}
                 names = chain([s.text], (f"{s.text} ({i})" for i in count(2)))
-                self.called[s.key] = next(n for n in names if n not in taken)
+                self.called[s.key] = next(n for n in names if n not in used)
                 self.numbers[self.called[s.key]] = s
             return self.called[s.key]
         if isinstance(s, Value):

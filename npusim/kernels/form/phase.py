@@ -404,11 +404,11 @@ class Phase:
     @cached_property
     def is_recurrent(self) -> bool:
         """Whether a tile's products read results of the tile before: no operation runs ahead."""
-        made = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
+        states = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
         rows = [r for loop in self.loops if loop.axis for s in loop.stages for r in s.rows]
-        while more := {r.dst for r in rows if made.intersection(r.srcs)} - made:
-            made |= more
-        return any(made.intersection(r.srcs) for r in rows if r.opcode is Opcode.MATMUL)
+        while more := {r.dst for r in rows if states.intersection(r.srcs)} - states:
+            states |= more
+        return any(states.intersection(r.srcs) for r in rows if r.opcode is Opcode.MATMUL)
 
     @cached_property
     def factors(self) -> frozenset[str]:

@@ -122,22 +122,22 @@ def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, V
     """
 
     def decorated(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
-        kept: dict[Hashable, tuple[Value, int]] = {}
+        values: dict[Hashable, tuple[Value, int]] = {}
         lock, total = Lock(), 0
 
         @wraps(function)
         def called(*args: Arguments.args, **named: Arguments.kwargs) -> Value:
             nonlocal total
             key = (args, *named.items())
-            entry = kept.get(key)
+            entry = values.get(key)
             if entry is None:
                 value = function(*args, **named)
                 entry = value, count(value, *args)
             with lock:
-                total += entry[1] - kept.pop(key, (None, 0))[1]
-                kept[key] = entry  # the last used is the last
-                while total > MOST_BLOCKS and len(kept) > LEAST_PHASES:
-                    total -= kept.pop(next(iter(kept)))[1]
+                total += entry[1] - values.pop(key, (None, 0))[1]
+                values[key] = entry  # the last used is the last
+                while total > MOST_BLOCKS and len(values) > LEAST_PHASES:
+                    total -= values.pop(next(iter(values)))[1]
             return entry[0]
 
         return called

@@ -102,8 +102,8 @@ def residency(
         capacity = min(most, capacity)  # one that holds all is as good as any larger one
     room = capacity if dirty_bytes is None else 0
     back = (capacity_bytes, room, dirty_bytes or 0.0) if writes_back else None
-    found = _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
-    return found.in_a_stream() if in_a_stream else found
+    result = _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
+    return result.in_a_stream() if in_a_stream else result
 
 
 def _left(size: int, capacity: int) -> float:

@@ -64,10 +64,10 @@ class ProgramContent:
 
 def _has_same_blocks(one: ProgramPhase, other: ProgramPhase) -> bool:
     """Return whether two phases have equal blocks, which overlap alike and touch the same regions."""
-    own, its = one.alone, other.alone
+    mine, its = one.alone, other.alone
     overlaps = [phase.succession and phase.succession.meets for phase in (one, other)]
-    is_same = (own is its or tuple(own) == tuple(its)) and overlaps[0] == overlaps[1]
-    return is_same and (one.footprint == other.footprint or [*one.footprint(own)] == [*other.footprint(its)])
+    is_same = (mine is its or tuple(mine) == tuple(its)) and overlaps[0] == overlaps[1]
+    return is_same and (one.footprint == other.footprint or [*one.footprint(mine)] == [*other.footprint(its)])
 
 
 def _listed(template: Template, bodies: dict[Template, int]) -> Iterator[Any]:

@@ -132,7 +132,7 @@ def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) ->
 
     A page is one of ``count``, in one place of one sequence.
     """
-    taken: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
         needed = ceil_div(length, page)
         if len(pages) < needed:
@@ -140,9 +140,9 @@ def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) ->
         for index in pages[:needed]:
             if not 0 <= index < count:
                 raise TensorError(f"page_table: sequence {number}: no page {index}; there are 0 to {count - 1}")
-            if index in taken:
-                raise TensorError(f"page_table: page {index} is there twice: of sequences {taken[index]} and {number}")
-            taken[index] = number
+            if index in owners:
+                raise TensorError(f"page_table: page {index} is there twice: of sequences {owners[index]} and {number}")
+            owners[index] = number
 
 
 def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
@@ -273,8 +273,8 @@ def with_followers(
 
     @cache
     def read(name: str, batch: int, head: int) -> Array:
-        own = follows.get(name)
-        return formats.cast(own(wide, batch, head), fmt[name]) if own else source(name, batch, head)
+        follower = follows.get(name)
+        return formats.cast(follower(wide, batch, head), fmt[name]) if follower else source(name, batch, head)
 
     return read
 
