@@ -58,6 +58,18 @@ def test_a_product_with_tail_blocks_is_that_of_float64(turned: bool) -> None:
     assert distance(made, wanted) < CLOSE
 
 
+def test_blocks_that_cores_share_are_programs() -> None:
+    a, b = drawn(128, 64), drawn(96, 64, seed=1)
+    kernel = read("shared_blocks")
+    assert kernel.grid == (12,)
+    assert distance(computed(kernel, A=a, B=b)["C"], a.astype(np.float64) @ b.astype(np.float64).T) < CLOSE
+    said = {"once": "statements before or behind T.Persistent", "core": "cid, the number of a core, in the blocks"}
+    for change, why in said.items():
+        line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if x.endswith(f"# {change}"))
+        with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: {why}"):
+            read("shared_blocks", change=change)
+
+
 def attended(q: Any, k: Any, v: Any, *, hides: bool) -> Any:
     scores = np.einsum("hid,hjd->hij", *(x.astype(np.float64) for x in (q, k))) / q.shape[-1] ** 0.5
     if hides:
@@ -149,7 +161,7 @@ KINDS = {
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
     "count": "T.tile.cast of 8 elements, fewer or more than its target has",
     "word": "T.tile.sort: no counterpart in the language of kernels",
-    "pad": "T.copy with transpose= or pad_value= other than 0",
+    "pad": "T.copy with pad_value= other than 0",
     "bits": "a mask that no T.tile.compare of elements of this shape writes",
     "carried": "offset has a value before the loop or if, and another one in it",
     "condition": "a condition that only a run knows, outside of an if of the kernel's text",

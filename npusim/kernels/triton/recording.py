@@ -126,7 +126,7 @@ class Recorder:
             recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
         configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
-        if not is_first:
+        if self._chosen is not None and self._tuning is not None:
             call = self.calls[self._tuning]
             self.calls[self._tuning] = replace(call, configurations=(*call.configurations, configuration))
             return
