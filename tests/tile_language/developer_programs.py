@@ -477,3 +477,16 @@ def shared_blocks(rows=128, columns=96, depth=64, tile=32, cores=5, change=""):
                     T.copy(c, C[x * tile, y * tile])  # core
 
     return main
+
+
+@tilelang.jit
+def in_place(rows=64, columns=32, tile=16):
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_shared((tile, columns), "float32")
+            T.copy(X[cid * tile, 0], x)
+            T.tile.mul(x, x, 3.0)
+            T.copy(x, X[cid * tile, 0])
+
+    return main

@@ -70,6 +70,11 @@ def test_blocks_that_cores_share_are_programs() -> None:
             read("shared_blocks", change=change)
 
 
+def test_a_tensor_may_be_overwritten() -> None:
+    x = drawn(64, 32, fmt="float32")
+    assert np.array_equal(computed(read("in_place"), X=x)["X"], x * np.float32(3))
+
+
 def attended(q: Any, k: Any, v: Any, *, hides: bool) -> Any:
     scores = np.einsum("hid,hjd->hij", *(x.astype(np.float64) for x in (q, k))) / q.shape[-1] ** 0.5
     if hides:
