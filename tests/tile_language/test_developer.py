@@ -217,3 +217,36 @@ def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     else:
         wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]
     assert distance(stored(result, given)[output], wanted) < CLOSE
+
+
+SCRIPT = """
+import torch
+from developer_programs import product, rms_norm, refused
+
+kernel = product(rows=64, columns=64, depth=64)
+a, b = torch.randn(64, 64, dtype=torch.float16).npu(), torch.randn(64, 64, dtype=torch.float16).npu()
+torch.testing.assert_close(kernel(a, b), a @ b)
+rms_norm(rows=32)(X=torch.randn(32, 64, dtype=torch.float16), W=torch.ones(64, dtype=torch.float16))
+refused(kind="word")(torch.randn(64, 32))
+"""
+
+
+def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from npusim.cli.app import app
+    from npusim.kernels.triton.calls import read_calls
+
+    script, out = tmp_path / "bench.py", tmp_path / "calls.npz"
+    script.write_text(SCRIPT)
+    (tmp_path / PROGRAMS.name).write_text(PROGRAMS.read_text())
+    made = CliRunner().invoke(app, ["record", str(script), "-o", str(out)])
+    assert made.exit_code == 0, made.output
+    first, second, third = read_calls(out)
+    assert (first.grid, second.grid) == ((1,), (2, 2))
+    assert first.where == f"{script}:7"
+    assert list(second.tensors) == ["X", "W", "Y"]
+    assert "T.tile.sort: no counterpart in the language of kernels" in third.configurations[0].refused
+    named = CliRunner().invoke(app, ["record", f"{PROGRAMS}::product", "-a", "rows=128", "-o", str(out)])
+    assert named.exit_code == 0, named.output
+    assert read_calls(out)[0].grid == (6,)
