@@ -278,6 +278,7 @@ WRONG = (
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),
     ("record nope.npz -o z.npz", "--out: nope.npz is a file of recorded calls, which is only listed"),
+    ("record nope.npz -a m=3", "-a: nope.npz is a file of recorded calls, which is only listed"),
     ("record nope.npz::f --floats -- 3", "--floats, ::f, arguments: nope.npz is a file of recorded calls"),
     ("report binary.yaml", "binary.yaml: not a JSON file: it is no text; a run folder or a"),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),

@@ -446,3 +446,47 @@ def product_and_sum(rows=128, columns=128, depth=96, tile=64, part=32):
                 T.copy(x, C[at_row + vid * tile // 2, at_column])
 
     return main
+
+
+@tilelang.jit(out_idx=[2])
+def shared_blocks(rows=128, columns=96, depth=64, tile=32, cores=5, change=""):
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"),
+        B: T.Tensor((columns, depth), "float16"),
+        C: T.Tensor((rows, columns), "float16"),
+    ):
+        with T.Kernel(cores, is_npu=True) as (cid, _):
+            a = T.alloc_L1((tile, depth), "float16")
+            b = T.alloc_L1((tile, depth), "float16")
+            left = T.alloc_L0A((tile, depth), "float16")
+            right = T.alloc_L0B((depth, tile), "float16")
+            c = T.alloc_L0C((tile, tile), "float")
+            with T.Scope("C"):
+                if change == "once":
+                    T.copy(A[0, 0], a)  # once
+                for x, y in T.Persistent([rows // tile, columns // tile], cores, cid):
+                    T.copy(A[x * tile, 0], a)
+                    T.copy(B[(cid if change == "core" else y) * tile, 0], b)
+                    T.barrier_all()
+                    T.copy(a, left)
+                    T.copy(b, right, transpose=True)
+                    T.barrier_all()
+                    T.mma(left, right, c, init=True)
+                    T.barrier_all()
+                    T.copy(c, C[x * tile, y * tile])  # core
+
+    return main
+
+
+@tilelang.jit
+def in_place(rows=64, columns=32, tile=16):
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(rows // tile, threads=2, is_npu=True) as (cid):
+            x = T.alloc_shared((tile, columns), "float32")
+            T.copy(X[cid * tile, 0], x)
+            T.tile.mul(x, x, 3.0)
+            T.copy(x, X[cid * tile, 0])
+
+    return main

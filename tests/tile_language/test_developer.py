@@ -58,6 +58,23 @@ def test_a_product_with_tail_blocks_is_that_of_float64(turned: bool) -> None:
     assert distance(made, wanted) < CLOSE
 
 
+def test_blocks_that_cores_share_are_programs() -> None:
+    a, b = drawn(128, 64), drawn(96, 64, seed=1)
+    kernel = read("shared_blocks")
+    assert kernel.grid == (12,)
+    assert distance(computed(kernel, A=a, B=b)["C"], a.astype(np.float64) @ b.astype(np.float64).T) < CLOSE
+    said = {"once": "statements before or behind T.Persistent", "core": "cid, the number of a core, in the blocks"}
+    for change, why in said.items():
+        line = next(i for i, x in enumerate(PROGRAMS.read_text().splitlines(), 1) if x.endswith(f"# {change}"))
+        with pytest.raises(NpusimError, match=f"developer_programs.py:{line}: {why}"):
+            read("shared_blocks", change=change)
+
+
+def test_a_tensor_may_be_overwritten() -> None:
+    x = drawn(64, 32, fmt="float32")
+    assert np.array_equal(computed(read("in_place"), X=x)["X"], x * np.float32(3))
+
+
 def attended(q: Any, k: Any, v: Any, *, hides: bool) -> Any:
     scores = np.einsum("hid,hjd->hij", *(x.astype(np.float64) for x in (q, k))) / q.shape[-1] ** 0.5
     if hides:
@@ -149,7 +166,7 @@ KINDS = {
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
     "count": "T.tile.cast of 8 elements, fewer or more than its target has",
     "word": "T.tile.sort: no counterpart in the language of kernels",
-    "pad": "T.copy with transpose= or pad_value= other than 0",
+    "pad": "T.copy with pad_value= other than 0",
     "bits": "a mask that no T.tile.compare of elements of this shape writes",
     "carried": "offset has a value before the loop or if, and another one in it",
     "condition": "a condition that only a run knows, outside of an if of the kernel's text",
@@ -200,3 +217,36 @@ def test_a_run_on_a_device_has_the_values(name: str, output: str) -> None:
     else:
         wanted = wide["X"] / np.sqrt((wide["X"] ** 2).mean(-1, keepdims=True) + 1e-5) * wide["W"]
     assert distance(stored(result, given)[output], wanted) < CLOSE
+
+
+SCRIPT = """
+import torch
+from developer_programs import product, rms_norm, refused
+
+kernel = product(rows=64, columns=64, depth=64)
+a, b = torch.randn(64, 64, dtype=torch.float16).npu(), torch.randn(64, 64, dtype=torch.float16).npu()
+torch.testing.assert_close(kernel(a, b), a @ b)
+rms_norm(rows=32)(X=torch.randn(32, 64, dtype=torch.float16), W=torch.ones(64, dtype=torch.float16))
+refused(kind="word")(torch.randn(64, 32))
+"""
+
+
+def test_a_program_is_recorded_as_it_runs(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from npusim.cli.app import app
+    from npusim.kernels.triton.calls import read_calls
+
+    script, out = tmp_path / "bench.py", tmp_path / "calls.npz"
+    script.write_text(SCRIPT)
+    (tmp_path / PROGRAMS.name).write_text(PROGRAMS.read_text())
+    made = CliRunner().invoke(app, ["record", str(script), "-o", str(out)])
+    assert made.exit_code == 0, made.output
+    first, second, third = read_calls(out)
+    assert (first.grid, second.grid) == ((1,), (2, 2))
+    assert first.where == f"{script}:7"
+    assert list(second.tensors) == ["X", "W", "Y"]
+    assert "T.tile.sort: no counterpart in the language of kernels" in third.configurations[0].refused
+    named = CliRunner().invoke(app, ["record", f"{PROGRAMS}::product", "-a", "rows=128", "-o", str(out)])
+    assert named.exit_code == 0, named.output
+    assert read_calls(out)[0].grid == (6,)

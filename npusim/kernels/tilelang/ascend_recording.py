@@ -38,13 +38,24 @@ LANGUAGE = "tilelang-ascend"
 
 
 def is_ascend_program(path: Path) -> bool:
-    """Return whether a file has a kernel of TileLang-Ascend: a call with ``is_npu=True``."""
-    try:
-        tree = ast.parse(path.read_text())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    keywords = (k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords)
-    return any(k.arg == "is_npu" and isinstance(k.value, ast.Constant) and k.value.value is True for k in keywords)
+    """Return whether a file, or a module of its folder that it imports, has a call with ``is_npu=True``."""
+    seen, waiting = set[Path](), [path]
+    while waiting:
+        one = waiting.pop()
+        if one in seen or not one.is_file():
+            continue
+        seen.add(one)
+        try:
+            nodes = list(ast.walk(ast.parse(one.read_text())))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        keywords = [k for node in nodes if isinstance(node, ast.Call) for k in node.keywords if k.arg == "is_npu"]
+        if any(isinstance(k.value, ast.Constant) and k.value.value is True for k in keywords):
+            return True
+        names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        waiting += [path.parent.joinpath(*name.split(".")).with_suffix(".py") for name in names]
+    return False
 
 
 def program_call(path: Path, name: str, arguments: Mapping[str, object]) -> Calls:

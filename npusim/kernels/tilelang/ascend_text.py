@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,7 +68,7 @@ from npusim.kernels.tilelang.ttir_writer import chosen_value
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
-_LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel"})
+_LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
@@ -123,6 +124,7 @@ class AscendReader:
         self.numbers, self.vector = list[str](), ""
         self.stages, self.notes = set[int](), dict[str, None]()
         self.addresses = dict[TracedBuffer, int]()
+        self.shared: tuple[Statement, ...] | None = None  # the statements of T.Persistent
         self.names, self.target = dict[str, object](), ""
         self._taken, self._statements = Counter[str](), list[Statement]()
         self._words = AscendWords(self)
@@ -156,6 +158,9 @@ class AscendReader:
     def joined(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         """Return the statements of both cores as one sequence on whole tiles."""
         scopes = {s.core for s in walked(body) if isinstance(s, CoreScope)}
+        shared = only_core(self.shared or ())
+        if outside := [s for s in only_core(body) if shared and s not in shared]:
+            raise refused(outside[0].line, "statements before or behind T.Persistent, which each core has once")
         has_products = any(isinstance(s, MatrixProduct) for s in walked(body))
         if scopes == {"C", "V"}:
             body = one_sequence(body)
@@ -183,7 +188,7 @@ class AscendReader:
         self._taken[name] += 1
         if isinstance(kind, TensorType):
             shape = self.sizes(kind.shape)
-            strides = tuple(_product(shape[i + 1 :]) for i in range(len(shape)))
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
             tile = TileBuffer(name, shape, self.format(kind.fmt), strides, is_global=True)
             self.parameters.append(tile)
             return TracedBuffer(tile, "GM", self.refuse)
@@ -254,7 +259,7 @@ class AscendReader:
 
     def loop_of(self, word: str, bounds: tuple[object, ...], stages: object, more: Mapping[str, object]) -> TracedLoop:
         """Return what a loop runs over."""
-        if len(bounds) > 2 and word != "Parallel":
+        if len(bounds) > 2 and word not in ("Parallel", "Persistent"):
             raise self.refuse(f"T.{word} with a step")
         for name in more:
             self.notes[f"{self.line}: T.{word}({name}=) changes the time alone, and is not followed"] = None
@@ -437,6 +442,9 @@ class AscendReader:
             self.unrolled(node, over)
             return
         targets = node.target.elts if isinstance(node.target, ast.Tuple | ast.List) else [node.target]
+        if over.word == "Persistent":
+            self.persistent(node, over, targets)
+            return
         count = len(over.bounds) if over.word == "Parallel" else 1
         if len(targets) != count or any(not isinstance(t, ast.Name) for t in targets):
             raise self.refuse(f"{ast.unparse(node.target)} runs over T.{over.word} of {count} bounds")
@@ -452,7 +460,30 @@ class AscendReader:
             self.stages.add(over.stages)
         low, high = ((0, *over.bounds) if len(over.bounds) == 1 else over.bounds)[:2]
         serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
-        self.add(*(rows_at_once(serial) or (serial,)))
+        if (rows := rows_at_once(serial)) is not None:
+            self.notes[f"{line}: a loop over the rows of tiles is timed as one instruction of all rows"] = None
+        self.add(*(rows or (serial,)))
+
+    def persistent(self, node: ast.For, over: TracedLoop, targets: list[ast.expr]) -> None:
+        """Read the blocks that the cores share, each of which is a program."""
+        sizes, cores, core = over.bounds if len(over.bounds) == 3 else (None, None, None)
+        is_own = isinstance(core, TracedValue) and core.expression == Variable(self.numbers[0] if self.numbers else "")
+        if (cores,) != self.grid or not is_own or self.shared is not None:
+            raise self.refuse("T.Persistent of other than the blocks, the number of T.Kernel and the program's own")
+        counts = self.sizes(sizes)
+        if len(targets) != len(counts) or any(not isinstance(t, ast.Name) for t in targets):
+            raise self.refuse(f"{ast.unparse(node.target)} runs over T.Persistent of {len(counts)} sizes")
+        core_name, self.grid, self.numbers = self.numbers[0], (math.prod(counts),), [self.fresh("block")]
+        rest, own = TracedValue(Variable(self.numbers[0]), self.refuse), dict[str, object]()
+        for i, t in enumerate(targets):
+            behind = math.prod(counts[i + 1 :])
+            own[t.id] = (rest // behind if behind > 1 else rest) % counts[i]  # type: ignore[attr-defined]
+        with self.inside(own) as made:
+            self.body(node.body)
+        if core_name in variables_of(expressions_in(made)):
+            raise self.refuse(f"{core_name}, the number of a core, in the blocks that all cores share")
+        self.shared = tuple(made)
+        self.add(*made)
 
     def unrolled(self, node: ast.For, values: object) -> None:
         """Read a loop over values of the text, once for each."""
@@ -643,10 +674,3 @@ def _loaded(node: ast.expr) -> ast.expr:
     """Return what an assignment changes as what is read."""
     copied = ast.parse(ast.unparse(node), mode="eval").body
     return ast.copy_location(copied, node)
-
-
-def _product(sizes: Iterable[int]) -> int:
-    made = 1
-    for n in sizes:
-        made *= n
-    return made

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SPACES = frozenset({"alloc_shared", "alloc_fragment", "alloc_L1", "alloc_ub", "alloc_L0A", "alloc_L0B", "alloc_L0C"})
 #: Words without an effect on values: flags, barriers, places of buffers, messages.
 QUIET = frozenset(
-    {"set_flag", "wait_flag", "barrier_all", "pipe_barrier", "annotate_layout", "use_swizzle"}
+    {"set_flag", "wait_flag", "barrier_all", "pipe_barrier", "annotate_layout"}
     | {"printf", "print", "dump_tensor", "device_assert"}
 )
 #: Vector instructions of two operands, and of one.
@@ -167,6 +167,14 @@ class AscendWords:
         self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
+    def word_use_swizzle(self, panel: object, *more: object, **_: object) -> None:
+        """Another order of the blocks; one that gives a block its number is refused."""
+        if more and not isinstance(more[0], str):
+            raise self.reader.refuse("T.use_swizzle of a block's number: no counterpart in the language of kernels")
+        self.reader.notes[f"{self.reader.line}: T.use_swizzle({panel}) changes the time alone, and is not followed"] = (
+            None
+        )
+
     def word_annotate_address(self, addresses: Mapping[TracedBuffer, int]) -> None:
         """Bytes at which buffers begin."""
         self.reader.addresses |= addresses
@@ -176,8 +184,11 @@ class AscendWords:
         pad_value: object = None, coalesced_width: object = None,
     ) -> None:  # fmt: skip
         """A copy; one element stands for the block that begins there, and has the other part's size."""
-        if more or transpose or pad_value not in (None, 0, 0.0):
-            raise self.reader.refuse("T.copy with transpose= or pad_value= other than 0")
+        if more or pad_value not in (None, 0, 0.0):
+            raise self.reader.refuse("T.copy with pad_value= other than 0")
+        if transpose:
+            self.tile.transpose(target, source)
+            return
         a, b = self.sized(source, target), self.sized(target, source)
         if a.buffer.is_global and b.buffer.is_global:
             raise self.reader.refuse("a copy from one tensor to another")

@@ -323,8 +323,23 @@ def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple
     read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}
     made = tuple(body)
     for tensor in sorted(written & read, key=lambda b: b.name):
+        if is_read_first(body, tensor):
+            continue
         made = _Workspace(tensor, is_dropped=tensor.name in set(names)).joined(made)
     return made
+
+
+def is_read_first(body: Sequence[Statement], tensor: TileBuffer) -> bool:
+    """Return whether all statements that read a tensor come before those that write it."""
+    reads, writes = list[int](), list[int]()
+    for i, s in enumerate(body):
+        inside = list(walked([s]))
+        if any(isinstance(x, ParallelNest) and tensor in stored_tensors(x) for x in inside):
+            writes.append(i)
+        every = (e for x in expressions_in([s]) for e in parts_of(x))
+        if any(isinstance(e, BufferElement) and e.buffer is tensor for e in every):
+            reads.append(i)
+    return max(reads, default=-1) < min(writes, default=len(body))
 
 
 def stored_tensors(s: ParallelNest) -> set[TileBuffer]:
