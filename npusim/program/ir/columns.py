@@ -38,14 +38,16 @@ class BlockColumns(ABC, Sequence[Any]):
 
 
 class Touches(NamedTuple):
-    """A region of a tensor for each of some blocks, which read it ``times``, or write it (``times`` 0).
+    """A region of a tensor for each of some blocks, which read it at most ``times`` each, or write it (``times`` 0).
 
-    ``numbers``: the blocks; ``name``: the place of the operand or result among those of the phase; ``tile``: the place
-    of the region among those that a block touches of it.  ``corner``: batch, head, row and column, a number or one for
-    each block.
+    ``steps``: when, counted in steps of all core groups; ``order``: that of the accesses of one step.  ``name``: the
+    place of the operand or result among those of the phase; ``tile``: the place of the region among those that a block
+    touches of it.  ``corner``: batch, head, row and column, a number or one for each region; ``read_bytes``: the sum
+    of all reads.
     """
 
-    numbers: Integers
+    steps: Integers
+    order: Integers
     name: int
     tile: int
     tensor: GlobalTensor
@@ -53,12 +55,15 @@ class Touches(NamedTuple):
     rows: int
     cols: int
     payload_bytes: int
-    times: int
+    times: int | Integers
+    read_bytes: int | Integers
 
 
 class ColumnScan(ABC):
     """A footprint that lists the regions of blocks in columns too."""
 
     @abstractmethod
-    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
-        """Return the regions that each block touches by itself; None where blocks in step have regions together."""
+    def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
+        """Return the regions that blocks touch, ``group_count`` of them in step; None where they are listed one by
+        one.
+        """
