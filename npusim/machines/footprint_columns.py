@@ -72,10 +72,10 @@ def _of_tiles(frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integer
     """Yield the matrices of a stack that a loop visits, one for each of its tiles: the next batch of the tensor."""
     for numbers, block in blocks.in_columns():
         first = _touched(frame, n, name, steps[numbers], numbers, block, Visit(0, block.first, 1), each)
-        of, (batch, *place) = first.tensor, first.corner
+        of, (batch, head, row, col) = first.tensor, first.corner
         step = int(of.batch > 1 and frame.stack(n) is not None and of.role != "constant")
         for at in range(block.tile_count):
-            yield first._replace(tile=at, corner=(batch + step * at, *place))
+            yield first._replace(tile=at, corner=(batch + step * at, head, row, col))
 
 
 class _Joined(NamedTuple):
@@ -135,7 +135,7 @@ def _visited(
     widest = frame.widest(n)
     for at, block in blocks.in_columns(block_of, which):
         width = int(sizes[which[at[0]], 0])
-        visit = Visit(0, col[at], width)  # type: ignore[arg-type]
+        visit = Visit(0, col[at], width)
         region = frame.cut(widest, block, visit)
         own = region if widest == n else frame.cut(n, block, visit)
         size = region.rows, region.cols, region.payload_bytes

@@ -62,6 +62,7 @@ def test_columns_have_what_blocks_touch(call: Any, hw: str, monkeypatch: pytest.
     ways = [
         (groups, capacity, *how) for capacity in (l2, 150_000) for how in ((False,), (True, 0.0), (True, 7e4, True))
     ]
+    monkeypatch.setattr(residencies, "LEAST_BLOCKS", 0)
     found = [residency(built, *way) for way in ways]
     monkeypatch.setattr(residencies, "ColumnScan", int)  # no footprint is one
     residencies_of_blocks = [residency(built, *way) for way in ways]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.program.ir.columns import ColumnScan
+from npusim.program.ir.columns import BlockColumns, ColumnScan
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 from npusim.program.ir.families import distinct, numbered
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
+#: Blocks from which on columns are faster than one block after the other.
+LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
 
@@ -130,9 +132,10 @@ def _residency(
     """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, *warm, back)
     for number, phase in enumerate(phases):
-        is_kept = isinstance(phase, _BlockScan) and phase.block_count <= MOST_BLOCKS
-        elsewhere = [other.tensors for other in (*phases[:number], *phases[number + 1 :])]
-        scan = _scanned(phase, group_count)[0] if is_kept else phase.steps(group_count, elsewhere)
+        if isinstance(phase, _BlockScan) and phase.block_count <= MOST_BLOCKS:
+            scan: Iterable[_Step] = _scanned(phase, group_count)[0]
+        else:
+            scan = phase.steps(group_count, [other.tensors for other in (*phases[:number], *phases[number + 1 :])])
         for touched in scan:
             cache.step(touched)
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
@@ -408,7 +411,9 @@ def _scan_of(phase: ProgramPhase, group_count: int) -> _BlockScan | _ColumnScan:
     """Return what a phase's blocks touch, in columns where the footprint has them."""
     blocks, footprint = phase.alone, phase.footprint
     key = (SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks)
-    known = _in_columns(key, footprint, group_count) if isinstance(footprint, ColumnScan) else None
+    known = None
+    if isinstance(footprint, ColumnScan) and (isinstance(blocks, BlockColumns) or len(blocks) >= LEAST_BLOCKS):
+        known = _in_columns(key, footprint, group_count)
     return _BlockScan(key, footprint) if known is None else known
 
 
