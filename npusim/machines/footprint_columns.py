@@ -8,8 +8,7 @@ import numpy as np
 
 from npusim.kernels.form.phase import WHOLE, Visit
 from npusim.kernels.form.work_table import BATCH, HEAD, SPANS
-from npusim.program.ir.columns import Touches
-from npusim.program.ir.families import distinct
+from npusim.program.ir.columns import Touches, distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

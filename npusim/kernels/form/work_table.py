@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from npusim.kernels.form.phase import FAMILY, SHAPE, TileRun, WorkTile
-from npusim.program.ir.columns import BlockColumns
+from npusim.program.ir.columns import BlockColumns, distinct
 from npusim.program.ir.content import Itself, kept_by_blocks
-from npusim.program.ir.families import distinct
 from npusim.program.ir.opaque import twin
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    import numpy as np
     import numpy.typing as npt
 
     from npusim.program.ir.tile import GlobalTensor
@@ -67,3 +68,33 @@ class ColumnScan(ABC):
         """Return the regions that blocks touch, ``group_count`` of them in step; None where they are listed one by
         one.
         """
+
+
+#: Numbers of rows stay below.
+MOST_NUMBERS = 1 << 62
+
+
+def numbered(rows: Integers) -> Integers | None:
+    """Return a number for each row: in the order of rows, the same for equal ones; None where 64 bits do not do."""
+    numbers, count = np.zeros(len(rows), np.int64), 1
+    for column in rows.T:
+        least, most = int(column.min(initial=0)), int(column.max(initial=0))
+        count *= most - least + 1
+        if count >= MOST_NUMBERS:
+            return None
+        numbers = numbers * (most - least + 1) + (column - least)
+    return numbers
+
+
+def distinct(rows: Integers) -> tuple[Integers, Integers]:
+    """Return the rows that differ, and for each row which of these it is."""
+    if not len(rows):
+        return rows, np.zeros(0, np.int64)
+    varying = rows[:, (rows != rows[0]).any(0)]
+    if not varying.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.int64)
+    if (codes := numbered(varying)) is not None:  # many times as fast
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+    else:
+        _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)
+    return rows[first], which.reshape(-1)

@@ -70,36 +70,6 @@ def values_of(value: Any, coordinates: Mapping[Symbol, Integers]) -> Any:
     return sum(terms, constant_of(value))
 
 
-def distinct(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows that differ, and for each row which of these it is."""
-    if not len(rows):
-        return rows, np.zeros(0, np.int64)
-    varying = rows[:, (rows != rows[0]).any(0)]
-    if not varying.shape[1]:
-        return rows[:1], np.zeros(len(rows), np.int64)
-    if (codes := numbered(varying)) is not None:  # many times as fast
-        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
-    else:
-        _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)
-    return rows[first], which.reshape(-1)
-
-
-#: Numbers of rows stay below.
-MOST_NUMBERS = 1 << 62
-
-
-def numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Return a number for each row: in the order of rows, the same for equal ones; None where 64 bits do not do."""
-    numbers, count = np.zeros(len(rows), np.int64), 1
-    for column in rows.T:
-        least, most = int(column.min(initial=0)), int(column.max(initial=0))
-        count *= most - least + 1
-        if count >= MOST_NUMBERS:
-            return None
-        numbers = numbers * (most - least + 1) + (column - least)
-    return numbers
-
-
 class _Group:
     """Blocks of one key: their common part does not depend on the program, and is stored with them."""
 

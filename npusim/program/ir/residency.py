@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.program.ir.columns import BlockColumns, ColumnScan
+from npusim.program.ir.columns import BlockColumns, ColumnScan, distinct, numbered
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
-from npusim.program.ir.families import distinct, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
