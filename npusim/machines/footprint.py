@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.phase import WHOLE, Visit
-from npusim.kernels.form.work_table import WorkTable
+from npusim.kernels.form.work_table import table_of
+from npusim.machines.footprint_columns import tiles_of, touches_of
 from npusim.program.ir.columns import ColumnScan, Touches
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.ir.tile_program import Touch
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from npusim.kernels.form.phase import WorkTile
     from npusim.machines.frame import Frame
-    from npusim.program.ir.columns import BlockColumns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,32 +86,19 @@ class Footprint(ColumnScan):
                 tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
                 for block in blocks:
                     if id(block.runs) not in tiles:
-                        tiles[id(block.runs)] = _tiles(frame, n, block)
+                        tiles[id(block.runs)] = tiles_of(frame, n, block)
                     is_whole = not self.parts or n in self.held
                     for turn, part in enumerate((block,) if is_whole else self._parts(block)):
                         for tile in tiles[id(block.runs)]:
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
 
-    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
-        """Return the regions of phases without a loop of products; of blocks in parts, or with masks, there are none
-        in columns.
-        """
-        frame = self.frame
-        has_products = any(s.is_product for s in frame.stages)
-        if not isinstance(blocks, WorkTable) or self.parts or frame.phase.masks or (has_products and frame.loop_axis):
+    def of_columns(self, blocks: Sequence[WorkTile], group_count: int) -> list[Touches] | None:
+        """Return the regions in columns; blocks in parts, and masks that are matrices in memory, have none."""
+        masks = self.frame.phase.masks.values()
+        if self.parts or not blocks or any(isinstance(mask, SeenMask) and mask.is_loaded for mask in masks):
             return None
-        read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
-        touches = list[Touches]()
-        for name, (n, place) in enumerate(frame.places.items()):
-            if place not in ("global", "out") or n in self.views:
-                continue
-            each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
-            for numbers, block in blocks.in_columns():
-                for at, tile in enumerate(_tiles(frame, n, block)):
-                    cut = frame.cut(n, block, tile)
-                    size = cut.rows, cut.cols, cut.payload_bytes
-                    touches.append(Touches(numbers, name, at, cut.tensor, cut.corner, *size, each))
-        return touches
+        table = table_of(blocks)
+        return None if table is None else touches_of(self.frame, dict(self.reread), self.views, table, group_count)
 
     def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
         sizes = dict(self.parts)
@@ -140,18 +127,6 @@ def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
     for (n, *_), (block, tile, count) in regions.items():
         region = frame.mask_cut(n, block, tile, (0, block.rows))
         yield Touch(region, 1, region.payload_bytes * count)
-
-
-def _tiles(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
-    """Return visits that together touch all that a block does of a name's tensor."""
-    if not block.runs or any(n in s.written for s in frame.phase.finish):
-        return [WHOLE]
-    if n in frame.phase.by_tile:
-        return [Visit(at, block.first, 1) for at in range(block.tile_count)]
-    if frame.stack(n) and frame.is_visited(n):
-        visited = {at for run in block.runs for span in run.stretches for at in range(*span)}  # a step may omit some
-        return [Visit(0, at, 1) for at in sorted(visited)]
-    return [Visit(0, block.first, block.last - block.first)]
 
 
 #: A stretch of what loops visit: first coordinate, size, reads of it, bytes' worth of all reads, and a block.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from npusim.kernels.form.phase import FAMILY, SHAPE, TileRun, WorkTile
-from npusim.program.ir.columns import BlockColumns
-from npusim.program.ir.families import distinct
+from npusim.program.ir.columns import BlockColumns, distinct
+from npusim.program.ir.content import Itself, kept_by_blocks
 from npusim.program.ir.opaque import twin
 
 if TYPE_CHECKING:
@@ -37,8 +37,17 @@ class WorkTable(BlockColumns):
     as tuples of them are, and created once.
     """
 
-    def __init__(self, axes: tuple[str, ...], numbers: Integers, kinds: Sequence[Visits], which: Integers) -> None:
+    def __init__(
+        self,
+        axes: tuple[str, ...],
+        numbers: Integers,
+        kinds: Sequence[Visits],
+        which: Integers,
+        sharing: Integers | None = None,
+    ) -> None:
+        """``sharing``: blocks with one number have one object as their runs; default: blocks of one kind."""
         self.axes, self.numbers, self.kinds, self.which = axes, numbers, tuple(kinds), which
+        self._sharing = sharing
         self._made: list[WorkTile | None] = [None] * len(numbers)
 
     def __len__(self) -> int:
@@ -75,6 +84,14 @@ class WorkTable(BlockColumns):
         named = tuple([(axis, spans[2 * i], spans[2 * i + 1]) for i, axis in enumerate(self.axes)])
         return WorkTile(batch, head, named, visits.runs, visits.causal_offset, place)
 
+    @cached_property
+    def sharing(self) -> Integers:
+        """A number for each block, the same for blocks with one object as their runs."""
+        if self._sharing is not None:
+            return self._sharing
+        numbers = {id(kind.runs): number for number, kind in enumerate(self.kinds)}
+        return np.array([numbers[id(kind.runs)] for kind in self.kinds], np.int64)[self.which]
+
     @property
     def tile_counts(self) -> Integers:
         """Tiles that the loop of each block visits."""
@@ -87,13 +104,14 @@ class WorkTable(BlockColumns):
         return WorkTable(self.axes, numbers, self.kinds, self.which)
 
     @cached_property
-    def _alike(self) -> list[tuple[Integers, Integers]]:
-        """The numbers of blocks that differ in coordinates alone, those of the first block first; and their columns."""
-        sizes = self.numbers[:, SPANS + 1 :: 2]
-        _, which = distinct(np.column_stack([self.numbers[:, PLACE], sizes, self.which]))
-        order = np.argsort(which, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
-        return [(numbers, self.numbers[numbers]) for numbers in sorted(parts, key=lambda n: int(n[0]))]
+    def _alike(self) -> list[Integers]:
+        """The numbers of blocks that differ in coordinates alone, those of the first block first."""
+        return _parts(np.column_stack([self.numbers[:, PLACE], self.numbers[:, SPANS + 1 :: 2], self.which]))
+
+    @cached_property
+    def _sized(self) -> list[Integers]:
+        """The same for blocks in any place."""
+        return _parts(np.column_stack([self.numbers[:, SPANS + 1 :: 2], self.which]))
 
     @property
     def place_count(self) -> int:
@@ -102,21 +120,35 @@ class WorkTable(BlockColumns):
 
     def counted(self) -> Iterator[tuple[WorkTile, int]]:
         """Yield the first of the blocks that differ in coordinates alone, and how many there are."""
-        return ((self[int(numbers[0])], len(numbers)) for numbers, _ in self._alike)
+        return ((self[int(numbers[0])], len(numbers)) for numbers in self._alike)
 
-    def in_columns(self) -> Iterator[tuple[Integers, WorkTile]]:
-        """Yield the numbers of blocks that differ in coordinates alone, and a block with arrays as coordinates."""
-        for numbers, rows in self._alike:
+    def in_columns(
+        self, chosen: Integers | None = None, apart: Integers | None = None
+    ) -> Iterator[tuple[Integers, WorkTile]]:
+        """Yield the numbers of blocks that differ in coordinates alone, and a block with arrays as coordinates.
+
+        Its place is of no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``: those with
+        another number here are apart.
+        """
+        listed = self._sized
+        if chosen is not None and apart is not None:
+            kinds = np.empty(len(self), np.int64)
+            for kind, numbers in enumerate(listed):
+                kinds[numbers] = kind
+            listed = _parts(np.column_stack([kinds[chosen], apart]))
+        for at in listed:
+            numbers = at if chosen is None else chosen[at]
+            rows = self.numbers[numbers]
             is_fixed = [False, False, True, *([False, True] * len(self.axes))]
             values = [int(rows[0, n]) if fixed else rows[:, n] for n, fixed in enumerate(is_fixed)]
-            yield numbers, self._block(values, self.kinds[self.which[numbers[0]]])
+            yield at, self._block(values, self.kinds[self.which[numbers[0]]])
 
     def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
         """Return the numbers of the blocks of each key; None for keys that may depend on coordinates."""
         if key_of not in (SHAPE, FAMILY):
             return None
         groups: dict[Hashable, list[Integers]] = {}
-        for numbers, _ in self._alike:
+        for numbers in self._alike:
             groups.setdefault(key_of(self[int(numbers[0])]), []).append(numbers)
         return {key: np.sort(np.concatenate(parts)) for key, parts in groups.items()}
 
@@ -139,6 +171,34 @@ class WorkTable(BlockColumns):
         return WorkTile(batch, head, tuple(spans), runs, offset, common(PLACE, "place"))
 
 
+def _parts(rows: Integers) -> list[Integers]:
+    """Return the numbers of rows that are equal, those of the first row first."""
+    _, which = distinct(rows)
+    order = np.argsort(which, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+    return sorted((part for part in parts if len(part)), key=lambda part: int(part[0]))
+
+
 def alike(blocks: Sequence[WorkTile]) -> Iterable[tuple[WorkTile, int]]:
     """Return blocks that stand for all, each with the number of blocks that differ from it in coordinates alone."""
     return blocks.counted() if isinstance(blocks, WorkTable) else ((block, 1) for block in blocks)
+
+
+def table_of(blocks: Sequence[WorkTile]) -> WorkTable | None:
+    """Return blocks as a table; None where they have different axes, or overlap."""
+    return blocks if isinstance(blocks, WorkTable) else _table_of(Itself(blocks))
+
+
+@kept_by_blocks(lambda _table, blocks: len(blocks.thing))
+def _table_of(of: Itself) -> WorkTable | None:
+    blocks: Sequence[WorkTile] = of.thing
+    axes = [axis for axis, _, _ in blocks[0].spans]
+    if any([axis for axis, _, _ in b.spans] != axes or b.before or b.leaves_open for b in blocks):
+        return None
+    numbers = [[b.batch, b.head, b.place, *[n for _, *span in b.spans for n in span]] for b in blocks]
+    kinds: dict[Visits, int] = {}
+    shared: dict[int, int] = {}
+    which = [kinds.setdefault(Visits(b.runs, b.causal_offset), len(kinds)) for b in blocks]
+    sharing = [shared.setdefault(id(b.runs), len(shared)) for b in blocks]
+    listed = np.array(which, np.int64), np.array(sharing, np.int64)
+    return WorkTable(tuple(axes), np.array(numbers, np.int64), list(kinds), *listed)

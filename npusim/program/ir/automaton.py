@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
-from npusim.program.ir.families import distinct, values_of
+from npusim.program.ir.columns import distinct
+from npusim.program.ir.families import values_of
 from npusim.program.ir.opaque import OpaqueRange
 from npusim.program.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.program.ir.walk import required_count

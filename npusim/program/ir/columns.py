@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    import numpy as np
     import numpy.typing as npt
 
     from npusim.program.ir.tile import GlobalTensor
@@ -38,14 +39,16 @@ class BlockColumns(ABC, Sequence[Any]):
 
 
 class Touches(NamedTuple):
-    """A region of a tensor for each of some blocks, which read it ``times``, or write it (``times`` 0).
+    """A region of a tensor for each of some blocks, which read it at most ``times`` each, or write it (``times`` 0).
 
-    ``numbers``: the blocks; ``name``: the place of the operand or result among those of the phase; ``tile``: the place
-    of the region among those that a block touches of it.  ``corner``: batch, head, row and column, a number or one for
-    each block.
+    ``steps``: when, counted in steps of all core groups; ``order``: that of the accesses of one step.  ``name``: the
+    place of the operand or result among those of the phase; ``tile``: the place of the region among those that a block
+    touches of it.  ``corner``: batch, head, row and column, a number or one for each region; ``read_bytes``: the sum
+    of all reads.
     """
 
-    numbers: Integers
+    steps: Integers
+    order: Integers
     name: int
     tile: int
     tensor: GlobalTensor
@@ -53,12 +56,45 @@ class Touches(NamedTuple):
     rows: int
     cols: int
     payload_bytes: int
-    times: int
+    times: int | Integers
+    read_bytes: int | Integers
 
 
 class ColumnScan(ABC):
     """A footprint that lists the regions of blocks in columns too."""
 
     @abstractmethod
-    def of_columns(self, blocks: BlockColumns) -> list[Touches] | None:
-        """Return the regions that each block touches by itself; None where blocks in step have regions together."""
+    def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
+        """Return the regions that blocks touch, ``group_count`` of them in step; None where they are listed one by
+        one.
+        """
+
+
+#: Numbers of rows stay below.
+MOST_NUMBERS = 1 << 62
+
+
+def numbered(rows: Integers) -> Integers | None:
+    """Return a number for each row: in the order of rows, the same for equal ones; None where 64 bits do not do."""
+    numbers, count = np.zeros(len(rows), np.int64), 1
+    for column in rows.T:
+        least, most = int(column.min(initial=0)), int(column.max(initial=0))
+        count *= most - least + 1
+        if count >= MOST_NUMBERS:
+            return None
+        numbers = numbers * (most - least + 1) + (column - least)
+    return numbers
+
+
+def distinct(rows: Integers) -> tuple[Integers, Integers]:
+    """Return the rows that differ, and for each row which of these it is."""
+    if not len(rows):
+        return rows, np.zeros(0, np.int64)
+    varying = rows[:, (rows != rows[0]).any(0)]
+    if not varying.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.int64)
+    if (codes := numbered(varying)) is not None:  # many times as fast
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+    else:
+        _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)
+    return rows[first], which.reshape(-1)

@@ -70,20 +70,6 @@ def values_of(value: Any, coordinates: Mapping[Symbol, Integers]) -> Any:
     return sum(terms, constant_of(value))
 
 
-def distinct(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows that differ, and for each row which of these it is."""
-    if not len(rows):
-        return rows, np.zeros(0, np.int64)
-    varying = rows[:, (rows != rows[0]).any(0)]
-    if not varying.shape[1]:
-        return rows[:1], np.zeros(len(rows), np.int64)
-    if varying.shape[1] == 1:  # many times as fast
-        _, first, which = np.unique(varying[:, 0], return_index=True, return_inverse=True)
-    else:
-        _, first, which = np.unique(varying, axis=0, return_index=True, return_inverse=True)
-    return rows[first], which.reshape(-1)
-
-
 class _Group:
     """Blocks of one key: their common part does not depend on the program, and is stored with them."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.program.ir.columns import BlockColumns, ColumnScan
+from npusim.program.ir.columns import BlockColumns, ColumnScan, distinct, numbered
 from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
+#: Blocks from which on columns are faster than one block after the other.
+LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
 
@@ -91,13 +94,13 @@ def residency(
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    phases = tuple(map(_scan_of, program.phases))
+    phases = tuple([_scan_of(phase, group_count) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
     left = _left(sum(t.size_bytes for t in program.tensors.values()), capacity) if program.l2 == "repeated" else 0.0
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
-        touched = sum(_scanned(phase, group_count, len(phases) == 1)[1] for phase in phases)
+        touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         capacity = min(most, capacity)  # one that holds all is as good as any larger one
     room = capacity if dirty_bytes is None else 0
@@ -127,9 +130,11 @@ def _residency(
 ) -> Residency:
     """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, *warm, back)
-    for phase in phases:
-        is_kept, how = phase.block_count <= MOST_BLOCKS, (group_count, len(phases) == 1)
-        scan = _scanned(phase, *how)[0] if is_kept else phase.steps(*how)
+    for number, phase in enumerate(phases):
+        if isinstance(phase, _BlockScan) and phase.block_count <= MOST_BLOCKS:
+            scan: Iterable[_Step] = _scanned(phase, group_count)[0]
+        else:
+            scan = phase.steps(group_count, [other.tensors for other in (*phases[:number], *phases[number + 1 :])])
         for touched in scan:
             cache.step(touched)
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
@@ -303,12 +308,12 @@ _Step = list[tuple[Key, _Use, int]]
 
 
 @kept_by_blocks(lambda _steps, scan, *_: scan.block_count)
-def _scanned(scan: _BlockScan | _ColumnScan, group_count: int, is_alone: bool) -> tuple[list[_Step], int]:
+def _scanned(scan: _BlockScan, group_count: int) -> tuple[list[_Step], int]:
     """Return the accesses of all groups, step after step, and the bytes of all regions, once each."""
-    steps, largest = list(scan.steps(group_count, is_alone)), dict[Key, int]()
+    steps, largest = list(scan.steps(group_count)), dict[Key, int]()
     for touched in steps:
-        for key, use, count in touched:
-            if (size := use.rows * use.row_bytes * count) > largest.get(key, 0):
+        for key, use, _ in touched:
+            if (size := use.rows * use.row_bytes) > largest.get(key, 0):
                 largest[key] = size
     return steps, sum(largest.values())
 
@@ -324,7 +329,11 @@ class _BlockScan:
     def block_count(self) -> int:
         return len(self.blocks.thing)
 
-    def steps(self, group_count: int, _is_alone: bool) -> Iterator[_Step]:
+    @property
+    def tensors(self) -> None:
+        """Names of the tensors that are touched: not known."""
+
+    def steps(self, group_count: int, _elsewhere: object = None) -> Iterator[_Step]:
         """Yield the accesses of all groups in each step."""
         payloads: dict[tuple[int, int, int], int] = {}  # by tensor and size: thousands of regions have few sizes
         for start in range(0, len(self.blocks.thing), group_count):
@@ -359,44 +368,69 @@ class _ColumnScan:
     block_count: int
 
     def __hash__(self) -> int:
-        return hash((self.block_count, *((t.tensor.name, t.rows, t.cols, t.times) for t in self.touches)))
+        return hash((self.block_count, *((t.tensor.name, t.rows, t.cols) for t in self.touches)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _ColumnScan) or len(self.touches) != len(other.touches):
             return False
         return self.block_count == other.block_count and all(map(_are_equal, self.touches, other.touches))
 
-    def steps(self, group_count: int, is_alone: bool) -> Iterator[_Step]:
-        """Yield the accesses of all groups in each step; ``is_alone``: the program has no other phase."""
-        rows, tensors = _joined(self.touches, group_count)
-        return _steps_of(rows, tensors, is_alone)
+    @property
+    def tensors(self) -> frozenset[str]:
+        """Names of the tensors that are touched."""
+        return frozenset(t.tensor.name for t in self.touches)
+
+    def steps(self, _group_count: int, elsewhere: Sequence[frozenset[str] | None]) -> Iterator[_Step]:
+        """Yield the accesses of all groups in each step; ``elsewhere``: tensors of the program's other phases."""
+        rows, tensors = self._regions
+        others = frozenset[str]().union(*(self.tensors if names is None else names for names in elsewhere))
+        return _steps_of(rows, tensors, others)
+
+    @cached_property
+    def _regions(self) -> tuple[Integers, list[GlobalTensor]]:
+        return _joined(self.touches)
+
+    @cached_property
+    def touched_bytes(self) -> int:
+        """Bytes of all regions, once each."""
+        rows, _ = self._regions
+        _, which = np.unique(rows[:, _CODE], return_inverse=True)
+        largest = np.zeros(int(which.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(largest, which, rows[:, _ROWS] * rows[:, _ROW_BYTES])
+        return int(largest.sum())
 
 
 def _are_equal(one: Touches, other: Touches) -> bool:
-    content = [(t.name, t.tile, t.tensor, t.rows, t.cols, t.payload_bytes, t.times) for t in (one, other)]
-    columns = [(t.numbers, *t.corner) for t in (one, other)]
+    content = [(t.name, t.tile, t.tensor, t.rows, t.cols, t.payload_bytes) for t in (one, other)]
+    columns = [(t.steps, t.order, *t.corner, t.times, t.read_bytes) for t in (one, other)]
     return content[0] == content[1] and all(map(np.array_equal, *columns))
 
 
-def _scan_of(phase: ProgramPhase) -> _BlockScan | _ColumnScan:
-    """Return what a phase's blocks touch, in columns where they and the footprint have them."""
+def _scan_of(phase: ProgramPhase, group_count: int) -> _BlockScan | _ColumnScan:
+    """Return what a phase's blocks touch, in columns where the footprint has them."""
     blocks, footprint = phase.alone, phase.footprint
-    if (
-        isinstance(footprint, ColumnScan)
-        and isinstance(blocks, BlockColumns)
-        and (known := footprint.of_columns(blocks))
-    ):
-        return _ColumnScan(known, len(blocks))
-    return _BlockScan((SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks), footprint)
+    key = (SameBlocks if len(blocks) <= MOST_BLOCKS else Itself)(blocks)
+    known = None
+    if isinstance(footprint, ColumnScan) and (isinstance(blocks, BlockColumns) or len(blocks) >= LEAST_BLOCKS):
+        known = _in_columns(key, footprint, group_count)
+    return _BlockScan(key, footprint) if known is None else known
 
 
-#: Codes of regions stay below.
-MOST_CODES = 1 << 62
+@kept_by_blocks(lambda _scan, blocks, *_: len(blocks.thing))
+def _in_columns(blocks: Itself, footprint: ColumnScan, group_count: int) -> _ColumnScan | None:
+    touches = footprint.of_columns(blocks.thing, group_count)
+    return _ColumnScan(tuple(touches), len(blocks.thing)) if touches else None
+
+
+def _touched_bytes(scan: _BlockScan | _ColumnScan, group_count: int) -> int:
+    return scan.touched_bytes if isinstance(scan, _ColumnScan) else _scanned(scan, group_count)[1]
+
+
 #: Columns of `_joined`.
 _STEP, _CODE, _TENSOR, _IS_WRITE, _ROWS, _COLS, _ROW_BYTES, _TIMES, _READ, _CORNER = range(10)
 
 
-def _joined(touches: Sequence[Touches], group_count: int) -> tuple[Integers, list[GlobalTensor]]:
+def _joined(touches: Sequence[Touches]) -> tuple[Integers, list[GlobalTensor]]:
     """Return a row for each region of each block, in the order of accesses, and the tensors by number.
 
     Rows have step, code of the region, number of the tensor, whether it is written, rows, columns, bytes of a row,
@@ -405,29 +439,22 @@ def _joined(touches: Sequence[Touches], group_count: int) -> tuple[Integers, lis
     tensors = list({id(t.tensor): t.tensor for t in touches}.values())
     numbers, names = {id(t): n for n, t in enumerate(tensors)}, list(dict.fromkeys(t.name for t in tensors))
     most_names, most_tiles = (1 + max(n) for n in ([t.name for t in touches], [t.tile for t in touches]))
-    block_count = 1 + max(int(t.numbers[-1]) for t in touches)
-    ends = np.cumsum([0, *(len(t.numbers) for t in touches)]).tolist()
+    most_order = 1 + max(int(t.order.max(initial=0)) for t in touches)
+    ends = np.cumsum([0, *(len(t.steps) for t in touches)]).tolist()
     rows = np.empty((ends[-1], _CORNER + 4), np.int64)
     for t, start, end in zip(touches, ends, ends[1:], strict=False):
         batch, *corner = t.corner
-        read = t.rows, t.cols, t.payload_bytes // t.rows, t.times, t.payload_bytes * t.times
-        step = t.numbers // group_count
-        order = ((step * most_names + t.name) * block_count + t.numbers) * most_tiles + t.tile
-        of_all = step, order, numbers[id(t.tensor)], not t.times, *read, batch // max(1, t.tensor.added), *corner
+        read = t.rows, t.cols, t.payload_bytes // t.rows, t.times, t.read_bytes
+        order = ((t.steps * most_names + t.name) * most_order + t.order) * most_tiles + t.tile
+        is_write = np.equal(t.times, 0)
+        of_all = t.steps, order, numbers[id(t.tensor)], is_write, *read, batch // max(1, t.tensor.added), *corner
         for column, values in enumerate(of_all):
             rows[start:end, column] = values
     rows = rows[np.argsort(rows[:, _CODE], kind="stable")]
     of_names = np.array([names.index(t.name) for t in tensors])[rows[:, _TENSOR]]
-    code, most = np.zeros(len(rows), np.int64), 1
-    for column in (of_names, rows[:, _COLS], *rows[:, _CORNER:].T):
-        values = column - column.min()
-        size = int(values.max()) + 1
-        most *= size
-        if most >= MOST_CODES:  # as many as there are different ones
-            code = np.unique(code, return_inverse=True)[1]
-            most = (int(code.max()) + 1) * size
-        code = code * size + values
-    rows[:, _CODE] = code
+    regions = np.column_stack([of_names, rows[:, _COLS], rows[:, _CORNER:]])
+    codes = numbered(regions)
+    rows[:, _CODE] = distinct(regions)[1] if codes is None else codes
     return rows, tensors
 
 
@@ -445,13 +472,17 @@ def _merged(rows: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
     return merged[order], (np.bincount(codes) > 1)[codes]
 
 
-def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], is_alone: bool) -> Iterator[_Step]:
-    """Yield the accesses of all groups in each step, regions that are alike and accessed once as one."""
-    is_once = np.full(len(rows), is_alone)
+def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset[str]) -> Iterator[_Step]:
+    """Yield the accesses of all groups in each step, regions that are alike and accessed once as one.
+
+    ``others``: names of tensors that other phases access too.
+    """
+    is_alone = np.array([tensor.name not in others for tensor in tensors])
+    is_once = is_alone[rows[:, _TENSOR]]
     in_order = np.sort(rows[:, _CODE])
     if (in_order[1:] == in_order[:-1]).any():
         rows, is_shared = _merged(rows)
-        is_once = ~is_shared & is_alone
+        is_once = ~is_shared & is_alone[rows[:, _TENSOR]]
     of_use = [_STEP, _TENSOR, _IS_WRITE, _ROWS, _COLS, _ROW_BYTES, _TIMES, _READ]
     is_same = (np.diff(rows[:, of_use], axis=0) == 0).all(1) & is_once[1:] & is_once[:-1]
     starts = np.flatnonzero(np.concatenate([[True], ~is_same]))

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.program.ir.families import distinct, families_of, shapes_of
+from npusim.program.ir.columns import distinct
+from npusim.program.ir.families import families_of, shapes_of
 from npusim.program.ir.tile_program import Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
