@@ -12,31 +12,46 @@ import pytest
 
 from npusim.studies.evaluate.evaluation import CLOSE, Findings, Microseconds, compared
 
-#: Times of configurations of public Triton kernels on an H100, with npusim's predictions.
-TIMES = Path(__file__).parents[2] / "reports" / "tune" / "predictions.csv"
+#: Times of configurations of public Triton kernels on an H100, and of eight others on an H200, with npusim's
+#: predictions.
+TIMES, OTHER_TIMES = (
+    Path(__file__).parents[2] / "reports" / "tune" / name for name in ("predictions.csv", "recorded.csv")
+)
 #: Kernels on which the share was fitted, and those that were kept out.
 FITTED, OTHERS = ("tut03_matmul", "unsloth_rms"), ("kernels_flash", "tut02_softmax")
 POOLS, SIZE = 60, 12
 Pool = list[tuple[Microseconds, float]]
 
 
-def pools() -> dict[tuple[str, str], list[Pool]]:
-    """Return, by kernel and shape, pools of twelve configurations: predictions and measured times."""
-    sweeps = defaultdict(list)
-    for row in csv.DictReader(TIMES.read_text(encoding="utf-8").splitlines()):
+def sweeps(file: Path) -> dict[tuple[str, str], Pool]:
+    """Return the predictions and measured times of a file, by kernel and shape."""
+    found = defaultdict(list)
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         if row["predicted_us"] and row["measured_us"]:
             is_link = row["limit"] in ("hbm", "l2")
             how = {"spilled": int(row["spilled"]), "warps": int(row["warps"]), "is_link": is_link, "key": row["class"]}
             one = Microseconds(None, float(row["predicted_us"]), None, limit=row["limit"], is_ranked=True, **how)
-            sweeps[row["kernel"], row["shape"]].append((one, float(row["measured_us"])))
+            found[row["kernel"], row["shape"]].append((one, float(row["measured_us"])))
+    return found
+
+
+def pools() -> dict[tuple[str, str], list[Pool]]:
+    """Return, by kernel and shape, pools of twelve configurations: predictions and measured times."""
+    every = sweeps(TIMES)
     rng = np.random.default_rng(0)
     draws = {
         at: [
             rng.choice(len(all_), min(SIZE, len(all_)), replace=False) for _ in range(POOLS if len(all_) > SIZE else 1)
         ]
-        for at, all_ in sweeps.items()
+        for at, all_ in every.items()
     }
-    return {at: [[sweeps[at][i] for i in draw] for draw in of] for at, of in draws.items()}
+    return {at: [[every[at][i] for i in draw] for draw in of] for at, of in draws.items()}
+
+
+def regret(pool: Pool) -> float:
+    """Return how much slower the better of the first two of a ranking is than the best."""
+    measured = [us for _, us in in_order(pool)]
+    return min(measured[:2]) / min(measured) - 1  # a tenth of twelve, rounded up
 
 
 def in_order(pool: Pool) -> list[tuple[bool, float]]:
@@ -67,11 +82,32 @@ def test_the_first_tenth_has_a_fast_candidate() -> None:
     shares = {}
     for at, of in pools().items():
         if len(of) == POOLS:
-            regrets = []
-            for pool in of:
-                measured = [us for _, us in in_order(pool)]
-                regrets.append(min(measured[:2]) / min(measured) - 1)  # a tenth of twelve, rounded up
-            shares[at] = float(np.mean(np.array(regrets) <= 0.05))
+            shares[at] = float(np.mean(np.array([regret(pool) for pool in of]) <= 0.05))
     assert len(shares) == 8
     assert min(shares.values()) >= 0.7, shares
     assert np.mean(list(shares.values())) >= 0.9, shares
+
+
+def test_the_first_two_have_a_fast_candidate_of_other_kernels_too() -> None:
+    """On an H200, where no ranking was compared before: two of eight kernels have none, and lose 6 and 11 %.
+
+    Three configurations of SGLang's decoding are predicted within 3 % of one another, and were measured within 24 %; of
+    LightLLM's prefill, tiles of 128 rows by 32 keys take twice as long as predicted.
+    """
+    regrets = {kernel: regret(pool) for (kernel, _), pool in sweeps(OTHER_TIMES).items()}
+    assert len(regrets) == 8
+    slow = {kernel: round(lost, 3) for kernel, lost in regrets.items() if lost > 0.05}
+    assert set(slow) <= {"sglang_decode_stage1", "lightllm_prefill"}, slow
+    assert max(regrets.values()) <= 0.12, slow
+
+
+def test_an_order_that_is_trusted_is_right_more_often_of_other_kernels_too() -> None:
+    pairs = [
+        (is_trusted, own <= following)
+        for pool in sweeps(OTHER_TIMES).values()
+        for (is_trusted, own), (_, following) in pairwise(in_order(pool))
+    ]
+    trusted, others = ([right for is_trusted, right in pairs if is_trusted == wanted] for wanted in (True, False))
+    assert len(trusted) >= 15
+    assert np.mean(trusted) >= 0.8, (np.mean(trusted), len(trusted))
+    assert np.mean(others) < np.mean(trusted) - 0.1
