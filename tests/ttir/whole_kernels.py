@@ -174,3 +174,31 @@ def normed_in_place(X, N, B: tl.constexpr, AGAIN: tl.constexpr):
         if AGAIN:
             x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
             tl.store(X + p * N + t + j, x * 2, mask=t + j < N)
+
+
+@triton.jit
+def summed_from(X, S, Y, N, H, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m = tl.load(S + p % H)
+    if KIND == 1:
+        m = m * 2 + 1
+    s = 1.0
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        high = tl.maximum(m, tl.max(x, 0))
+        s = s * tl.exp(m - high) + tl.sum(tl.exp(x - high), 0)
+        m = high
+    tl.store(Y + p, m + tl.log(s))
+
+
+@triton.jit
+def added_from(C, S, D, A, X, Y, K: tl.constexpr, L, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    k, t = tl.arange(0, K), tl.arange(0, BK)
+    c, s = tl.load(C + i[:, None] * K + k[None, :]), tl.load(S + k[:, None] * N + j[None, :])
+    acc = tl.dot(c, s) * tl.exp(tl.load(D + i))[:, None]
+    for n in range(0, L, BK):
+        a = tl.load(A + i[:, None] * L + n + t[None, :])
+        x = tl.load(X + (n + t)[:, None] * N + j[None, :])
+        acc += tl.dot(a, x)
+    tl.store(Y + i[:, None] * N + j[None, :], acc.to(Y.dtype.element_ty))

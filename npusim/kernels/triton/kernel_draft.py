@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
     *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma"),
-    *("maximum", "minimum", "compare", "where", "tiles", "full", "filled"),
+    *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
 NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
@@ -71,7 +71,8 @@ class Choices:
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has its own statements, on the same tiles.
-    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.  ``programs``:
+    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``parts_by_loops``: what a loop goes through of a tensor is a part of its own.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.
     """
 
@@ -88,6 +89,7 @@ class Choices:
     is_exact: bool = False
     is_apart: bool = False
     lists_elements: bool = False
+    parts_by_loops: bool = False
     programs: tuple[tuple[int, ...], ...] = ()
 
     def fmt(self, name: str) -> str:
@@ -186,7 +188,7 @@ class Draft:
         self.numbers: dict[str, float] = {}
         #: Masks outside of loops, with their matrices.
         self.seen: dict[str, tuple[Floats, Any]] = {}
-        self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
+        self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
         #: Axes of blocks with elements that are loaded, but not known here.

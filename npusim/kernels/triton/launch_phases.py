@@ -37,6 +37,7 @@ from npusim.kernels.triton.values import (
     Elements,
     Floats,
     Integers,
+    Number,
     Tensor,
 )
 from npusim.program.ir.tile import GlobalTensor, Role
@@ -652,8 +653,9 @@ class LaunchGrid:
                 start, of, fmt = self.reader.states[name]
                 if not self.called(of):
                     raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
+                how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
                 yield (
-                    f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
+                    f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}",
                     first.number,
                 )
             walked = list(dict.fromkeys(walk.loads))
@@ -746,7 +748,7 @@ class LaunchGrid:
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
         name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
-        name = f"{name}_{self.number}" if self.number else name
+        name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"

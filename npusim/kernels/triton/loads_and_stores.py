@@ -149,7 +149,7 @@ class Memory(WholeNumbers):
 
         Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
         """
-        name, parts = pointer.of, list[str]()
+        name, parts, is_walked = pointer.of, list[str](), self._walk is not None and pointer.base.shape[1] > 1
         if isinstance(self.arguments[name], GatheredView | MaskView):
             return pointer, self.arguments[name]
         for x in (*self.loads.values(), *self.stored):
@@ -163,6 +163,9 @@ class Memory(WholeNumbers):
                 and self._is_read_alone(name)
             ):
                 parts.append(x.of)  # one element, apart from blocks
+                continue
+            if x.is_walked != is_walked and self._is_read_alone(name) and self.choices.parts_by_loops:
+                parts.append(x.of)  # what a loop goes through, apart from what it does not
                 continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
             is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
