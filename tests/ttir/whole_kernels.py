@@ -202,3 +202,34 @@ def added_from(C, S, D, A, X, Y, K: tl.constexpr, L, N, BM: tl.constexpr, BN: tl
         x = tl.load(X + (n + t)[:, None] * N + j[None, :])
         acc += tl.dot(a, x)
     tl.store(Y + i[:, None] * N + j[None, :], acc.to(Y.dtype.element_ty))
+
+
+@triton.jit
+def decayed_products(A, D, X, Y, L, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    t = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for n in range(0, L, BK):
+        a = tl.load(A + i[:, None] * L + n + t[None, :]).to(tl.float32)
+        a = (a * tl.exp(tl.load(D + n + t))[None, :]).to(tl.float16)
+        acc += tl.dot(a, tl.load(X + (n + t)[:, None] * N + j[None, :]))
+    tl.store(Y + i[:, None] * N + j[None, :], acc)
+
+
+@triton.jit
+def states_passed(S, A, OUT, LAST, N, T, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m = j < N
+    out, states = OUT + p * T * N + j, S + p * T * N + j
+    s = tl.zeros((B,), tl.float32)
+    tl.store(out, s, mask=m)
+    out += N
+    for t in range(T):
+        new = tl.load(states, mask=m, other=0.0)
+        s = tl.exp(tl.load(A + p * T + t)) * s + new
+        if t < T - 1:
+            tl.store(out, s, mask=m)
+        else:
+            tl.store(LAST + p * N + j, s, mask=m)
+        states += N
+        out += N

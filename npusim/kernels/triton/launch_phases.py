@@ -78,7 +78,7 @@ def kernel_of(written: Written) -> Kernel:
     names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
     axes, keeps = dict(written.axes), written.keeps_factors
-    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
+    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps, computes_factors=True)
 
 
 def is_row(reader: Reader) -> bool:
@@ -654,10 +654,7 @@ class LaunchGrid:
                 if not self.called(of):
                     raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
                 how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
-                yield (
-                    f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}",
-                    first.number,
-                )
+                yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
             walked = list(dict.fromkeys(walk.loads))
             of_all = ", ".join(names[n] for n in walked)
             yield f"    for {', '.join(walked)} in tiles({of_all}, axis={self.walked!r}):", first.number

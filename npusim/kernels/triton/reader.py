@@ -22,6 +22,7 @@ from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
+from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
@@ -91,7 +92,7 @@ def _read(
     choices: Choices,
     block: FlatBlock | None = None,
 ) -> Reader:
-    operations, scratch = with_scratch_kept(function)
+    operations, scratch = with_scratch_kept(with_states_passed(function, arguments))
     function = function._replace(operations=with_masked_terms(rolled(operations)))
     function = with_turned_blocks(function) or function
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
