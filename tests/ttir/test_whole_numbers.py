@@ -209,3 +209,19 @@ def test_states_that_are_passed_on_are_stored_before_and_behind_the_loop(hw: str
     _, made = _run("states_passed", (3,), hw, **words, N=50, T=count, B=64)
     assert np.abs(made["OUT"] - out).max() < 1e-4
     assert np.abs(made["LAST"] - last).max() < 1e-4
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_rows_by_loaded_numbers_of_which_some_are_none(hw: str) -> None:
+    w, i = _drawn(20, 100), np.array([3, -1, 7, 19, 0, 3], np.int32)
+    _, made = _run("rows_by_number", (6, 2), hw, W=w, I=i, Y=np.ones((6, 100), np.float32), N=100, B=64)
+    assert np.array_equal(made["Y"], np.where(i[:, None] >= 0, w[i], 0))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_sums_of_rows_by_loaded_numbers(hw: str) -> None:
+    x, w, i = _drawn(10, 100), _drawn(4, 2, seed=1), np.array([[0, 3], [2, 1], [9, 8], [4, 4]], np.int32)
+    words = {"X": x, "I": i, "W": w, "Y": np.ones((4, 100), np.float32), "N": 100, "K": 2, "B": 64}
+    _, made = _run("combined", (4, 2), hw, **words)
+    wanted = (x[i].astype(np.float64) * w[..., None]).sum(1)
+    assert np.abs(made["Y"] - wanted).max() < 1e-6

@@ -233,3 +233,21 @@ def states_passed(S, A, OUT, LAST, N, T, B: tl.constexpr):
             tl.store(LAST + p * N + j, s, mask=m)
         states += N
         out += N
+
+
+@triton.jit
+def rows_by_number(W, I, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    i = tl.load(I + p)
+    tl.store(Y + p * N + j, tl.load(W + i * N + j, mask=(j < N) & (i >= 0), other=0.0), mask=j < N)
+
+
+@triton.jit
+def combined(X, I, W, Y, N, K: tl.constexpr, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    acc = tl.zeros((B,), tl.float32)
+    for k in range(K):
+        i = tl.load(I + p * K + k)
+        if i >= 0:
+            acc += tl.load(X + i * N + j, mask=j < N, other=0.0) * tl.load(W + p * K + k)
+    tl.store(Y + p * N + j, acc, mask=j < N)

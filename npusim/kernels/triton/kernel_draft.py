@@ -19,6 +19,7 @@ from npusim.kernels.triton.integers import bits_of, limits_of
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
+    Booleans,
     Condition,
     Descriptor,
     Elements,
@@ -178,8 +179,7 @@ class Draft:
         self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
-        if choices.programs:
-            self.ids = np.array(choices.programs, np.int64)
+        self.ids = np.array(choices.programs, np.int64) if choices.programs else self.ids
         self.programs = len(self.ids)  #: that are read
         self.values: dict[str, Known] = {}
         self.lines: list[tuple[str, Line]] = []
@@ -372,7 +372,7 @@ class Draft:
         is_product = isinstance(x, Floats) and x.is_product
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 
-    def unlike(self, op: Op, why: str, every: Any) -> ProgramError:
+    def unlike(self, op: Op, why: str, every: Booleans) -> ProgramError:
         """Return the error for programs that do unlike things; ``every``: which do one of them, (programs, 1)."""
         error = op.fail(why)
         if every.shape[1] > 1:

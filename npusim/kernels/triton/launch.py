@@ -445,8 +445,12 @@ def _launched(
         made, fault = list[LaunchGrid](), error
         each = results_apart(function)
         for how, parts in ((listed, [function]), (split, [function]), (choices, each), (listed, each)):
-            with suppress(ProgramError):
+            try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
+            except UnlikeProgramsError as error:
+                fault = fault if isinstance(fault, UnlikeProgramsError) else error
+            except ProgramError:
+                continue
     if len(made) > 1:
         why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
         why += "; errors are of the first"

@@ -118,9 +118,20 @@ def placed(reader: Reader) -> LaunchGrid:
             faults.append(error)
     if unlike := [x for x in faults if isinstance(x, UnlikeProgramsError)]:
         raise unlike[0]
+    if (hidden := _hidden(reader)) is not None:
+        raise UnlikeProgramsError(str(faults[0]), reader.ids[hidden])
     if len(ways) == 1:
         raise faults[0]
     raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+
+
+def _hidden(reader: Reader) -> Booleans | None:
+    """Return of which programs a mask hides a load completely that others do; None where there is none such."""
+    for x in reader.loads.values():
+        none = np.logical_or.reduce(np.broadcast_arrays(np.zeros((1, 1), bool), *(left <= 0 for left in x.left)))
+        if not x.is_walked and none.shape[1] == 1 and np.any(none) and not np.all(none):
+            return np.asarray(none[:, 0])
+    return None
 
 
 class LaunchGrid:

@@ -62,9 +62,9 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
 
 def _only_store(body: Sequence[Op]) -> Op | None:
     """Return the store that a branch is, behind the operations that give its address; None for another one."""
-    *before, last = [o for o in body if o.name != "scf.yield"] or [None]
-    is_plain = all(o is not None and o.results and not o.body and o.name not in LOADS for o in before)
-    return last if is_plain and last is not None and last.name == "tt.store" else None
+    listed = [o for o in body if o.name != "scf.yield"]
+    is_plain = all(o.results and not o.body and o.name not in LOADS for o in listed[:-1])
+    return listed[-1] if listed and is_plain and listed[-1].name == "tt.store" else None
 
 
 def _is_all_but_last(condition: Op | None, loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
