@@ -152,3 +152,76 @@ def test_integers_that_a_kernel_loads_and_stores_are_refused() -> None:
     words = {"X": _drawn(4, 32), "Q": np.arange(4, dtype=np.int32), "N": 32, "B": 32}
     with pytest.raises(ProgramError, match=r"whole_kernels\.py:\d+: "):
         _run("integers_again", (4,), **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_tensor_that_a_loop_stores_where_it_loads_it_is_in_place(hw: str) -> None:
+    x = _drawn(6, 100)
+    _, made = _run("normed_in_place", (6,), hw, X=x, N=100, B=32, AGAIN=False)
+    weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    assert np.abs(made["X"] - weights / weights.sum(1, keepdims=True)).max() < 1e-6
+    with pytest.raises(ProgramError, match="X is loaded behind a store to it"):
+        _run("normed_in_place", (6,), hw, X=x, N=100, B=32, AGAIN=True)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_state_begins_with_a_loaded_or_a_computed_value(hw: str, kind: int) -> None:
+    x, s = _drawn(8, 100), _drawn(4, seed=1)
+    done, made = _run("summed_from", (8,), hw, X=x, S=s, Y=np.zeros(8, np.float32), N=100, H=4, B=32, KIND=kind)
+    start = np.tile(s, 2).astype(np.float64) * (1 + kind) + kind
+    wanted = np.log(np.exp(x.astype(np.float64)).sum(1) + np.exp(start))
+    assert np.abs(made["Y"] - wanted).max() < 1e-6
+    assert done.numerics.error.rmse < 1e-6
+    assert bool([n for n in done.notes if "a loop begins with a computed value" in n]) is bool(kind)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_product_is_the_start_of_a_sum_of_products(hw: str) -> None:
+    c, s, a, x = (_drawn(*n, seed=i).astype(np.float16) for i, n in enumerate(((64, 32), (32, 64), (64, 96), (96, 64))))
+    d = _drawn(64, seed=5)
+    words = {"C": c, "S": s, "D": d, "A": a, "X": x, "Y": np.zeros((64, 64), np.float32)}
+    done, made = _run("added_from", (2, 2), hw, **words, K=32, L=96, N=64, BM=32, BN=32, BK=32)
+    wide = [v.astype(np.float64) for v in (c, s, a, x)]
+    wanted = wide[0] @ wide[1] * np.exp(d.astype(np.float64))[:, None] + wide[2] @ wide[3]
+    assert np.abs(made["Y"] - wanted).max() < 1e-4
+    assert done.numerics.error.rmse < 1e-5
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_factor_that_each_tile_computes_of_operands(hw: str) -> None:
+    a, d, x = _drawn(64, 96).astype(np.float16), _drawn(96, seed=1), _drawn(96, 64, seed=2).astype(np.float16)
+    words = {"A": a, "D": d, "X": x, "Y": np.zeros((64, 64), np.float32), "L": 96, "N": 64}
+    _, made = _run("decayed_products", (2, 2), hw, **words, BM=32, BN=32, BK=32)
+    wanted = (a.astype(np.float64) * np.exp(d.astype(np.float64))) @ x.astype(np.float64)
+    assert np.abs(made["Y"] - wanted).max() < 2e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("count", [1, 5])
+def test_states_that_are_passed_on_are_stored_before_and_behind_the_loop(hw: str, count: int) -> None:
+    new, decay = _drawn(3, count, 50), _drawn(3, count, seed=1)
+    out, last = np.zeros((3, count, 50)), np.zeros((3, 50))
+    for t in range(count):
+        out[:, t] = last
+        last = np.exp(decay[:, t].astype(np.float64))[:, None] * last + new[:, t]
+    words = {"S": new, "A": decay, "OUT": np.zeros_like(new), "LAST": np.zeros((3, 50), np.float32)}
+    _, made = _run("states_passed", (3,), hw, **words, N=50, T=count, B=64)
+    assert np.abs(made["OUT"] - out).max() < 1e-4
+    assert np.abs(made["LAST"] - last).max() < 1e-4
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_rows_by_loaded_numbers_of_which_some_are_none(hw: str) -> None:
+    w, i = _drawn(20, 100), np.array([3, -1, 7, 19, 0, 3], np.int32)
+    _, made = _run("rows_by_number", (6, 2), hw, W=w, I=i, Y=np.ones((6, 100), np.float32), N=100, B=64)
+    assert np.array_equal(made["Y"], np.where(i[:, None] >= 0, w[i], 0))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_sums_of_rows_by_loaded_numbers(hw: str) -> None:
+    x, w, i = _drawn(10, 100), _drawn(4, 2, seed=1), np.array([[0, 3], [2, 1], [9, 8], [4, 4]], np.int32)
+    words = {"X": x, "I": i, "W": w, "Y": np.ones((4, 100), np.float32), "N": 100, "K": 2, "B": 64}
+    _, made = _run("combined", (4, 2), hw, **words)
+    wanted = (x[i].astype(np.float64) * w[..., None]).sum(1)
+    assert np.abs(made["Y"] - wanted).max() < 1e-6

@@ -174,3 +174,80 @@ def normed_in_place(X, N, B: tl.constexpr, AGAIN: tl.constexpr):
         if AGAIN:
             x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
             tl.store(X + p * N + t + j, x * 2, mask=t + j < N)
+
+
+@triton.jit
+def summed_from(X, S, Y, N, H, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m = tl.load(S + p % H)
+    if KIND == 1:
+        m = m * 2 + 1
+    s = 1.0
+    for t in range(0, N, B):
+        x = tl.load(X + p * N + t + j, mask=t + j < N, other=-float("inf"))
+        high = tl.maximum(m, tl.max(x, 0))
+        s = s * tl.exp(m - high) + tl.sum(tl.exp(x - high), 0)
+        m = high
+    tl.store(Y + p, m + tl.log(s))
+
+
+@triton.jit
+def added_from(C, S, D, A, X, Y, K: tl.constexpr, L, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    k, t = tl.arange(0, K), tl.arange(0, BK)
+    c, s = tl.load(C + i[:, None] * K + k[None, :]), tl.load(S + k[:, None] * N + j[None, :])
+    acc = tl.dot(c, s) * tl.exp(tl.load(D + i))[:, None]
+    for n in range(0, L, BK):
+        a = tl.load(A + i[:, None] * L + n + t[None, :])
+        x = tl.load(X + (n + t)[:, None] * N + j[None, :])
+        acc += tl.dot(a, x)
+    tl.store(Y + i[:, None] * N + j[None, :], acc.to(Y.dtype.element_ty))
+
+
+@triton.jit
+def decayed_products(A, D, X, Y, L, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    i, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    t = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for n in range(0, L, BK):
+        a = tl.load(A + i[:, None] * L + n + t[None, :]).to(tl.float32)
+        a = (a * tl.exp(tl.load(D + n + t))[None, :]).to(tl.float16)
+        acc += tl.dot(a, tl.load(X + (n + t)[:, None] * N + j[None, :]))
+    tl.store(Y + i[:, None] * N + j[None, :], acc)
+
+
+@triton.jit
+def states_passed(S, A, OUT, LAST, N, T, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    m = j < N
+    out, states = OUT + p * T * N + j, S + p * T * N + j
+    s = tl.zeros((B,), tl.float32)
+    tl.store(out, s, mask=m)
+    out += N
+    for t in range(T):
+        new = tl.load(states, mask=m, other=0.0)
+        s = tl.exp(tl.load(A + p * T + t)) * s + new
+        if t < T - 1:
+            tl.store(out, s, mask=m)
+        else:
+            tl.store(LAST + p * N + j, s, mask=m)
+        states += N
+        out += N
+
+
+@triton.jit
+def rows_by_number(W, I, Y, N, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    i = tl.load(I + p)
+    tl.store(Y + p * N + j, tl.load(W + i * N + j, mask=(j < N) & (i >= 0), other=0.0), mask=j < N)
+
+
+@triton.jit
+def combined(X, I, W, Y, N, K: tl.constexpr, B: tl.constexpr):
+    p, j = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    acc = tl.zeros((B,), tl.float32)
+    for k in range(K):
+        i = tl.load(I + p * K + k)
+        if i >= 0:
+            acc += tl.load(X + i * N + j, mask=j < N, other=0.0) * tl.load(W + p * K + k)
+    tl.store(Y + p * N + j, acc, mask=j < N)

@@ -73,10 +73,14 @@ class Kernel:
         walks: str = "",
         still: str = "",
         keeps_factors: bool = False,
+        computes_factors: bool = False,
     ) -> None:
-        """``keeps_factors``: cores keep values that rows compute from operands before a loop as a left factor in it."""
+        """``keeps_factors``: cores keep values that rows compute from operands before a loop as a left factor in it.
+        ``computes_factors``: in a loop rows may compute a left factor of operands alone, tile by tile: then no tile
+        begins before the one before it ends.
+        """
         self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
-        self.keeps_factors = keeps_factors
+        self.keeps_factors, self.computes_factors = keeps_factors, computes_factors
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -334,7 +338,10 @@ class _Lowering:
         if choices[O.ADD].variant == "once":
             _fuse(self.events, results)
         in_loops = [e for e in self.events if e.opcode is O.MATMUL and e.loop is not None]
-        self.is_recurrent = any(_is_of_state(s) for e in in_loops for s in e.read[:2])
+        made = [e.read[0] for e in in_loops if e.read[0].event is not None and e.read[0].event.loop == e.loop]
+        self.is_recurrent = any(_is_of_state(s) for e in in_loops for s in e.read[:2]) or (
+            kernel.computes_factors and any(map(self.is_of_operands, made))
+        )
         _sink_tiles(self.events)
         if not self.is_recurrent:  # else a tile begins where the one before ends: nothing runs ahead
             _gather(self.events, trace.carried)

@@ -107,9 +107,9 @@ def _inverse_root(x: float) -> float:
     return 1 / math.sqrt(x) if x > 0 else math.copysign(math.inf, x) if x == 0 else math.nan
 
 
-def rounded_away(x: Any) -> Any:
+def rounded_away(x: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return whole numbers nearest to values, halves away from zero."""
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+    return np.asarray(np.copysign(np.floor(np.abs(x) + 0.5), x))
 
 
 def _power(x: float, base: float) -> float:

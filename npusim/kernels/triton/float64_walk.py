@@ -411,10 +411,17 @@ class ExactProgram:
 class ExactLaunch:
     """The rows of the first result of a launch in float64, by the programs that store them."""
 
-    def __init__(self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grid: LaunchGrid) -> None:
-        """``function``: TTIR as it is; ``size``: programs along each axis; ``grid``: which of them store which rows."""
-        self.function, self.arguments, self.size, self.grid = function, arguments, size, grid
-        self._inputs, self._scratch = grid.placed_inputs, with_scratch_kept(function)[1].keys()
+    def __init__(
+        self, function: Function, arguments: Mapping[str, Any], size: Sequence[int], grids: Sequence[LaunchGrid]
+    ) -> None:
+        """``function``: TTIR as it is; ``size``: programs along each axis; ``grids``: those of a launch, of which the
+        first says which programs store which rows.
+        """
+        self.function, self.arguments, self.size, self.grid = function, arguments, size, grids[0]
+        self._inputs, self._scratch = dict[str, Any](), with_scratch_kept(function)[1].keys()
+        for grid in grids:
+            for name, placed in grid.placed_inputs.items():
+                self._inputs.setdefault(name, []).extend(placed)
         #: The latest inputs, and their matrices in float64.
         self._inputs_of: HeadSource | None = None
         self._matrix: Callable[[str, int, int], Array]

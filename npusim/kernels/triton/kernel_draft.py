@@ -19,6 +19,7 @@ from npusim.kernels.triton.integers import bits_of, limits_of
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Function, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
+    Booleans,
     Condition,
     Descriptor,
     Elements,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = (
     *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided"),
-    *("maximum", "minimum", "compare", "where", "tiles", "full", "filled"),
+    *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
 #: Numbers of that language that have a name.
 NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
@@ -73,7 +74,8 @@ class Choices:
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
-    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.  ``programs``:
+    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``parts_by_loops``: what a loop goes through of a tensor is a separate part.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.
     """
 
@@ -88,6 +90,7 @@ class Choices:
     is_exact: bool = False
     is_apart: bool = False
     lists_elements: bool = False
+    parts_by_loops: bool = False
     programs: tuple[tuple[int, ...], ...] = ()
 
     def form(self, name: str, fmt: str, usual: str) -> str:
@@ -180,8 +183,7 @@ class Draft:
         self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
-        if choices.programs:
-            self.ids = np.array(choices.programs, np.int64)
+        self.ids = np.array(choices.programs, np.int64) if choices.programs else self.ids
         self.programs = len(self.ids)  #: that are read
         self.values: dict[str, Known] = {}
         self.lines: list[tuple[str, Line]] = []
@@ -190,7 +192,7 @@ class Draft:
         self.numbers: dict[str, float] = {}
         #: Masks outside of loops, with their matrices.
         self.seen: dict[str, tuple[Floats, Any]] = {}
-        self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
+        self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
@@ -376,7 +378,7 @@ class Draft:
         is_product = isinstance(x, Floats) and x.is_product
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 
-    def unlike(self, op: Op, why: str, every: Any) -> ProgramError:
+    def unlike(self, op: Op, why: str, every: Booleans) -> ProgramError:
         """Return the error for programs that do unlike things; ``every``: which do one of them, (programs, 1)."""
         error = op.fail(why)
         if every.shape[1] > 1:

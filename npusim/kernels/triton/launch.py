@@ -41,6 +41,7 @@ from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.results_apart import results_apart
 from npusim.kernels.triton.shared_memory import check_programs
+from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import Tensor, shaped
@@ -451,19 +452,29 @@ def _launched(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
 ) -> list[LaunchGrid]:
     """Return the blocks of a launch; ``kinds``: how many kinds of programs there may be."""
-    listed = replace(choices, lists_elements=True)
+    listed, split = replace(choices, lists_elements=True), replace(choices, parts_by_loops=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
         made, fault = list[LaunchGrid](), error
-        apart = results_apart(function)
-        for how, parts in ((listed, [function]), (choices, apart), (listed, apart)):
-            with suppress(ProgramError):
+        each = results_apart(function)
+        for how, parts in ((listed, [function]), (split, [function]), (choices, each), (listed, each)):
+            try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
+            except UnlikeProgramsError as error:
+                fault = fault if isinstance(fault, UnlikeProgramsError) else error
+            except ProgramError:
+                continue
     if len(made) > 1:
         why = f"results of unlike shapes: read as {len(made)} kernels, one for each tensor stored"
         why += "; errors are of the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
+    if not made and (apart := starts_apart(function, arguments)) is not None:
+        with suppress(ProgramError):
+            first, *others = _launched(apart.after, apart.arguments, grid, choices, kinds)
+            why = "a loop begins with a computed value: a kernel of its own computes it, with a launch more"
+            first.reader.notes.append(f"{function.name}: {why}")
+            made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
 
 
@@ -570,7 +581,7 @@ def exact_launch(
     ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]
 ) -> Callable[..., np.ndarray[Any, Any]]:
     """Return the function of inputs, batch, head, first row and rows that returns rows of a launch in float64."""
-    blocks, *_ = read_as(ttir, name, line, arguments, grid, EXACT)
+    blocks = read_as(ttir, name, line, arguments, grid, EXACT)
     return ExactLaunch(read(ttir), arguments, grid, blocks).rows
 
 

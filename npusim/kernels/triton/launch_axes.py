@@ -98,7 +98,11 @@ def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result, *, i
     *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
     inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
-    halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((rows, *outer))]
+    times = {
+        i: [u.is_read.shape[1] for u in uses if u.is_walked and np.any(np.diff(view.index((i,), u.base), axis=1))]
+        for i in view.rest
+    }
+    halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((*times[i], rows, *outer))]
     groups = filter(None, [*(view.split(*each) for each in dict.fromkeys(inner)), *halves])
     orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses), view.ways(), groups)}
     plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)

@@ -38,6 +38,7 @@ from npusim.kernels.triton.values import (
     Elements,
     Floats,
     Integers,
+    Number,
     Tensor,
 )
 from npusim.program.ir.tile import GlobalTensor, Role
@@ -78,7 +79,7 @@ def kernel_of(written: Written) -> Kernel:
     names: dict[str, Any] = {**NUMBERS, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
     axes, keeps = dict(written.axes), written.keeps_factors
-    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
+    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps, computes_factors=True)
 
 
 def is_row(reader: Reader) -> bool:
@@ -118,9 +119,20 @@ def placed(reader: Reader) -> LaunchGrid:
             faults.append(error)
     if unlike := [x for x in faults if isinstance(x, UnlikeProgramsError)]:
         raise unlike[0]
+    if (hidden := _hidden(reader)) is not None:
+        raise UnlikeProgramsError(str(faults[0]), reader.ids[hidden])
     if len(ways) == 1:
         raise faults[0]
     raise ProgramError(f"{faults[0]} ({len(ways) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+
+
+def _hidden(reader: Reader) -> Booleans | None:
+    """Return of which programs a mask hides a load completely that others do; None where there is none such."""
+    for x in reader.loads.values():
+        none = np.logical_or.reduce(np.broadcast_arrays(np.zeros((1, 1), bool), *(left <= 0 for left in x.left)))
+        if not x.is_walked and none.shape[1] == 1 and np.any(none) and not np.all(none):
+            return np.asarray(none[:, 0])
+    return None
 
 
 class LaunchGrid:
@@ -653,10 +665,8 @@ class LaunchGrid:
                 start, of, fmt = self.reader.states[name]
                 if not self.called(of):
                     raise self._fault(first, f"{name}: a number that a loop carries beside blocks of several rows")
-                yield (
-                    f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
-                    first.number,
-                )
+                how = f"full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})"
+                yield (f"    {name} = {how if isinstance(start, Number) else f'initial({start.text})'}", first.number)
             walked = list(dict.fromkeys(walk.loads))
             of_all = ", ".join(names[n] for n in walked)
             yield f"    for {', '.join(walked)} in tiles({of_all}, axis={self.walked!r}):", first.number
@@ -747,7 +757,7 @@ class LaunchGrid:
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())  # in place: two tensors here
         name = "o" if is_result else f"{t.name}_" if is_changed or t.name == "o" else t.name
-        name = f"{name}_{self.number}" if self.number else name
+        name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         more["parameter"] = t.parameter if isinstance(t, View) else of

@@ -33,7 +33,6 @@ from npusim.kernels.triton.values import (
     affine,
     answers,
     bound_of,
-    constant,
     elements,
     known_elements,
     one_hot,
@@ -65,15 +64,45 @@ class Memory(WholeNumbers):
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
 
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
-        """Return the address of one element by a loaded integer, in each program, as a list of all programs."""
-        is_one = isinstance(pointer, Affine) and not pointer.shape and self._walk is None
-        if not is_one or not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
+        """Return addresses by a loaded integer, of each program and iteration, as a list of all of them.
+
+        Of a block in a loop the list leads along the tensor's other axes than the block goes along.
+        """
+        if not isinstance(pointer, Affine) or not self.looked_up(op.operands[0]):
             return pointer
-        count = len(self.ids)
-        table = np.broadcast_to(pointer.base, (count, 1))[:, 0]
-        every, _ = answers(Condition(()) if mask is None else self._condition(op, mask))
-        table = np.where(np.broadcast_to(every, (count, 1))[:, 0], table, 0)
-        return Listed(replace(constant(0), of=pointer.of), table, Affine(np.arange(count)[:, None]))
+        view, is_one = self.arguments[pointer.of], not pointer.shape and self._walk is None
+        own = {s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1}
+        if not is_one and (self._walk is None or not isinstance(view, View) or own - set(view.by)):
+            return pointer
+        count, times = len(self.ids), pointer.base.shape[1]
+        base = np.broadcast_to(pointer.base, (count, times))
+        condition = Condition(()) if mask is None else self._condition(op, mask)
+        is_hidden = np.broadcast_to(~answers(condition)[0] if is_one else answers(condition)[1], base.shape)
+        outer = [i for i in range(len(view.by)) if view.by[i] not in own] if isinstance(view, View) else []
+        table = base if is_one else np.asarray(sum((view.index((i,), base) * view.by[i] for i in outer), 0 * base))
+        table = np.where(is_hidden, 0, table)
+        rest = replace(pointer, base=np.zeros((1, 1), np.int64) if is_one else np.where(is_hidden, 0, base - table))
+        kinds, of_each = self._kinds(table)
+        at = of_each[:, None] * times + np.arange(times)[None]
+        return Listed(rest, table[kinds].reshape(-1), Affine(at, (0,) * len(pointer.shape), pointer.shape))
+
+    def _kinds(self, table: Integers) -> tuple[Integers, Integers]:
+        """Return programs that stand for all, and for each program its number among these.
+
+        Programs whose numbers along an axis of the grid change nothing are of one kind.
+        """
+        ids = self.ids.copy()
+        for axis in range(ids.shape[1]):
+            one = ids.copy()
+            one[:, axis] = 0
+            _, first, of_each = np.unique(one[:, ::-1], axis=0, return_index=True, return_inverse=True)
+            if np.array_equal(table[first][of_each.reshape(-1)], table):
+                ids = one
+        _, first, of_each = np.unique(ids[:, ::-1], axis=0, return_index=True, return_inverse=True)
+        of_each = of_each.reshape(-1)
+        if not np.array_equal(table[first][of_each], table):  # parts of one program
+            return np.arange(len(table)), np.arange(len(table))
+        return first, of_each
 
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
         """Load a block of floats, or of a mask."""
@@ -83,6 +112,9 @@ class Memory(WholeNumbers):
             raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         pointer, tensor = self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
+        if self._walk is None and isinstance(other, Number) and any(np.all(left <= 0) for left in lanes):
+            self._set(op, replace(other, shape=shape))  # of no program is anything loaded
+            return
         if not any(pointer.steps) or not (all(pointer.steps) or self._is_factor(op)):  # one element for some lanes
             by_step = list(zip(pointer.steps, shape, pointer.limits(), strict=True))
             limits = tuple(most if step else None for step, _, most in by_step)
@@ -149,7 +181,7 @@ class Memory(WholeNumbers):
 
         Equal blocks at a constant distance in all programs (the halves of a row) are parts of their tensor.
         """
-        name, parts = pointer.of, list[str]()
+        name, parts, is_walked = pointer.of, list[str](), self._walk is not None and pointer.base.shape[1] > 1
         if isinstance(self.arguments[name], GatheredView | MaskView):
             return pointer, self.arguments[name]
         for x in (*self.loads.values(), *self.stored):
@@ -163,6 +195,9 @@ class Memory(WholeNumbers):
                 and self._is_read_alone(name)
             ):
                 parts.append(x.of)  # one element, apart from blocks
+                continue
+            if x.is_walked != is_walked and self._is_read_alone(name) and self.choices.parts_by_loops:
+                parts.append(x.of)  # what a loop goes through, apart from what it does not
                 continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
             is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)

@@ -22,6 +22,7 @@ from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
+from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
@@ -91,7 +92,7 @@ def _read(
     choices: Choices,
     block: FlatBlock | None = None,
 ) -> Reader:
-    operations, scratch = with_scratch_kept(function)
+    operations, scratch = with_scratch_kept(with_states_passed(function, arguments))
     function = function._replace(operations=with_masked_terms(rolled(operations)))
     function = with_turned_blocks(function) or function
     alike = function._replace(operations=with_scale_before_maximum(function.operations))
@@ -183,6 +184,7 @@ class Reader(Memory):
         """Leave out loads outside of loops that no statement reads, as compiled code does."""
         texts = [text for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines))]
         texts += [self.text(x.value) for x in self.stored]
+        texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
 
@@ -577,10 +579,12 @@ class Reader(Memory):
         if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
             self.values[inner] = x
             return ""
-        if not isinstance(x, Number):
-            raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
+        if not isinstance(x, Number) and not (isinstance(x, Floats) and x.text in self.loads and not x.is_transposed):
+            why = "begins with a computed value: a state begins with a number, or with a block that is loaded"
+            raise op.fail(f"{plain_name(inner)} {why}")
         types = TYPES.findall(op.text.partition("-> (")[2])
-        name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
+        axes = self._axes(x.shape) if isinstance(x, Number) else x.axes
+        name, fmt = self._unique(inner), shape_of(types[at])[1]
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self.values[inner] = Floats(name, axes, fmt)

@@ -30,7 +30,7 @@ def results_apart(function: Function) -> list[Function]:
     if len(results) < 2 or any(o.name.startswith(_OTHERS) for o in operations):
         return []
     parts = [
-        _needed(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
+        needed_by(operations, [o for o, of in zip(stores, of_each, strict=True) if result in of]) for result in results
     ]
     for result, part in zip(results, parts, strict=True):
         loads = [o for o in (*part, *inside(part)) if o.name in LOADS]
@@ -82,7 +82,7 @@ def _with_states(loop: Op, needed: set[str]) -> Op:
     live = [i for i, r in enumerate(loop.results) if r in needed]
     while True:
         end = replace(loop.body[-1], operands=[ends[i] for i in live])
-        body = _needed([*loop.body[:-1], end], [end])
+        body = needed_by([*loop.body[:-1], end], [end])
         read = {n for o in (*body, *inside(body)) for n in o.operands}
         more = [i for i, n in enumerate(names) if i not in live and n in read]
         if not more:
@@ -97,7 +97,7 @@ def _with_states(loop: Op, needed: set[str]) -> Op:
     )
 
 
-def _needed(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
+def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     """Return the operations that some stores need, and those that return early."""
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):

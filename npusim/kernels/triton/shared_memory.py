@@ -203,7 +203,7 @@ def _addresses(reader: Reader, x: Load, width: int) -> Iterator[tuple[Integers, 
         base = np.broadcast_to(x.pointer.base, (len(reader.ids), times))[programs]
         places = base.reshape(*base.shape, *(1 for _ in shape)) + steps
         is_used = np.broadcast_to(_is_visited(reader, x, times), (len(reader.ids), times))[programs]
-        used: Any = is_used.reshape(*is_used.shape, *(1 for _ in shape))
+        used = is_used.reshape(*is_used.shape, *(1 for _ in shape))
         for i, (n, left) in enumerate(zip(shape, x.left, strict=True)):
             most = np.broadcast_to(left, (len(reader.ids), left.shape[1]))[programs]
             used = used & (_along(i, n, shape) < most.reshape(*most.shape, *(1 for _ in shape)))

@@ -1,0 +1,94 @@
+"""Loops that store each state behind its update, but for the last: as loops that store each state before its update.
+
+A kernel that passes states on stores the first one before its loop, at the first place; in the loop it stores what it
+computes one place further, but for the last, which it stores elsewhere.  The same TTIR stores each state where an
+iteration begins, and the last one behind the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from npusim.kernels.triton.results_apart import LOADS, inside
+from npusim.kernels.triton.ttir_text import Function, Op
+
+
+def with_states_passed(function: Function, arguments: Mapping[str, Any]) -> Function:
+    """Return a kernel with such loops changed; as it is where it has none, or one of no iteration."""
+    operations = function.operations
+    for loop in [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]:
+        operations = _changed(operations, loop, arguments)
+    return function._replace(operations=operations)
+
+
+def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> list[Op]:
+    at = operations.index(loop)
+    choices = [o for o in loop.body if o.name == "scf.if" and o.body and o.otherwise and not o.results]
+    branches = [o for o in choices if all(_only_store(body) for body in (o.body, o.otherwise))]
+    made = {r: o for o in (*operations, *loop.body) for r in o.results}
+    if len(branches) != 1 or not _is_all_but_last(made.get(branches[0].operands[0]), loop, made, arguments):
+        return operations
+    (branch,), carried = branches, loop.operands[4:]
+    passed, last = _only_store(branch.body), _only_store(branch.otherwise)
+    assert passed is not None and last is not None
+    names, starts, ends = carried[::2], carried[1::2], loop.body[-1].operands
+    ends_of = dict(zip(ends, range(len(ends)), strict=True))
+    state, pointer = ends_of.get(passed.operands[1]), passed.operands[0]
+    if state is None or last.operands[1] != passed.operands[1] or pointer not in names:
+        return operations
+    moved = names.index(pointer)
+    step, first = made.get(ends[moved]), made.get(starts[moved])
+    is_next = step is not None and first is not None and step.name == first.name == "tt.addptr"
+    if not is_next or step is None or first is None or step.operands != [pointer, first.operands[1]]:
+        return operations
+    before = [o for o in operations[:at] if o.name == "tt.store" and o.operands[0] == first.operands[0]]
+    readers = [o for o in (*loop.body, *inside(loop.body)) if pointer in o.operands]
+    addresses = [o for o in branch.otherwise if o.results]
+    outer = {n for o in (*addresses, last) for n in o.operands} - {r for o in addresses for r in o.results}
+    is_like = len(before) == 1 and before[0].operands[1:] == [starts[state], *passed.operands[2:]]
+    inner = {r for o in loop.body for r in o.results} | {*names, loop.operands[0]}
+    if not is_like or len(readers) != 2 or inner & (outer - {last.operands[1]}):
+        return operations
+    now = replace(passed, operands=[pointer, names[state], *passed.operands[2:]])
+    body = [now, *(o for o in loop.body if o is not branch)]
+    given = [*loop.operands]
+    given[5 + 2 * moved] = first.operands[0]
+    behind = replace(last, operands=[last.operands[0], loop.results[state], *last.operands[2:]])
+    rest = [o for o in operations[:at] if o is not before[0]]
+    return [*rest, replace(loop, operands=given, body=body), *addresses, behind, *operations[at + 1 :]]
+
+
+def _only_store(body: Sequence[Op]) -> Op | None:
+    """Return the store that a branch is, behind the operations that give its address; None for another one."""
+    listed = [o for o in body if o.name != "scf.yield"]
+    is_plain = all(o.results and not o.body and o.name not in LOADS for o in listed[:-1])
+    return listed[-1] if listed and is_plain and listed[-1].name == "tt.store" else None
+
+
+def _is_all_but_last(condition: Op | None, loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> bool:
+    """Return whether a condition holds in every iteration but the last, of which there is one at least."""
+    number, low, end, step = loop.operands[:4]
+    if condition is None or condition.name != "arith.cmpi" or condition.text.split()[1].rstrip(",") != "slt":
+        return False
+    if condition.operands[0] != number or [_whole(n, made, arguments) for n in (low, step)] != [0, 1]:
+        return False
+    count, most = (_whole(n, made, arguments) for n in (end, condition.operands[1]))
+    return count is not None and count >= 1 and most == count - 1
+
+
+def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:
+    """Return an integer that is known before the launch: an argument, a constant, or sums of these."""
+    op = made.get(name)
+    if op is None:
+        value = arguments.get(name)
+        return value if isinstance(value, int) else None
+    if op.name == "arith.constant" and ":" in op.text:
+        text = op.text.removeprefix("arith.constant ").partition(" : ")[0]
+        return int(text) if text.lstrip("-").isdigit() else None
+    values = [_whole(n, made, arguments) for n in op.operands]
+    if op.name not in ("arith.addi", "arith.subi") or None in values or len(values) != 2:
+        return None
+    one, other = (v for v in values if v is not None)
+    return one + other if op.name == "arith.addi" else one - other
