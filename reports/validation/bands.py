@@ -197,7 +197,8 @@ def kept_out() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
         for case in pool:
             others = [other for other in pool if other.shape != case.shape]
             known, given = (
-                band(cases, case.sizes, case.kind, case.tile, is_estimated=False) for cases in (others, pool)
+                band(cases, case.sizes, case.kind, case.tile, is_estimated=False, device=case.device)
+                for cases in (others, pool)
             )
             if known.band is None or given.most_error is None:
                 continue

@@ -334,13 +334,12 @@ def test_bands_hold_for_cases_kept_out() -> None:
     assert [key for key, cases in kept.items() if not bands.is_by_chance(cases)] == []
     widths = {key: bands.Width.of(cases) for key, cases in kept.items()}
     assert {key: w for key, w in widths.items() if w.widest > 2 * w.need} == {}, "wider than twice what they need"
-    # Products of an H200, which the band of an H100's pools, are met better since k is split as cuBLAS splits it.
-    narrow = {key for key, w in widths.items() if w.left_out < bands.SHARES[1][0]}
-    assert narrow == {("h100", "gemm", "library", "")}
+    # Products of an H100, whose pool has six times as many of an H200, are within the band of their own errors.
+    assert min(w.left_out for w in widths.values()) >= bands.SHARES[1][0]
     doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash", "cudnn", ""]]
     assert not bands.is_by_chance(doubled)
     kinds = {key: bands.shares(cases)[1] for key, cases in bands.by_kind().items() if len(cases) >= bands.JUDGED}
-    assert {key for key, share in kinds.items() if share < bands.SHARES[1][0]} <= {key[:3] for key in narrow}
+    assert {key: share for key, share in kinds.items() if share < bands.SHARES[1][0]} == {}
     assert {("h100", "flash", ""), ("h200", "flash", ""), ("h100", "gemm", "library")} <= kinds.keys()
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
