@@ -2,7 +2,8 @@
 
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
 schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
-cores pool their cases.  Cases of a shape have similar errors, so each shape counts as much as another, and cases on
+cores pool their cases, but no band is narrower than that of a device's own cases.  Cases of a shape have similar
+errors, so each shape counts as much as another, and cases on
 which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
 has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
 time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
