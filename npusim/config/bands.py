@@ -2,7 +2,8 @@
 
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A family is a
 schedule with a kind of kernel; a device has bands of the families that were measured on it, and devices with the same
-cores pool their cases.  Cases of a shape have similar errors, so each shape counts as much as another, and cases on
+cores pool their cases, but no band is narrower than that of a device's own cases.  Cases of a shape have similar
+errors, so each shape counts as much as another, and cases on
 which a constant was fitted do not count.  A class of a family (tiles that spill registers, products with narrow tiles)
 has a band of its own; classes have at least `FEWEST` shapes (``reports/validation/bands.py`` leaves out one shape at a
 time and holds it against the band of the others).  Where a family was never measured on the device, or no case is
@@ -226,7 +227,8 @@ def validated(
     if not of_device or any(case.numbers != numbers_of(device) for case in of_device[:1]):
         return Validated(is_changed=bool(of_device), kind=kind or "")
     sizes = {} if launch else sizes_of(problem)
-    return band(pool, sizes, kind, tile_of(tiling, is_spilled=is_spilled), is_estimated=is_estimated)
+    tile = tile_of(tiling, is_spilled=is_spilled)
+    return band(pool, sizes, kind, tile, is_estimated=is_estimated, device=device.name)
 
 
 def sizes_of(problem: SpecModel | None) -> dict[str, int]:
@@ -270,10 +272,12 @@ def band(
     tile: str = "",
     *,
     is_estimated: bool,
+    device: str = "",
 ) -> Validated:
     """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.
+    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.  Where ``device`` has a
+    band of its own (`FEWEST` shapes), no end is below that of its own cases.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -287,7 +291,9 @@ def band(
     factor, outside = distance(family, sizes)
     widened = 1 + A_DOUBLING * log2(factor)
     errors = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(ranked)]
-    ends = [within(errors, share) * widened for share in (HALF, MOST)] if len(errors) >= FEWEST else []
+    own = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(c for c in ranked if c.device == device)]
+    listed = [errors, own] if len(own) >= FEWEST else [errors]
+    ends = [max(within(of, n) for of in listed) * widened for n in (HALF, MOST)] if len(errors) >= FEWEST else []
     lacks: Literal["", "shapes", "like"] = "like" if like == 0 else "" if ends else "shapes"
     if lacks:
         every = sorted(abs(case.error) for case in family)

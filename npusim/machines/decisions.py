@@ -130,7 +130,8 @@ class CodeWork(NamedTuple):
     ``alone_cycles``: the time of the block if no other works, without its first loads.  Counts of a warp's
     instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
     functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
-    loop loads a row while it works on the one before.  All 0: another operation contains the work of this one.
+    loop loads a row while it works on the one before.  ``goes_on``: a program goes on to further rows.  All 0: another
+    operation contains the work of this one.
     """
 
     alone_cycles: float = 0.0
@@ -141,6 +142,7 @@ class CodeWork(NamedTuple):
     barriers: int = 0
     local: int = 0
     is_ahead: bool = False
+    goes_on: bool = False
 
 
 class GpuDecisions(NamedTuple):

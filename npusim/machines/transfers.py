@@ -44,6 +44,14 @@ class Transfers:
         self.is_placed = True
 
     @cached_property
+    def _evicts_at_once(self) -> bool:
+        """Whether reads wait for the lines that they evict.
+
+        Programs of a stream that go on to further rows read in step and then work: lines are written back meanwhile.
+        """
+        return not (self._program.goes_on and self._program.l2 in FOLLOWED)
+
+    @cached_property
     def residency(self) -> Residency:
         """Share of each tensor's bytes that is read from memory behind L2, computed on first use; none for bounds."""
         if not self.is_placed:
@@ -52,8 +60,7 @@ class Transfers:
         is_followed = self._program.l2 in FOLLOWED
         writes_back = l2.writes is not None and l2.writes.value == "back"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
-        stays = writes_back and not is_followed, dirty_bytes, writes_back and is_followed
-        by = self.device.group_count.value, l2.capacity_bytes.value, *stays
+        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes, is_followed
         if by not in known:
             known[by] = residency(self._program, *by)
         return known[by]
@@ -156,10 +163,14 @@ class Transfers:
         source, target = step.srcs[0], step.dst
         if isinstance(source, GlobalTile):
             name, held = source.tensor.name, self.residency
-            return ceil(source.payload_bytes * (held.read_misses[name] + held.read_pushes.get(name, 0.0)))
+            pushed = held.read_pushes.get(name, 0.0) if self._evicts_at_once else 0.0
+            return ceil(source.payload_bytes * (held.read_misses[name] + pushed))
         if isinstance(target, GlobalTile):
             name, held = target.tensor.name, self.residency
-            return ceil(target.payload_bytes * (held.write_misses[name] + held.write_pushes.get(name, 0.0)))
+            evicted = held.write_misses[name] + held.write_pushes.get(name, 0.0)
+            if self.is_placed and not self._evicts_at_once:
+                evicted = 1.0
+            return ceil(target.payload_bytes * evicted)
         return 0
 
 

@@ -23,6 +23,7 @@ from npusim.config.bands import (
     A_DOUBLING,
     FILE,
     LAUNCHES,
+    SPILLED,
     MeasuredCase,
     band,
     cores_of,
@@ -107,7 +108,7 @@ def _launches() -> list[tuple[str, ...]]:
             launch = record.LAUNCHES[row["kernel"]]
             error = f"{(float(row['predicted_us']) + record.GAP_US) / float(row['measured_us']) - 1:.4f}"
             kind = launch_kind(has_products=bool(launch.tile), is_spilled=bool(int(row["spilled"])))
-            if kind != launch_kind(has_products=True, is_spilled=False):  # the bands of others do not hold, left out
+            if kind == SPILLED:
                 continue
             shape = " ".join(f"{n}={x}" for n, x in zip(launch.sizes, row["shape"].split("x"), strict=True))
             lines.append((*of_device, LAUNCHES, row["kernel"], "", error, "", shape, kind, ""))
@@ -196,7 +197,8 @@ def kept_out() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
         for case in pool:
             others = [other for other in pool if other.shape != case.shape]
             known, given = (
-                band(cases, case.sizes, case.kind, case.tile, is_estimated=False) for cases in (others, pool)
+                band(cases, case.sizes, case.kind, case.tile, is_estimated=False, device=case.device)
+                for cases in (others, pool)
             )
             if known.band is None or given.most_error is None:
                 continue
@@ -238,10 +240,14 @@ def holding(factor: float) -> int:
 
 
 def is_by_chance(cases: Sequence[KeptOut]) -> bool:
-    """Return whether shares lie where they should, or no further off than counts of so many do by chance (binomial)."""
+    """Return whether shares lie where they should, or no further off than counts of so many do by chance (binomial).
+
+    Counts are of shapes: cases of one have similar errors.
+    """
+    shapes = len({case.case.shape for case in cases})
     for share, low, high in _ranges(cases, A_DOUBLING):
-        count = round(share * len(cases))
-        if min(_at_most(count, len(cases), low), _at_most(len(cases) - count, len(cases), 1 - high)) < CHANCE:
+        count = round(share * shapes)
+        if min(_at_most(count, shapes, low), _at_most(shapes - count, shapes, 1 - high)) < CHANCE:
             return False
     return True
 

@@ -179,12 +179,24 @@ def test_nothing_is_pushed_out_of_an_l2_with_room() -> None:
     assert spills.write_pushes["o"] == pytest.approx(1 - exp(-1 / 7))
 
 
-def test_in_a_stream_reads_evict_their_share_of_what_is_written() -> None:
+def test_a_stream_has_left_the_share_of_lines_that_its_launches_write() -> None:
     output = tensor("o", "output")
     written = [Touch(output.tile(0, h, 0, 64), 0) for h in range(2)]
     program = touching([[read(K, 0), written[0]], [read(K, 1), written[1]], [read(K, 2)]])
-    found, alone = (residency(program, 1, 16 * HEAD, in_a_stream=stream) for stream in (True, False))
-    # Five heads are new, of which two are written: each evicts two fifths of a head.
-    assert (found.read_pushes["k"], found.write_misses["o"]) == (pytest.approx(2 / 5), pytest.approx(2 / 5))
-    assert 3 * found.read_pushes["k"] + 2 * found.write_misses["o"] == pytest.approx(2 * alone.write_misses["o"])
-    assert (alone.read_pushes, found.read_misses) == ({"k": 0.0}, alone.read_misses)
+    found, alone = (residency(program, 1, 16 * HEAD, True, in_a_stream=stream) for stream in (True, False))
+    # Both tensors have eight heads: half of the sixteen that fit are to be written back when the launch begins.
+    left, of_reads, of_writes = 8.0, 0.0, 0.0
+    for puts in (1, 1, 0):
+        left += puts
+        evicted = left * (1 - exp(-(1 + puts) / 16))
+        left, of_reads, of_writes = (
+            left - evicted,
+            of_reads + evicted / (1 + puts),
+            of_writes + evicted * puts / (1 + puts),
+        )
+    assert found.read_pushes["k"] * 3 == pytest.approx(of_reads)
+    assert found.write_pushes["o"] * 2 == pytest.approx(of_writes)
+    assert (alone.read_pushes["k"], alone.write_pushes["o"]) == (0.0, 0.0)
+    # What the launch writes is written back too, by the next one at the latest.
+    assert found.compulsory_bytes == alone.compulsory_bytes + 2 * HEAD
+    assert (found.read_misses, found.write_misses) == (alone.read_misses, alone.write_misses)

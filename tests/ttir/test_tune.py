@@ -49,7 +49,10 @@ SOFTMAX_US = {
     528: (21.0, 18.2, 17.1, 17.0, 17.5),
     1056: (15.0, 14.3, 14.0, 13.9, 16.7),
 }
-#: The same of a norm of 4096 x 4096 in float16, a block a row.
+#: Microseconds of an H200 by programs and warps (2, 4, 8): 8192 x 2048, inputs and outputs rotating over 120 MB, torch
+#: 2.11, Triton 3.6.
+LONG_SOFTMAX_US = {132: (119.57, 101.70, 92.42), 264: (70.27, 61.16, 55.44), 1056: (37.68, 37.52, 37.45)}
+#: As of the H100's softmax, a norm of 4096 x 4096 in float16, a block a row.
 NORM_US = (25.8, 25.5, 25.1, 24.8, 24.8)
 #: What L2 does with writes where a launch follows another.
 THROUGH = {"memory.l2.writes": "through"}
@@ -70,8 +73,8 @@ def test_row_kernels_are_met_and_ranked_as_on_the_chip() -> None:
         measured += times
         predicted += [(p.us or 0.0) + GAP_US for p in made]
     errors = [abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)]
-    assert median(errors) <= 0.1, errors
-    assert max(errors) <= 0.25, errors  # 132 programs are too long
+    assert median(errors) <= 0.06, errors
+    assert max(errors) <= 0.12, errors
     assert measured[min(range(len(measured)), key=predicted.__getitem__)] <= 1.05 * min(measured)
     apart = [
         (measured[i] - measured[j]) * (predicted[i] - predicted[j]) > 0
@@ -79,6 +82,15 @@ def test_row_kernels_are_met_and_ranked_as_on_the_chip() -> None:
         if max(measured[i], measured[j]) > 1.02 * min(measured[i], measured[j])
     ]
     assert 2 * sum(apart) / len(apart) - 1 >= 0.85  # Kendall's tau
+
+
+def test_programs_that_go_on_to_further_rows_read_in_step() -> None:
+    for programs, times in LONG_SOFTMAX_US.items():
+        request = request_of(SOFTMAX, "h200", R=8192, C=2048, P=programs)
+        made = predict_all(configurations_of(request, {"warps": (2, 4, 8)}))
+        errors = [((p.us or 0.0) + GAP_US) / us - 1 for p, us in zip(made, times, strict=True)]
+        assert max(map(abs, errors)) <= 0.13, (programs, errors)
+        assert sum(errors) / len(errors) <= 0.02, (programs, errors)
 
 
 def test_a_kernel_bound_by_memory_says_so_and_ties_go_to_more_warps() -> None:
@@ -106,8 +118,8 @@ def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> No
     assert alone is not None
     assert followed is not None
     assert followed.cycles < alone.cycles
-    # It has stored all the same, and memory has no less to move.
-    assert followed.link_bytes == pytest.approx(alone.link_bytes, rel=1e-3)  # evicted lines in whole accesses
+    # It has stored all the same, and memory has no less to move: the lines that it evicts are as many as it writes.
+    assert followed.link_bytes == pytest.approx(alone.link_bytes, rel=2e-2)
     assert followed.cycles >= max(followed.bound_cycles.values())
 
 

@@ -334,13 +334,12 @@ def test_bands_hold_for_cases_kept_out() -> None:
     assert [key for key, cases in kept.items() if not bands.is_by_chance(cases)] == []
     widths = {key: bands.Width.of(cases) for key, cases in kept.items()}
     assert {key: w for key, w in widths.items() if w.widest > 2 * w.need} == {}, "wider than twice what they need"
-    # Products of an H200, which the band of an H100's pools, are met better since k is split as cuBLAS splits it.
-    narrow = {key for key, w in widths.items() if w.left_out < bands.SHARES[1][0]}
-    assert narrow == {("h100", "gemm", "library", "")}
+    # Products of an H100, whose pool has six times as many of an H200, are within the band of their own errors.
+    assert min(w.left_out for w in widths.values()) >= bands.SHARES[1][0]
     doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash", "cudnn", ""]]
     assert not bands.is_by_chance(doubled)
     kinds = {key: bands.shares(cases)[1] for key, cases in bands.by_kind().items() if len(cases) >= bands.JUDGED}
-    assert {key for key, share in kinds.items() if share < bands.SHARES[1][0]} <= {key[:3] for key in narrow}
+    assert {key: share for key, share in kinds.items() if share < bands.SHARES[1][0]} == {}
     assert {("h100", "flash", ""), ("h200", "flash", ""), ("h100", "gemm", "library")} <= kinds.keys()
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
@@ -355,14 +354,15 @@ def test_launches_of_triton_kernels_have_the_band_of_their_kind_where_some_were_
         validated(h100, "k.py::f[1]()", problem, launch=launch_kind(has_products=has, is_spilled=False))
         for has in (False, True)
     )
-    assert plain.verdict == "not measured"
+    assert plain.band is not None
     assert products.band is not None
-    assert 0.1 < products.band < 0.4
+    assert 0.05 < plain.band < products.band < 0.4
     spilled = launch_kind(has_products=True, is_spilled=True)
     assert validated(h100, "k.py::f[1]()", problem, launch=spilled).verdict == "not measured"
     assert products.like is None  # their sizes have names of their own
     assert validated(h200, "k.py::f[1]()", problem, launch="products").verdict == "not measured"
     assert validated(h100, "k.py::f[1]()", problem).verdict == "not measured"
     pool = [case for case in measured_cases(cores_of(h100)) if case.schedule == LAUNCHES]
-    errors = [abs(case.error) for case in pool if case.kind == "products"]
-    assert 0.85 <= sum(error <= products.band for error in errors) / len(errors) <= 1
+    for kind, found in (("products", products.band), ("no products", plain.band)):
+        errors = [abs(case.error) for case in pool if case.kind == kind]
+        assert 0.85 <= sum(error <= found for error in errors) / len(errors) <= 1

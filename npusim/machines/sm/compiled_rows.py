@@ -297,6 +297,7 @@ def with_code(
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: no other charge for its start.
+    work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
     return replace(tiling, decided=decided)
 

@@ -8,7 +8,7 @@ the bytes accessed between two of its accesses are no more than the cache holds.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, expm1
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ class Residency:
     same step, averaged over a tensor's bytes: 0 none, 1 all.  ``read_waits`` and ``new_writes`` are the shares of a
     tensor's reads and writes that find lines absent: groups in step wait for one fetch. ``read_pushes`` and
     ``write_pushes`` are the bytes, written by others or by the program before, that each byte of a tensor's reads and
-    writes evicts from L2.  ``new_bytes``: bytes that reads of a tensor miss, and bytes written to it.
+    writes evicts from L2.
     """
 
     read_misses: Mapping[str, float]
@@ -55,16 +55,6 @@ class Residency:
     new_writes: Mapping[str, float] = field(default_factory=dict)
     read_pushes: Mapping[str, float] = field(default_factory=dict)
     write_pushes: Mapping[str, float] = field(default_factory=dict)
-    new_bytes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    def in_a_stream(self) -> Residency:
-        """Return the residency behind launches like this one, if each byte that is new evicts one of their lines."""
-        written = sum(self.write_misses[name] * put for name, (_, put) in self.new_bytes.items())
-        new = written + sum(missed for missed, _ in self.new_bytes.values())
-        share = written / new if new else 0.0
-        reads = {name: missed * share for name, missed in self.read_misses.items()}
-        writes = {name: through * share for name, through in self.write_misses.items()}
-        return replace(self, read_pushes=reads, write_misses=writes)
 
     @classmethod
     def without_misses(cls, tensors: Iterable[str]) -> Residency:
@@ -88,9 +78,9 @@ def residency(
     until L2 is full; then each byte that is new to it evicts its share of the lines that are still to be written back
     (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes`` L2 is
     full of others' lines when the program starts, of which so many bytes are still to be written back; None: empty.
-    ``in_a_stream``: launches like it have left their lines, of which reads evict as many as writes, byte for byte
-    (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700 cycles, of which
-    4,900 are the bytes read).
+    ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to be
+    written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700 cycles,
+    of which 4,900 are the bytes read), and the next one evicts what this one leaves.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
@@ -103,10 +93,17 @@ def residency(
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         capacity = min(most, capacity)  # one that holds all is as good as any larger one
-    room = capacity if dirty_bytes is None else 0
-    back = (capacity_bytes, room, dirty_bytes or 0.0) if writes_back else None
-    result = _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
-    return result.in_a_stream() if in_a_stream else result
+    if in_a_stream:
+        dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
+    room, stays = (capacity if dirty_bytes is None else 0), (0 if in_a_stream else capacity_bytes)
+    back = (capacity_bytes, room, dirty_bytes or 0.0, stays) if writes_back else None
+    return _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
+
+
+def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
+    """Return the share of written lines among those that a program brings into L2; ``fetched``: share of its inputs."""
+    written, read = (sum(t.size_bytes for t in program.tensors.values() if t.role == r) for r in ("output", "input"))
+    return written / max(1.0, written + read * fetched)
 
 
 def _left(size: int, capacity: int) -> float:
@@ -126,7 +123,7 @@ def _residency(
     group_count: int,
     capacity: int,
     warm: tuple[int | None, float],
-    back: tuple[int, int, float] | None,
+    back: tuple[int, int, float, int] | None,
 ) -> Residency:
     """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, *warm, back)
@@ -144,13 +141,12 @@ def _residency(
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
-        cache.compulsory + (max(0, outputs - back[0]) if back else outputs),
+        cache.compulsory + (max(0, outputs - back[3]) if back else outputs),
         {name: min(1.0, t.met / t.read / others_count) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in used if t.written},
         {name: t.read_pushes / t.read for name, t in used if t.read},
         {name: t.write_pushes / t.written for name, t in used if t.written},
-        {name: (t.missed, t.written) for name, t in read.items()},
     )
 
 
@@ -171,13 +167,15 @@ class _Cache:
     """Least recently used, by regions; stores the step of each region's last access.
 
     ``warm_bytes``: bytes of inputs that are in L2 from the start; None: the share ``left`` of them is.  ``back``: the
-    capacity in which written lines stay, its free part, and the bytes of others that are still to be written back;
-    None: writes go through.
+    capacity in which written lines stay, its free part, the bytes of others that are still to be written back, and
+    the most bytes of outputs that nothing evicts; None: writes go through.
     """
 
-    def __init__(self, capacity: int, warm_bytes: int | None, left: float, back: tuple[int, int, float] | None) -> None:
+    def __init__(
+        self, capacity: int, warm_bytes: int | None, left: float, back: tuple[int, int, float, int] | None
+    ) -> None:
         self.capacity, self.warm_bytes, self.left = capacity, warm_bytes, left
-        self._back_capacity, self._free, self._dirty_bytes = back or (0, 0, 0.0)
+        self._back_capacity, self._free, self._dirty_bytes, _ = back or (0, 0, 0.0, 0)
         self._passed = 0  # bytes new to it since it is full
         self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)

@@ -288,8 +288,8 @@ class TileProgram:
     ``constant`` (masks, shifting matrices) for runs with values; ``pricing`` returns the costs of the operations on a
     device like the one the program was built for.  ``l2``: state of L2 at the start.  ``consumers``: warp groups
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: memset launches before the kernel, which a
-    call pays.  ``has_own_rows``: blocks read rows that no other block reads.  ``is_attention``: the first launch is
-    the vendor's fused attention.
+    call pays.  ``has_own_rows``: blocks read rows that no other block reads; ``goes_on``: programs of a launch go
+    on to further ones.  ``is_attention``: the first launch is the vendor's fused attention.
     ``occupied``: used and total bytes of memories that hold more than tiles (registers), in place of the tiles' bytes.
     ``occupancy``: resident blocks per core in the last phase that has them.
     """
@@ -309,6 +309,7 @@ class TileProgram:
     consumers: int = 0
     clears: int = 0
     has_own_rows: bool = False
+    goes_on: bool = False
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None

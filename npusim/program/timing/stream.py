@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from npusim.config.core_units import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.program.ir.content import Itself
+from npusim.program.ir.residency import dirty_share
 from npusim.program.ir.walk import OpTemplate, Templates, unrolled
 from npusim.program.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles
-from npusim.program.timing.link import NO_CATCH_UP, catch_up
+from npusim.program.timing.link import NO_CATCH_UP, bytes_per_cycle, catch_up
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -104,17 +105,32 @@ class Streams:
 
     def _replaces_rows(self, phase: ProgramPhase) -> bool:
         """Return whether blocks read separate rows, and some of them begin after others end."""
-        return self.program.has_own_rows and len(phase.blocks) > phase.place_count * self.device.group_count.value
+        return self.program.has_own_rows and len(phase.blocks) > self._held(phase)
+
+    def _held(self, phase: ProgramPhase) -> int:
+        """Return how many blocks of a phase all cores hold at once."""
+        return phase.place_count * self.device.group_count.value
 
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
         """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
 
         None where no block has a loop: each begins when another ends, all of them again in step, unless each reads rows
-        of its own: then the blocks that begin behind others wait as long as the link is busy.
+        of its own: then the blocks that begin behind others wait as long as the link is busy.  Programs that go on to
+        further rows stay in step; where a core holds one of them, the link writes back while all of them work.
         """
-        known = [catch_up(self.device, link) for link in self.device.links]
-        falls_apart = any(most for most, _ in known) and (has_loops(phase) or self._replaces_rows(phase))
-        return known if falls_apart else [NO_CATCH_UP] * len(known)
+        known = {link: catch_up(self.device, link) for link in self.device.links}
+        if self.program.goes_on:
+            is_alone = self._held(phase) == self.device.group_count.value and self._replaces_rows(phase)
+            most = {link: self._evicted_cycles(phase, link) if is_alone else 0 for link in known}
+            return [(min(most[link], idle), rate) for link, (idle, rate) in known.items()]
+        falls_apart = any(most for most, _ in known.values()) and (has_loops(phase) or self._replaces_rows(phase))
+        return list(known.values()) if falls_apart else [NO_CATCH_UP] * len(known)
+
+    def _evicted_cycles(self, phase: ProgramPhase, link: str) -> int:
+        """Return the time of a link for what the outputs of as many blocks as the cores hold evict from L2."""
+        written = sum(t.size_bytes for t in self.program.tensors.values() if t.role == "output")
+        evicted = written * dirty_share(self.program) * self._held(phase) / len(phase.blocks)
+        return round(evicted / bytes_per_cycle(self.device, link))
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
