@@ -15,19 +15,8 @@ from npusim.formats.block_formats import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
-from npusim.formats.elementwise import (
-    DIVISIONS,
-    MAX_NANS,
-    RELATIONS,
-    add,
-    compare,
-    div,
-    fma,
-    maximum,
-    minimum,
-    mul,
-    sub,
-)
+from npusim.formats.cuda_functions import div_full
+from npusim.formats.elementwise import MAX_NANS, RELATIONS, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
@@ -38,7 +27,6 @@ from npusim.formats.unary import LIBRARIES, VARIANTS, erf, exp, exp2, log, log2,
 __all__ = [
     "ARITHMETICS",
     "BLOCK_FORMATS",
-    "DIVISIONS",
     "FORMATS",
     "IEEE",
     "LIBRARIES",
@@ -57,6 +45,7 @@ __all__ = [
     "compare",
     "cumulative_sum",
     "div",
+    "div_full",
     "erf",
     "exp",
     "exp2",

@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.formats import elementwise
+from npusim.formats.cast import with_canonical_nan
+from npusim.formats.float_format import get_format
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from npusim.formats.cast import Array
 
 #: Significant bits of float32 after the first, the numbers of a binade, and the largest exponent of a number below Inf.
@@ -158,8 +162,27 @@ def sqrt(x: Array) -> Array:
     return _of_binades("sqrt", x, np.sqrt(x))
 
 
-def divided(x: Array, y: Array) -> Array:
-    """Return ``div.full.f32`` of two flat float32: both scaled where 1/y would not be normal, x times ``rcp`` of y."""
+def div_full(x: ArrayLike, y: ArrayLike) -> Array:
+    """Return ``div.full.f32``: both scaled where 1/y would not be normal, x times ``rcp`` of y.
+
+    ``x`` and ``y`` broadcast and are float32 (or Python numbers, converted first).  At most 2 ulp from the correctly
+    rounded quotient; NaN is canonical.
+
+    Raises `FormatError` for an operand of another dtype.
+
+    Examples
+    --------
+    >>> div_full(np.float32([1, 2]), 3.0).tolist()
+    [0.3333333432674408, 0.6666666865348816]
+    """
+    fmt = get_format("float32")
+    first, second = np.broadcast_arrays(*elementwise.check_operands((x, y), fmt))
+    with np.errstate(all="ignore"):
+        quotient = _divided(first.reshape(-1), second.reshape(-1))
+    return with_canonical_nan(quotient, fmt).reshape(first.shape)
+
+
+def _divided(x: Array, y: Array) -> Array:
     magnitude = np.abs(y)
     small = np.where(magnitude < TINY, np.float32(2.0**24), np.float32(1))
     scale = np.where(magnitude > np.float32(2.0**126), np.float32(0.25), small)

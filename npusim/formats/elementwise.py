@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 MaxNan = Literal["number", "propagate"]
 MAX_NANS = get_args(MaxNan)
-#: Divisions by name: rounded once, and a GPU's ``div.full.f32``.
-DIVISIONS = ("correct", "hopper_full")
 _NATIVE = ("float32", "float64")
 _ORDERED: Mapping[str, np.ufunc] = MappingProxyType(
     {"eq": np.equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "ne": np.not_equal}
@@ -135,23 +133,9 @@ def mul(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
     return _rounded_once(np.multiply, (x, y), fmt)
 
 
-def div(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat, *, variant: str = DIVISIONS[0]) -> Array:
-    """Return ``x / y`` rounded once to ``fmt``; x/0 is Inf and 0/0 NaN; see :func:`add`.
-
-    ``variant`` ``hopper_full`` (float32) is a GPU's ``div.full.f32``, as measured on an H200: at most 2 ulp from that.
-
-    Raises `FormatError` for an unknown variant, or one that the format lacks.
-    """
-    if variant == DIVISIONS[0]:
-        return _rounded_once(np.divide, (x, y), fmt)
-    if variant not in DIVISIONS or get_format(fmt).name != "float32":
-        raise FormatError(f"division variant {variant!r} of {get_format(fmt).name}: {', '.join(DIVISIONS)} of float32")
-    from npusim.formats import cuda_functions
-
-    first, second = np.broadcast_arrays(*check_operands((x, y), get_format(fmt)))
-    with np.errstate(all="ignore"):
-        made = cuda_functions.divided(first.reshape(-1), second.reshape(-1))
-    return with_canonical_nan(made, get_format(fmt)).reshape(first.shape)
+def div(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat) -> Array:
+    """Return ``x / y`` rounded once to ``fmt``; x/0 is Inf and 0/0 NaN; see :func:`add`."""
+    return _rounded_once(np.divide, (x, y), fmt)
 
 
 def fma(x: ArrayLike, y: ArrayLike, z: ArrayLike, fmt: str | FloatFormat) -> Array:

@@ -22,7 +22,7 @@ CALLS = {
     "erf": lambda x: formats.erf(x, "float32", variant="libdevice"),
     "rsqrt": lambda x: formats.rsqrt(x, "float32", variant="hopper_approx"),
     "sqrt": lambda x: formats.sqrt(x, "float32", variant="hopper_approx"),
-    "third": lambda x: formats.div(x, 3.0, "float32", variant="hopper_full"),
+    "third": lambda x: formats.div_full(x, 3.0),
 }
 
 
@@ -43,14 +43,11 @@ def test_a_division_is_div_full_on_an_h200() -> None:
     """2,000 pairs of normal numbers, and 2,000 of any bits."""
     with np.load(HERE / "functions_h200.npz") as stored:
         x, y, wanted = (stored[key].view(np.float32) for key in ("dividend", "divisor", "quotient"))
-    assert not _unlike(formats.div(x, y, "float32", variant="hopper_full"), wanted).size
+    assert not _unlike(formats.div_full(x, y), wanted).size
     assert _unlike(formats.div(x, y, "float32"), wanted).size > 300  # a correct division is another
-    assert formats.div(
-        np.ones((2, 1), np.float32), np.full(3, 3, np.float32), "float32", variant="hopper_full"
-    ).shape == (2, 3)
-    for variant, fmt in (("full", "float32"), ("hopper_full", "float16")):
-        with pytest.raises(FormatError, match="division variant"):
-            formats.div(1.0, 3.0, fmt, variant=variant)
+    assert formats.div_full(np.ones((2, 1), np.float32), np.full(3, 3, np.float32)).shape == (2, 3)
+    with pytest.raises(FormatError, match="operand 0 has dtype float16"):
+        formats.div_full(np.float16([1.0]), 3.0)
 
 
 @pytest.mark.parametrize(

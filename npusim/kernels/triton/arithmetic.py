@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.formats import add, cast, compare, div, maximum, minimum, mul, sub
+from npusim.formats import add, cast, compare, div, div_full, maximum, minimum, mul, sub
 from npusim.formats.scans import WARP
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.element_wise import (
@@ -174,8 +174,6 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_nearbyintf": "math.roundeven",
     }
 )
-#: The division of a GPU that multiplies by an approximate inverse, `npusim.formats.div`.
-APPROXIMATE = "hopper_full"
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
@@ -464,7 +462,7 @@ class Arithmetic(Draft, ABC):
     def _inverse(self, op: Op, divisor: Known) -> str:
         """Return the inverse of a divisor that has a name or is a number."""
         if isinstance(divisor, Number):
-            return literal(float(div(1.0, divisor.value, "float32", variant=APPROXIMATE)))
+            return literal(float(div_full(1.0, divisor.value)))
         return self.choices.form(op.name, shape_of(op.type)[1], "").format("1.0", self.text(divisor))
 
     def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:

@@ -419,7 +419,7 @@ def phase_read(
     Before the last there may be one that makes a factor of it.
     """
     device, is_gpu = machine.device, _is_gpu(machine.device)
-    fuses = is_gpu and p.contracts and (made.fuses or not architecture_of(device))
+    fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
     choices = _choices(p, fuses=fuses, order=order, orders=orders, **of_code)

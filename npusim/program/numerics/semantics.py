@@ -73,11 +73,12 @@ def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
 
 
 def _division(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
-    """Return a quotient: by ``variant``, ``div.hopper_full``, or rounded once."""
-    name, _, variant = (attributes.variant or f"div.{formats.DIVISIONS[0]}").partition(".")
-    if name != "div":
-        raise FormatError(f"unknown division {attributes.variant!r}; there are div.{', div.'.join(formats.DIVISIONS)}")
-    return formats.div(sources[0], sources[1], fmt, variant=variant)
+    """Return a quotient rounded once, or, with ``div.hopper_full``, a GPU's ``div.full.f32``."""
+    if attributes.variant in ("", "div.correct"):
+        return formats.div(sources[0], sources[1], fmt)
+    if attributes.variant != "div.hopper_full" or fmt != "float32":
+        raise FormatError(f"unknown division {attributes.variant!r} of {fmt}; there is div.hopper_full of float32")
+    return formats.div_full(sources[0], sources[1])
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:
