@@ -98,8 +98,8 @@ def flushed(x: Array) -> Array:
     return np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x)
 
 
-def _fma(x: Array, y: Any, z: Any) -> Array:
-    a, b, c = (flushed(np.broadcast_to(v, x.shape)) for v in (x, y, z))
+def _fma(x: Array, y: ArrayLike, z: ArrayLike) -> Array:
+    a, b, c = (flushed(np.broadcast_to(np.asarray(v, np.float32), x.shape)) for v in (x, y, z))
     return flushed(elementwise.fma(a, b, c, "float32"))
 
 

@@ -357,7 +357,7 @@ class AscendReader:
         elif isinstance(target, ast.Subscript):
             value, owner = self.value(node), self.value(target.value)
             if not isinstance(owner, TracedBuffer):
-                raise self.refuse("an element of what is no buffer is assigned")
+                raise self.refuse("an assignment to an element of a value that is no buffer")
             element = owner[self.value(target.slice)]
             if not isinstance(element, TracedElement):
                 raise self.refuse(f"a part of {owner.tile.name} is assigned; T.copy and T.tile have words for it")

@@ -780,7 +780,7 @@ class Arithmetic(Draft, ABC):
                 "rows and columns of a product are the same axis: load its second factor by a pointer of its own"
             )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
-        self.products.add((a.fmt, fmt))
+        self.sums_by_format.add((a.fmt, fmt))
         made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
         if isinstance(c, Number) and not c.value:
             is_alone = self._walk is not None or self._products == 1

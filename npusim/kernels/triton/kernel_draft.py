@@ -196,7 +196,7 @@ class Draft:
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
-        self.cuts, self.left, self.products = set[str | None](), set[str](), set[tuple[str, str]]()
+        self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
@@ -225,7 +225,10 @@ class Draft:
         self._stores: list[str] = []  # pointers
         self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
         self._count(function.operations)
-        parameters = list(function.parameters.items())
+        self._read_parameters(list(function.parameters.items()))
+
+    def _read_parameters(self, parameters: list[tuple[str, str]]) -> None:
+        """Give each parameter, and each part of a descriptor, its value."""
         while parameters:
             name, kind = parameters.pop(0)
             if not kind.startswith("!tt.tensordesc"):

@@ -538,17 +538,17 @@ def _phases_of(
     return [*before, (phase, fields)]
 
 
-def _of_half_sums(reader: Reader, device: Any) -> str:
+def _of_half_sums(reader: Reader, device: DeviceSpec) -> str:
     """Return the arithmetic of products that a GPU adds up in float16 (``out_dtype=tl.float16``); empty: float32.
 
     Raises `ProgramError` where some are and others are not, or the unit has no such arithmetic.
     """
-    formats = {a for a, total in reader.products if total == "f16"}
+    formats = {a for a, total in reader.sums_by_format if total == "f16"}
     if not formats:
         return ""
     units = {device.matrix_engine(SM).arithmetic_of(FORMATS[a]) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
-    if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.products):
+    if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
         why = "products that add up in float16 beside others, or in formats without such an arithmetic"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
     return half.pop()
