@@ -276,8 +276,8 @@ def band(
 ) -> Validated:
     """Return the band that the measured cases of a schedule give a run of a kind of kernel (None: of any).
 
-    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.  Where ``device`` has a
-    band of its own (`FEWEST` shapes), no end is below that of its own cases.
+    Without ``sizes`` none is compared; without a kind, the band covers all classes of tiles.  Where ``device`` has
+    `FEWEST` shapes or more, no end is below that rank of its own errors.
     """
     family = [case for case in pool if kind in (None, case.kind)]
     if not family:
@@ -292,8 +292,9 @@ def band(
     widened = 1 + A_DOUBLING * log2(factor)
     errors = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(ranked)]
     own = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(c for c in ranked if c.device == device)]
-    listed = [errors, own] if len(own) >= FEWEST else [errors]
-    ends = [max(within(of, n) for of in listed) * widened for n in (HALF, MOST)] if len(errors) >= FEWEST else []
+    least = [rank(own, n) if len(own) >= FEWEST else 0.0 for n in (HALF, MOST)]
+    at_least = dict(zip((HALF, MOST), least, strict=True)) if len(errors) >= FEWEST else {}
+    ends = [max(within(errors, n), own_rank) * widened for n, own_rank in at_least.items()]
     lacks: Literal["", "shapes", "like"] = "like" if like == 0 else "" if ends else "shapes"
     if lacks:
         every = sorted(abs(case.error) for case in family)
@@ -358,6 +359,17 @@ def within(shapes: Sequence[Sequence[float]], share: float) -> float:
     for error, weight in errors:
         total += weight
         if total >= need - ROUNDING:
+            return error
+    return errors[-1][0]
+
+
+def rank(shapes: Sequence[Sequence[float]], share: float) -> float:
+    """Return the error that a ``share`` of the absolute errors of shapes does not exceed, each shape as one."""
+    errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
+    total = 0.0
+    for error, weight in errors:
+        total += weight
+        if total >= share * len(shapes) - ROUNDING:
             return error
     return errors[-1][0]
 
