@@ -108,7 +108,7 @@ DRAWN: dict[str, Drawn] = {
         "long_norm[R](tensor(R, C), {v}, {v}, tensor(R, C), {r}, {r}, C, 1e-5, BLOCK=64)".format(
             v="tensor(C).to('float32')", r="tensor(R).to('float32')"
         ),
-        {"R": (16,), "C": (200, 512)},
+        {"R": (64,), "C": (200, 512)},
         {"BLOCK": (64, 128), "warps": (1, 2, 4), "stages": (1, 2, 3)},
         {"X": ("RC", "float16"), "W": ("C", "float32"), "B": ("C", "float32")},
         differs=True,
