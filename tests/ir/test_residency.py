@@ -194,8 +194,11 @@ def test_a_stream_has_left_the_share_of_lines_that_its_launches_write() -> None:
             of_reads + evicted / (1 + puts),
             of_writes + evicted * puts / (1 + puts),
         )
-    assert found.read_pushes["k"] * 3 == pytest.approx(of_reads)
-    assert found.write_pushes["o"] * 2 == pytest.approx(of_writes)
+    # As much is evicted of what was written as the launch writes, two heads.
+    scale = 2 / (of_reads + of_writes)
+    assert 0.7 < scale < 1
+    assert found.read_pushes["k"] * 3 == pytest.approx(scale * of_reads)
+    assert found.write_pushes["o"] * 2 == pytest.approx(scale * of_writes)
     assert (alone.read_pushes["k"], alone.write_pushes["o"]) == (0.0, 0.0)
     # What the launch writes is written back too, by the next one at the latest.
     assert found.compulsory_bytes == alone.compulsory_bytes + 2 * HEAD

@@ -183,7 +183,7 @@ class Program:
     def arith_divf(self, op: Op, a: Any, b: Any) -> Any:
         fmt = fmt_of(op.type)
         x, y = (formats.cast(np.asarray(x), fmt) for x in (a, b))
-        return formats.div(x, y, fmt, variant=self.how.variant("div", fmt))
+        return formats.div_full(x, y) if self.how.variant("div", fmt) == "hopper_full" else formats.div(x, y, fmt)
 
     def tt_precise_divf(self, op: Op, a: Any, b: Any) -> Any:
         return formats.div(*(formats.cast(np.asarray(x), fmt_of(op.type)) for x in (a, b)), fmt_of(op.type))

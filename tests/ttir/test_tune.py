@@ -119,7 +119,7 @@ def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> No
     assert followed is not None
     assert followed.cycles < alone.cycles
     # It has stored all the same, and memory has no less to move: the lines that it evicts are as many as it writes.
-    assert followed.link_bytes == pytest.approx(alone.link_bytes, rel=2e-2)
+    assert followed.link_bytes == pytest.approx(alone.link_bytes, rel=1e-3)
     assert followed.cycles >= max(followed.bound_cycles.values())
 
 
@@ -163,7 +163,7 @@ def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
     assert [pick["fields"] for pick in picks] == [{"num_warps": 1, "num_stages": 3}] * 2
     assert "class A" in shown.stdout
     assert "\n  decorator  triton.Config({}, num_warps=1, num_stages=3)\n" in shown.stdout
-    assert "\n  errors     not measured\n" in shown.stdout
+    assert re.search(r"times of softmax \(no products\) on h100, half are\s+expected within", shown.stdout)
     run = shlex.split(picks[0]["run"])
     assert run[1] == "run"
     assert run[-8:] == ["--hw", "h100", "-t", "num_warps=1", "-t", "num_stages=3", "--l2", "steady"]

@@ -138,6 +138,9 @@ def _residency(
     read, used = {name: cache.traffic[name] for name, _, _ in tensors}, cache.traffic.items()
     outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
     others_count = max(1, group_count - 1)
+    pushed = sum(t.read_pushes + t.write_pushes for _, t in used)
+    # A launch of a stream evicts as much of what was written as it writes.
+    scale = outputs / pushed if back and not back[3] and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
@@ -145,8 +148,8 @@ def _residency(
         {name: min(1.0, t.met / t.read / others_count) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in used if t.written},
-        {name: t.read_pushes / t.read for name, t in used if t.read},
-        {name: t.write_pushes / t.written for name, t in used if t.written},
+        {name: scale * t.read_pushes / t.read for name, t in used if t.read},
+        {name: scale * t.write_pushes / t.written for name, t in used if t.written},
     )
 
 
