@@ -108,16 +108,19 @@ KEYS = [drawn(128, 64, fmt="float16"), drawn(128, 64, fmt="float16"), drawn(128,
     ("why", "call", "words"),
     [
         ("rows and columns of a product are the same axis: load its second", SQUARE, {"N": 64, "D": 32}),
-        (
-            "weighted_keys: acc2 .* is the left factor of a product in a loop and computed from",
-            ("weighted_keys", (1,), *KEYS),
-            {"D": 64, "B": 64},
-        ),
     ],
 )
 def test_what_is_not_read_is_named_by_its_mechanism(why: str, call: Any, words: Any) -> None:
     with pytest.raises(ProgramError, match=AT + why):
         npusim.run(recorded(*call, **words), hw="h200")
+
+
+def test_a_left_factor_that_each_tile_weighs_is_computed() -> None:
+    keys, values, weights, *_ = KEYS
+    done = npusim.run(recorded("weighted_keys", (1,), *KEYS, D=64, B=64), rows="all")
+    weighed = (keys.T.astype(np.float32) * weights.astype(np.float32)).astype(np.float16)
+    wanted = weighed.astype(np.float64) @ values.astype(np.float64)
+    assert np.abs(np.reshape(done.output, wanted.shape) - wanted).max() < 1e-4
 
 
 def test_functions_of_known_numbers_are_numbers() -> None:
