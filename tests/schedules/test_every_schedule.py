@@ -246,7 +246,7 @@ def test_head_sizes_beyond_256_are_refused_or_warned_of(schedule: str) -> None:
         (("fp8_attention", "--precision", "scale=0"), "must be positive and finite"),
         (
             ("flash", "--no-numerics", "--precision", "exp_variant=fast"),
-            "exp_variant: 'fast' is not one of exp.correct, exp.hopper_hexp, exp2.correct",
+            "exp_variant: 'fast' is not one of exp.correct, exp.hopper_hexp, exp.libdevice, exp2.correct",
         ),
         (
             ("pasa", "--no-numerics", "--precision", "sum_order=any"),
