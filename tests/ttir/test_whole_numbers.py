@@ -70,6 +70,39 @@ def test_programs_that_do_unlike_things_are_read_kind_by_kind(hw: str) -> None:
     assert np.array_equal(made["Y"], np.where(p >= 5, 2 * x, x - z))
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (0, r"Y: program \(1, 0, 0\) loads an element that program \(0, 0, 0\) stores to at .*:\d+: which comes first"),
+        (1, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
+        (2, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
+        (4, "Q: integers that one kind of programs loads, and another kind stores to at"),
+    ],
+)
+def test_kinds_of_programs_that_meet_in_a_tensor_are_refused(kind: int, why: str) -> None:
+    words = {"X": _drawn(6, 20), "Y": np.full((6, 20), 7, np.float32), "Z": np.zeros((3, 20), np.float32)}
+    with pytest.raises(ProgramError, match=rf"whole_kernels\.py:\d+: {why}"):
+        _run("kinds_that_meet", (6,), **words, Q=np.full(3, 9, np.int32), N=20, B=32, KIND=kind)
+
+
+def test_kinds_of_programs_that_never_meet_in_a_tensor_are_read() -> None:
+    x, y = _drawn(6, 20), _drawn(6, 20, seed=1)
+    words = {"X": x, "Y": y, "Z": np.zeros((3, 20), np.float32), "Q": np.zeros(3, np.int32)}
+    _, made = _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=3)
+    assert np.array_equal(made["Z"], y[3:] + np.float32(1))
+    assert np.array_equal(made["Y"][:3], 2 * x[::2])
+
+
+def test_kinds_of_programs_whose_elements_are_too_many_to_look_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import shared_memory
+
+    words = {"X": _drawn(6, 20), "Y": _drawn(6, 20), "Z": np.zeros((3, 20), np.float32), "Q": np.zeros(3, np.int32)}
+    monkeypatch.setattr(shared_memory, "MOST_ELEMENTS", 10)
+    _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=3)  # ranges that do not meet are known without
+    with pytest.raises(ProgramError, match=r"programs do unlike things, and whether a program stores to what another"):
+        _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=1)
+
+
 def test_programs_whose_loop_has_no_iteration_store_what_it_begins_with() -> None:
     x, count = _drawn(5, 100), np.array([100, 0, 37, 64, 0], np.int32)
     words = {"X": x, "COUNT": count, "Y": np.ones(5, np.float32), "L": np.ones(5, np.float32), "N": 100, "B": 32}

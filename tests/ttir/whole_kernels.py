@@ -251,3 +251,32 @@ def combined(X, I, W, Y, N, K: tl.constexpr, B: tl.constexpr):
         if i >= 0:
             acc += tl.load(X + i * N + j, mask=j < N, other=0.0) * tl.load(W + p * K + k)
     tl.store(Y + p * N + j, acc, mask=j < N)
+
+
+@triton.jit
+def kinds_that_meet(X, Y, Z, Q, N, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    if KIND == 0:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Z + p // 2 * N + j, tl.load(Y + p // 2 * N + j, mask=j < N, other=0.0) + 1, mask=j < N)
+    elif KIND == 1:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Y + p // 2 * N + j, x + 1, mask=j < N)
+    elif KIND == 2:
+        tl.store(Y + p * N + j, x * 2, mask=j < N)
+        if p == 1:
+            tl.store(Y + j, x + 1, mask=j < N)
+    elif KIND == 3:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Z + p // 2 * N + j, tl.load(Y + (3 + p // 2) * N + j, mask=j < N, other=0.0) + 1, mask=j < N)
+    elif p % 2 == 0:
+        tl.store(Q + p // 2, tl.max(x, 0).to(tl.int32))
+    else:
+        tl.store(Z + p // 2 * N + j, x + 1, mask=j < tl.load(Q + p // 2))
