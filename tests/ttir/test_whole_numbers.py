@@ -170,6 +170,64 @@ def test_the_index_of_an_extremum_is_that_of_the_first(hw: str, least: bool) -> 
 
 
 @pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_the_extremum_may_be_at_an_element_that_a_mask_hides(hw: str, kind: int) -> None:
+    x = np.abs(_drawn(4, 20)) * np.array([[-1], [1], [-1], [1]], np.float32)
+    words = {"X": x, "COUNT": np.arange(1, 5, dtype=np.int32), "V": np.zeros(4, np.float32), "I": np.ones(4, np.int32)}
+    lanes = np.pad(x, ((0, 0), (0, 12)))
+    lanes = np.abs(lanes) if kind == 2 else lanes
+    _, made = _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=kind)
+    assert np.array_equal(made["V"], lanes.min(1) if kind else lanes.max(1))
+    assert np.array_equal(made["I"], lanes.argmin(1) if kind else lanes.argmax(1))
+    with pytest.raises(
+        ProgramError, match=r"whole_kernels\.py:\d+: the index of an extremum that may be at an element"
+    ):
+        _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
+
+
+def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
+    x = _drawn(4, 20)
+    done, made = _run("least", (4,), X=x, V=np.zeros(4, np.float32), N=20, B=32, KIND=0)
+    assert np.array_equal(made["V"], x.min(1))
+    assert not [n for n in done.notes if "index" in n or "never read" in n or "block that is read" in n]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(1, r"a min .* tl\.where\(mask, x, inf\) .* other=inf where"), (2, "hides elements that are loaded")],
+)
+def test_minima_that_are_refused_say_what_helps(kind: int, why: str) -> None:
+    with pytest.raises(ProgramError, match=rf"whole_kernels\.py:\d+: .*{why}"):
+        _run("least", (4,), X=_drawn(4, 20), V=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_floats_beyond_an_integer_type_are_its_limits_and_zero_has_no_sign(hw: str, bits: int) -> None:
+    edges = [300.0, -300.0, 4e4, -4e4, 3e9, -3e9, 1e20, np.inf, -np.inf, 2147483647, 2147483520, 16777217, np.nan]
+    x = np.array([*edges, 127.9, -128.9, 0.7, -0.5, -0.0, 0.0, 1.5], np.float32)
+    done, made = _run("cut_to_integers", (1,), hw, X=x, Y=np.ones_like(x), N=20, B=32, BITS=bits)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    whole = [0 if np.isnan(v) else high if v > high else low if v < low else int(v) for v in x.tolist()]
+    assert np.array_equal(made["Y"], np.array(whole).astype(np.float32))
+    assert not np.signbit(made["Y"][made["Y"] == 0]).any()
+    assert [n for n in done.notes if f"floats beyond {low} and {high} become these, and NaN 0" in n]
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_numbers_that_float32_has_not_are_refused_as_integers_of_a_tile(hw: str) -> None:
+    words = {"Y": np.zeros((2, 20), np.int32), "N": 20, "B": 32}
+    for number in (16777216, -(1 << 30), 16777218):
+        assert np.all(_run("stored_number", (2,), hw, **words, NUMBER=number)[1]["Y"] == number)
+    why = r"whole_kernels\.py:\d+: 16777217 as an integer of a tile"
+    with pytest.raises(ProgramError, match=why):
+        _run("stored_number", (2,), hw, **words, NUMBER=16777217)
+    with pytest.raises(ProgramError, match=why):
+        x = _drawn(2, 20)
+        _run("compared_number", (2,), hw, X=x, Y=np.zeros_like(x), N=20, B=32, NUMBER=16777217)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
 def test_the_largest_weights_and_their_indices(hw: str) -> None:
     x = _drawn(8, 60)
     words = {"X": x, "V": np.zeros((8, 3), np.float32), "I": np.zeros((8, 3), np.int32), "N": 60, "K": 3, "B": 64}
