@@ -10,6 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
+from ttir.interpreter import Open, interpret
 from ttir.stored import stored
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
@@ -316,3 +317,21 @@ def test_sums_of_rows_by_loaded_numbers(hw: str) -> None:
     _, made = _run("combined", (4, 2), hw, **words)
     wanted = (x[i].astype(np.float64) * w[..., None]).sum(1)
     assert np.abs(made["Y"] - wanted).max() < 1e-6
+
+
+def test_the_interpreter_of_other_tests_knows_minima_and_joined_masks_and_refuses_what_it_does_not_know() -> None:
+    from ttir import whole_kernels as kernels
+
+    x, unit = _drawn(3, 16), Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", "")
+    chosen = (np.abs(x) <= 1, (np.arange(16) < 4) | (np.arange(16) >= 12))
+    for kind in range(3):
+        memory = {"X": x.reshape(-1).copy(), "Y": np.zeros(3, np.float32)}
+        with npusim.record(floats=True) as calls:
+            kernels.least_of_some[(3,)](**memory, N=16, KIND=kind)
+        run = calls[0].configurations[0].ttir, dict.fromkeys(memory), (3,), memory, unit
+        if kind < 2:
+            interpret(*run)
+            assert np.array_equal(memory["Y"], np.where(chosen[kind], x, np.float32(9)).min(1))
+        else:
+            with pytest.raises(NotImplementedError, match=r"whole_kernels\.py:\d+: .*tt\.scan"):
+                interpret(*run)

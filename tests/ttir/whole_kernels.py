@@ -335,3 +335,16 @@ def least(X, V, N, B: tl.constexpr, KIND: tl.constexpr):
         x = tl.load(X + p * N + j, mask=j < N, other=float("inf"))
         v = tl.min(tl.where(j < 10, x, float("inf")), 0)
     tl.store(V + p, v)
+
+
+@triton.jit
+def least_of_some(X, Y, N: tl.constexpr, KIND: tl.constexpr):
+    j = tl.arange(0, N)
+    x = tl.load(X + tl.program_id(0) * N + j)
+    if KIND == 0:
+        y = tl.where(~((x > 1.0) | (x < -1.0)), x, 9.0)
+    elif KIND == 1:
+        y = tl.where((j < 4) | ~(j < 12), x, 9.0)
+    else:
+        y = tl.cumsum(x, 0)
+    tl.store(Y + tl.program_id(0), tl.min(y, 0))
