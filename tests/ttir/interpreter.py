@@ -25,10 +25,15 @@ _INTEGER = {
     "minsi": np.minimum,
     "maxsi": np.maximum,
     "andi": np.bitwise_and,
+    "ori": np.bitwise_or,
+    "xori": np.bitwise_xor,
     "divsi": lambda a, b: (np.sign(a) * (abs(a) // b)).astype(np.int64),
     "remsi": np.fmod,
 }
-_FLOAT = {"addf": "add", "subf": "sub", "mulf": "mul", "divf": "div", "maxnumf": "maximum"}
+_FLOAT = {"addf": "add", "subf": "sub", "mulf": "mul", "maxnumf": "maximum"}
+#: Operations whose result is their operand as it is; integers have 64 bits here.
+_PASSING = ("arith.index_cast", "ttg.convert_layout")
+_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier")
 
 
 class Open(NamedTuple):
@@ -81,13 +86,17 @@ class Program:
             made = getattr(self, f"{family}_{name}", None)
             if made is not None:
                 out = made(op, *args)
-            elif name in _INTEGER:
+            elif family == "arith" and name in _INTEGER:
                 out = _INTEGER[name](*args)
-            elif name in _FLOAT:
+            elif family == "arith" and name in _FLOAT:
                 fmt = fmt_of(op.type)
                 out = getattr(formats, _FLOAT[name])(*(formats.cast(np.asarray(a), fmt) for a in args), fmt)
+            elif op.name in _PASSING:
+                out = args[0]
+            elif op.name in _IGNORED:
+                out = None
             else:
-                out = args[0]  # extsi and the like
+                raise NotImplementedError(f"{op.line}: {op.text[:80]}")
             if op.results:
                 self.env.update(zip(op.results, out if op.name.startswith("scf.") else [out], strict=True))
         return []
@@ -98,7 +107,31 @@ class Program:
         shape, fmt = shape_of(type_)
         if fmt in FORMATS:
             return formats.cast(np.full(shape, float_of(text, fmt)), FORMATS[fmt])
-        return np.full(shape, {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text))
+        return np.full(shape, text == "true" if text in ("true", "false") else int(text))
+
+    def arith_extsi(self, _op: Op, x: Any) -> Any:
+        return -np.asarray(x).astype(np.int64) if np.asarray(x).dtype == bool else x
+
+    def arith_extui(self, op: Op, x: Any) -> Any:
+        if np.asarray(x).dtype != bool and np.any(np.asarray(x) < 0):
+            raise NotImplementedError(f"{op.line}: integers below 0 without a sign")
+        return np.asarray(x).astype(np.int64)
+
+    def arith_trunci(self, op: Op, x: Any) -> Any:
+        bits = int(shape_of(op.type)[1][1:])
+        if bits == 1 or np.any(np.asarray(x) >= 1 << (bits - 1)) or np.any(np.asarray(x) < -1 << (bits - 1)):
+            raise NotImplementedError(f"{op.line}: integers beyond {bits} bits")
+        return x
+
+    def arith_minnumf(self, op: Op, a: Any, b: Any) -> Any:
+        fmt = fmt_of(op.type)
+        return -formats.maximum(*(-formats.cast(np.asarray(x), fmt) for x in (a, b)), fmt)
+
+    def arith_negf(self, _op: Op, x: Any) -> Any:
+        return -np.asarray(x)
+
+    def math_absf(self, _op: Op, x: Any) -> Any:
+        return np.abs(x)
 
     def tt_get_program_id(self, op: Op) -> Any:
         return np.int64(self.ids["xyz".index(op.text.split()[1])])
@@ -139,7 +172,9 @@ class Program:
     def arith_cmpf(self, op: Op, a: Any, b: Any) -> Any:
         ordered = {"eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
         relation = op.text.split()[1].rstrip(",")
-        return np.not_equal(a, b) if relation == "une" else ordered[relation.removeprefix("o")](a, b)
+        if relation != "une" and not (relation.startswith("o") and relation[1:] in ordered):
+            raise NotImplementedError(f"{op.line}: {op.text[:80]}")
+        return np.not_equal(a, b) if relation == "une" else ordered[relation[1:]](a, b)
 
     def math_rsqrt(self, op: Op, x: Any) -> Any:
         return formats.rsqrt(np.asarray(x), fmt_of(op.type), variant=self.how.variant("rsqrt", fmt_of(op.type)))
@@ -200,7 +235,14 @@ class Program:
     def tt_reduce(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type) or fmt_of(op.text)
         x = np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))
-        return formats.reduce_max(x, fmt) if "max" in op.body[0].name else formats.reduce_sum(x, fmt, self.how.order)
+        how = [o.name for o in op.body if o.name != "block"]
+        if how[:1] == ["arith.addf"] and len(how) == 2:
+            return formats.reduce_sum(x, fmt, self.how.order)
+        if how[:1] == ["arith.maxnumf"] and len(how) == 2:
+            return formats.reduce_max(x, fmt)
+        if how[:1] == ["arith.minnumf"] and len(how) == 2:
+            return -formats.reduce_max(-x, fmt)
+        raise NotImplementedError(f"{op.line}: a reduction by {', '.join(how)}")
 
     def tt_dot(self, op: Op, a: Any, b: Any, c: Any) -> Any:
         arithmetic = formats.get_arithmetic(self.how.arithmetic)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim import formats
 from npusim.errors import ProgramError
+from ttir.interpreter import Open, interpret
 from ttir.stored import stored
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
@@ -70,6 +72,39 @@ def test_programs_that_do_unlike_things_are_read_kind_by_kind(hw: str) -> None:
     assert np.array_equal(made["Y"], np.where(p >= 5, 2 * x, x - z))
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (0, r"Y: program \(1, 0, 0\) loads an element that program \(0, 0, 0\) stores to at .*:\d+: which comes first"),
+        (1, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
+        (2, r"Y: program \(1, 0, 0\) stores to an element that program \(0, 0, 0\) stores to at .*:\d+: which comes"),
+        (4, "Q: integers that one kind of programs loads, and another kind stores to at"),
+    ],
+)
+def test_kinds_of_programs_that_meet_in_a_tensor_are_refused(kind: int, why: str) -> None:
+    words = {"X": _drawn(6, 20), "Y": np.full((6, 20), 7, np.float32), "Z": np.zeros((3, 20), np.float32)}
+    with pytest.raises(ProgramError, match=rf"whole_kernels\.py:\d+: {why}"):
+        _run("kinds_that_meet", (6,), **words, Q=np.full(3, 9, np.int32), N=20, B=32, KIND=kind)
+
+
+def test_kinds_of_programs_that_never_meet_in_a_tensor_are_read() -> None:
+    x, y = _drawn(6, 20), _drawn(6, 20, seed=1)
+    words = {"X": x, "Y": y, "Z": np.zeros((3, 20), np.float32), "Q": np.zeros(3, np.int32)}
+    _, made = _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=3)
+    assert np.array_equal(made["Z"], y[3:] + np.float32(1))
+    assert np.array_equal(made["Y"][:3], 2 * x[::2])
+
+
+def test_kinds_of_programs_whose_elements_are_too_many_to_look_at_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import shared_memory
+
+    words = {"X": _drawn(6, 20), "Y": _drawn(6, 20), "Z": np.zeros((3, 20), np.float32), "Q": np.zeros(3, np.int32)}
+    monkeypatch.setattr(shared_memory, "MOST_ELEMENTS", 10)
+    _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=3)  # ranges that do not meet are known without
+    with pytest.raises(ProgramError, match=r"programs do unlike things, and whether a program stores to what another"):
+        _run("kinds_that_meet", (6,), **words, N=20, B=32, KIND=1)
+
+
 def test_programs_whose_loop_has_no_iteration_store_what_it_begins_with() -> None:
     x, count = _drawn(5, 100), np.array([100, 0, 37, 64, 0], np.int32)
     words = {"X": x, "COUNT": count, "Y": np.ones(5, np.float32), "L": np.ones(5, np.float32), "N": 100, "B": 32}
@@ -101,8 +136,9 @@ def test_floats_as_int8_are_cut_toward_0(hw: str, rounds: bool) -> None:
     x = _drawn(6, 100)
     words = {"X": x, "Q": np.zeros((6, 100), np.int8), "S": np.zeros(6, np.float32), "N": 100, "B": 128}
     _, made = _run("quantized", (6,), hw, **words, ROUNDS=rounds)
-    scale = (np.abs(x).max(1) / np.float32(127)).astype(np.float32)
-    ratio = (x / scale[:, None]).astype(np.float32)
+    divided = formats.div_full if hw == "h200" else np.divide  # a GPU's is an instruction that does not round correctly
+    scale = divided(np.abs(x).max(1), np.full(6, 127, np.float32))
+    ratio = divided(x, np.broadcast_to(scale[:, None], x.shape).copy())
     whole = np.copysign(np.floor(np.abs(ratio) + 0.5), ratio) if rounds else np.trunc(ratio)
     assert np.array_equal(made["S"], scale)
     assert np.array_equal(made["Q"], whole)
@@ -134,6 +170,64 @@ def test_the_index_of_an_extremum_is_that_of_the_first(hw: str, least: bool) -> 
     _, made = _run("best", (8,), hw, **words)
     assert np.array_equal(made["V"], x.min(1) if least else x.max(1))
     assert np.array_equal(made["I"], x.argmin(1) if least else x.argmax(1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_the_extremum_may_be_at_an_element_that_a_mask_hides(hw: str, kind: int) -> None:
+    x = np.abs(_drawn(4, 20)) * np.array([[-1], [1], [-1], [1]], np.float32)
+    words = {"X": x, "COUNT": np.arange(1, 5, dtype=np.int32), "V": np.zeros(4, np.float32), "I": np.ones(4, np.int32)}
+    lanes = np.pad(x, ((0, 0), (0, 12)))
+    lanes = np.abs(lanes) if kind == 2 else lanes
+    _, made = _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=kind)
+    assert np.array_equal(made["V"], lanes.min(1) if kind else lanes.max(1))
+    assert np.array_equal(made["I"], lanes.argmin(1) if kind else lanes.argmax(1))
+    with pytest.raises(
+        ProgramError, match=r"whole_kernels\.py:\d+: the index of an extremum that may be at an element"
+    ):
+        _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
+
+
+def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
+    x = _drawn(4, 20)
+    done, made = _run("least", (4,), X=x, V=np.zeros(4, np.float32), N=20, B=32, KIND=0)
+    assert np.array_equal(made["V"], x.min(1))
+    assert not [n for n in done.notes if "index" in n or "never read" in n or "block that is read" in n]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(1, r"a min .* tl\.where\(mask, x, inf\) .* other=inf where"), (2, "hides elements that are loaded")],
+)
+def test_minima_that_are_refused_say_what_helps(kind: int, why: str) -> None:
+    with pytest.raises(ProgramError, match=rf"whole_kernels\.py:\d+: .*{why}"):
+        _run("least", (4,), X=_drawn(4, 20), V=np.zeros(4, np.float32), N=20, B=32, KIND=kind)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_floats_beyond_an_integer_type_are_its_limits_and_zero_has_no_sign(hw: str, bits: int) -> None:
+    edges = [300.0, -300.0, 4e4, -4e4, 3e9, -3e9, 1e20, np.inf, -np.inf, 2147483647, 2147483520, 16777217, np.nan]
+    x = np.array([*edges, 127.9, -128.9, 0.7, -0.5, -0.0, 0.0, 1.5], np.float32)
+    done, made = _run("cut_to_integers", (1,), hw, X=x, Y=np.ones_like(x), N=20, B=32, BITS=bits)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    whole = [0 if np.isnan(v) else high if v > high else low if v < low else int(v) for v in x.tolist()]
+    assert np.array_equal(made["Y"], np.array(whole).astype(np.float32))
+    assert not np.signbit(made["Y"][made["Y"] == 0]).any()
+    assert [n for n in done.notes if f"floats beyond {low} and {high} become these, and NaN 0" in n]
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_numbers_that_float32_has_not_are_refused_as_integers_of_a_tile(hw: str) -> None:
+    words = {"Y": np.zeros((2, 20), np.int32), "N": 20, "B": 32}
+    for number in (16777216, -(1 << 30), 16777218):
+        assert np.all(_run("stored_number", (2,), hw, **words, NUMBER=number)[1]["Y"] == number)
+    why = r"whole_kernels\.py:\d+: 16777217 as an integer of a tile"
+    with pytest.raises(ProgramError, match=why):
+        _run("stored_number", (2,), hw, **words, NUMBER=16777217)
+    with pytest.raises(ProgramError, match=why):
+        x = _drawn(2, 20)
+        _run("compared_number", (2,), hw, X=x, Y=np.zeros_like(x), N=20, B=32, NUMBER=16777217)
 
 
 @pytest.mark.parametrize("hw", DEVICES)
@@ -225,3 +319,21 @@ def test_sums_of_rows_by_loaded_numbers(hw: str) -> None:
     _, made = _run("combined", (4, 2), hw, **words)
     wanted = (x[i].astype(np.float64) * w[..., None]).sum(1)
     assert np.abs(made["Y"] - wanted).max() < 1e-6
+
+
+def test_the_interpreter_of_other_tests_knows_minima_and_joined_masks_and_refuses_what_it_does_not_know() -> None:
+    from ttir import whole_kernels as kernels
+
+    x, unit = _drawn(3, 16), Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", "")
+    chosen = (np.abs(x) <= 1, (np.arange(16) < 4) | (np.arange(16) >= 12))
+    for kind in range(3):
+        memory = {"X": x.reshape(-1).copy(), "Y": np.zeros(3, np.float32)}
+        with npusim.record(floats=True) as calls:
+            kernels.least_of_some[(3,)](**memory, N=16, KIND=kind)
+        run = calls[0].configurations[0].ttir, dict.fromkeys(memory), (3,), memory, unit
+        if kind < 2:
+            interpret(*run)
+            assert np.array_equal(memory["Y"], np.where(chosen[kind], x, np.float32(9)).min(1))
+        else:
+            with pytest.raises(NotImplementedError, match=r"whole_kernels\.py:\d+: .*tt\.scan"):
+                interpret(*run)

@@ -251,3 +251,100 @@ def combined(X, I, W, Y, N, K: tl.constexpr, B: tl.constexpr):
         if i >= 0:
             acc += tl.load(X + i * N + j, mask=j < N, other=0.0) * tl.load(W + p * K + k)
     tl.store(Y + p * N + j, acc, mask=j < N)
+
+
+@triton.jit
+def kinds_that_meet(X, Y, Z, Q, N, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    if KIND == 0:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Z + p // 2 * N + j, tl.load(Y + p // 2 * N + j, mask=j < N, other=0.0) + 1, mask=j < N)
+    elif KIND == 1:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Y + p // 2 * N + j, x + 1, mask=j < N)
+    elif KIND == 2:
+        tl.store(Y + p * N + j, x * 2, mask=j < N)
+        if p == 1:
+            tl.store(Y + j, x + 1, mask=j < N)
+    elif KIND == 3:
+        if p % 2 == 0:
+            tl.store(Y + p // 2 * N + j, x * 2, mask=j < N)
+        else:
+            tl.store(Z + p // 2 * N + j, tl.load(Y + (3 + p // 2) * N + j, mask=j < N, other=0.0) + 1, mask=j < N)
+    elif p % 2 == 0:
+        tl.store(Q + p // 2, tl.max(x, 0).to(tl.int32))
+    else:
+        tl.store(Z + p // 2 * N + j, x + 1, mask=j < tl.load(Q + p // 2))
+
+
+@triton.jit
+def cut_to_integers(X, Y, N, B: tl.constexpr, BITS: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i, mask=i < N, other=0.0)
+    if BITS == 8:
+        y = x.to(tl.int8).to(tl.float32)
+    elif BITS == 16:
+        y = x.to(tl.int16).to(tl.float32)
+    else:
+        y = x.to(tl.int32).to(tl.float32)
+    tl.store(Y + i, y, mask=i < N)
+
+
+@triton.jit
+def stored_number(Y, N, B: tl.constexpr, NUMBER: tl.constexpr):
+    j = tl.arange(0, B)
+    tl.store(Y + tl.program_id(0) * N + j, tl.full((B,), NUMBER, tl.int32), mask=j < N)
+
+
+@triton.jit
+def compared_number(X, Y, N, B: tl.constexpr, NUMBER: tl.constexpr):
+    j = tl.arange(0, B)
+    x = tl.load(X + tl.program_id(0) * N + j, mask=j < N, other=0.0)
+    tl.store(Y + tl.program_id(0) * N + j, tl.where(x.to(tl.int32) < NUMBER, x, 0.0), mask=j < N)
+
+
+@triton.jit
+def best_of_all_lanes(X, COUNT, V, I, N, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    n = N if KIND < 3 else tl.load(COUNT + p)
+    x = tl.load(X + p * N + j, mask=j < n, other=0.0)
+    if KIND == 1:
+        v, i = tl.min(x, 0, return_indices=True)
+    elif KIND == 2:
+        v, i = tl.min(tl.abs(x), 0, return_indices=True)
+    else:
+        v, i = tl.max(x, 0, return_indices=True)
+    tl.store(V + p, v)
+    tl.store(I + p, i)
+
+
+@triton.jit
+def least(X, V, N, B: tl.constexpr, KIND: tl.constexpr):
+    p, j = tl.program_id(0), tl.arange(0, B)
+    if KIND == 0:
+        x = tl.load(X + p * N + j, mask=j < N, other=float("inf"))
+        v, _ = tl.min(x, 0, return_indices=True)
+    elif KIND == 1:
+        v = tl.min(tl.cumsum(tl.load(X + p * N + j, mask=j < N, other=0.0), 0), 0)
+    else:
+        x = tl.load(X + p * N + j, mask=j < N, other=float("inf"))
+        v = tl.min(tl.where(j < 10, x, float("inf")), 0)
+    tl.store(V + p, v)
+
+
+@triton.jit
+def least_of_some(X, Y, N: tl.constexpr, KIND: tl.constexpr):
+    j = tl.arange(0, N)
+    x = tl.load(X + tl.program_id(0) * N + j)
+    if KIND == 0:
+        y = tl.where(~((x > 1.0) | (x < -1.0)), x, 9.0)
+    elif KIND == 1:
+        y = tl.where((j < 4) | ~(j < 12), x, 9.0)
+    else:
+        y = tl.cumsum(x, 0)
+    tl.store(Y + tl.program_id(0), tl.min(y, 0))

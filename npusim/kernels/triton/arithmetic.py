@@ -667,11 +667,8 @@ class Arithmetic(Draft, ABC):
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose the loaded block")
         self._refuse_anew(op, axis)
-        floor = x.pad if kind == "max" and not x.is_low and x.pad != neutral and self._is_always_cut(axis) else None
-        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low) and floor is None:
-            hidden = "unknown" if x.pad is None else x.pad
-            why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
-            raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
+        self._check_hidden(op, x, kind, neutral)
+        floor = self._hidden_maximum(x, axis) if kind == "max" else None
         if axis is None:
             of = shape_of("tensor" + op.text.rpartition("(tensor")[2])[0]
             if of[at] > 1 and kind == "sum":
@@ -695,11 +692,31 @@ class Arithmetic(Draft, ABC):
         """Write a minimum as the maximum of the opposite values, and its opposite."""
         pad = None if x.pad is None else -x.pad
         opposite = self._named(op, replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False))
+        self._check_hidden(op, opposite, "min", -math.inf)
         body = [replace(op.body[0], name=_MINIMA[op.body[0].name]), *op.body[1:]]
         self._tt_reduce(replace(op, body=body), opposite)
         made = self.values[op.results[0]]
         assert isinstance(made, Floats)
         self._bind(op, replace(made, text=f"({self.text(made)} * -1.0)"))
+
+    def _check_hidden(self, op: Op, x: Floats, kind: str, neutral: float) -> None:
+        """Refuse a sum or maximum with elements that a mask hides whose values are not known, or change the result.
+
+        ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
+        """
+        axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
+        if self.root(axis) not in self.cuts or x.pad == neutral:
+            return
+        if kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None):
+            hidden = "unknown" if x.pad is None else sign * x.pad
+            why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
+            other = sign * neutral
+            raise op.fail(f"{why}: tl.where(mask, x, {other}) before it, or other={other} where it is loaded")
+
+    def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
+        """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
+        is_below = x.is_low or x.pad == -math.inf
+        return None if is_below or not self._is_always_cut(axis) else x.pad
 
     def _is_always_cut(self, axis: str | None) -> bool:
         """Return whether a load's mask hides elements along an axis in every program, outside of loops."""

@@ -207,7 +207,7 @@ class Draft:
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
         #: Tensors of integers of which loads decide addresses and masks.
-        self.looked: set[str] = set()
+        self.looked: dict[str, Line] = {}
         self.returned = 0  #: programs that return early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}

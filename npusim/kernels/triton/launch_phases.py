@@ -547,7 +547,10 @@ class LaunchGrid:
         for axis, most, line in r.bounds:
             called = self.names.get(r.root(axis), "")
             if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
-                raise self._fault(line, "a mask hides elements that are stored: load and store them under one mask")
+                why = "a mask hides elements that are stored: load and store them under one mask"
+                if r.root(axis) not in map(r.root, self.stored.value.axes):
+                    why = "a mask hides elements that are loaded: load them under it, with other=... in their place"
+                raise self._fault(line, why)
         for axis, line in () if self.stored.is_walked else r.reduced:
             called = self.names.get(r.root(axis), "")
             for x in r.loads.values() if called in stored else ():
@@ -853,8 +856,9 @@ class LaunchGrid:
         missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
         whole = areas * np.ones_like(times)
         each, scale = ("elements", 1) if self.is_cut else ("rows", self.out.shape[COLUMNS])
-        how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
-        counted = f"{int((areas * times).sum()) // scale} of {int(whole.sum()) // scale} {each}, {how}"
+        every, twice = int(whole.sum()) // scale, int((areas * (times > 1)).sum()) // scale
+        counted = f"{int((areas * times).sum()) // scale} of {every} {each}, {missing // scale} of them never"
+        counted = f"{twice} of {every} {each} more than once" if is_twice else counted
         *at, row, column = (int(i) for i in np.argwhere(times != 1)[0])
         named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
         first = [f"{n} {i}" for n, i, size in named if size > 1]

@@ -197,7 +197,9 @@ def _in_bits(op: Op, x: Listed) -> Listed:
     least = int(rest.base.min()) + sum(min(0, e) for e in ends) + int(entries.min(initial=0))
     most = int(rest.base.max()) + sum(max(0, e) for e in ends) + int(entries.max(initial=0))
     if least < low or most > high:
-        raise op.fail(f"{op.name}: loaded integers beyond {rest.bits} bits")
+        raise op.fail(
+            f"{op.name}: its result of loaded integers is beyond {rest.bits} bits, where it wraps: widen them before"
+        )
     return x
 
 

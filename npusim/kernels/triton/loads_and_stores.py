@@ -55,7 +55,7 @@ class Memory(WholeNumbers):
             if self._is_of_values(op):
                 self._load_numbers(op, tensor, pointer, mask, other)
                 return
-            self.looked.add(of)
+            self.looked.setdefault(of, op.line)
             if any(x.of == of for x in self.stored):
                 raise op.fail(f"{of}: integers that a kernel stores and loads: give the kernel a copy")
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import combinations, permutations
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +12,13 @@ import numpy as np
 from npusim.errors import ProgramError, SpecError
 from npusim.formats import get_format
 from npusim.kernels.triton.calls import INTEGERS, Argument
+from npusim.kernels.triton.integers import bits_of
+from npusim.kernels.triton.kernel_draft import Stored
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
-from npusim.kernels.triton.tensor_axes import GatheredView, View
-from npusim.kernels.triton.ttir_text import Function, Op
-from npusim.kernels.triton.values import MOST_ELEMENTS, Integers
+from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, View
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, shape_of
+from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Call
@@ -128,47 +130,72 @@ def _range(x: Argument) -> tuple[int, int]:
 
 
 def check_programs(readers: Sequence[Reader]) -> None:
-    """Raise `ProgramError` for an element that one program loads and another stores to by another argument's name.
+    """Raise `ProgramError` for an element that one program stores to and another one accesses, where which comes first
+    is free: a load by another argument's name, or an access by a program of another kind.
 
-    Which of them comes first is free.  ``readers``: those of one launch.  A launch with too many such elements to look
-    at has a note.
+    ``readers``: those of one launch.  A load by another name with too many elements to look at has a note; an access
+    by another kind of programs is refused.
     """
     stores = [(r, x) for r in readers for x in r.stored]
     for reader, x in ((r, x) for r in readers for x in r.loads.values()):
-        view = reader.arguments[x.of]
         for of, stored in stores:
-            other = of.arguments[stored.of]
-            if not isinstance(view, View) or not isinstance(other, View) or view.parameter == other.parameter:
-                continue
-            if _memory(view).storage != _memory(other).storage or _memory(view).storage < 0:
-                continue
-            if reader is not of or not _is_same(x, stored, view, other):
+            if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name:
                 _check_pair(reader, x, of, stored)
+    for (reader, x), (of, stored) in combinations(stores, 2):
+        if reader is not of:
+            _check_pair(of, stored, reader, x)
+    for reader, (name, line) in ((r, of) for r in readers for of in r.looked.items()):
+        for of, stored in stores:
+            if reader is not of and _memory(reader, name) == _memory(of, stored.of):
+                why = f"{name}: integers that one kind of programs loads, and another kind stores to at {stored.line}"
+                raise ProgramError(f"{line}: {why}: give the kernel a copy")
 
 
-def _memory(view: View) -> View:
-    """Return the view whose offset its addresses count from."""
-    return view.source if isinstance(view, GatheredView) and view.source is not None else view
+def _root(reader: Reader, of: str) -> Tensor:
+    """Return the argument that a tensor of a reader is, or is a part of."""
+    root: Tensor = reader.arguments[of.partition(".")[0]]
+    return root
 
 
-def _is_same(x: Load, stored: Load, view: View, other: View) -> bool:
+def _memory(reader: Reader, of: str) -> int | str:
+    """Return the number of the memory that an argument is in; the parameter's name where there is no other in it."""
+    root = _root(reader, of)
+    return root.storage if isinstance(root, View | IntegerTensor) and root.storage >= 0 else of.partition(".")[0]
+
+
+def _is_same(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
     """Return whether each program loads the elements that it stores to."""
-    is_like = (view.offset, view.fmt, x.pointer.steps, x.pointer.shape) == (
-        *(other.offset, other.fmt, stored.pointer.steps, stored.pointer.shape),
+    is_like = np.array_equal(reader.ids, of.ids) and all(
+        (_offset(r, y), _bits(r, y), y.pointer.steps, y.pointer.shape)
+        == (_offset(reader, x), _bits(reader, x), x.pointer.steps, x.pointer.shape)
+        and not isinstance(r.arguments[y.of], GatheredView)
+        for r, y in ((reader, x), (of, stored))
     )
     return is_like and all(map(are_alike, (x.pointer.base, *x.left), (stored.pointer.base, *stored.left)))
 
 
 def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
-    """Raise `ProgramError` where a program loads what another one stores to."""
-    accesses = (reader, x), (of, stored)
-    count = sum(len(r.ids) * y.pointer.base.shape[1] * prod(y.pointer.shape) for r, y in accesses)
-    names = f"{x.of.partition('.')[0]} and {stored.of.partition('.')[0]}"
-    if count > MOST_ELEMENTS:
-        why = "one memory: whether a program loads what another one stores to is not looked at"
-        reader.notes.append(f"{x.line}: {names} are {why}, in {count:,} elements")
+    """Raise `ProgramError` where a program accesses what another one stores to."""
+    if _memory(reader, x.of) != _memory(of, stored.of) or _is_same(reader, x, of, stored):
         return
-    width = gcd(*(_bits(r.arguments[y.of].fmt) for r, y in accesses))
+    accesses = (reader, x), (of, stored)
+    width = gcd(*(_bits(r, y) for r, y in accesses))
+    if not _are_near(*(_ends(r, y, width) for r, y in accesses)):
+        return
+    count = sum(len(r.ids) * y.pointer.base.shape[1] * prod(y.pointer.shape) for r, y in accesses)
+    names = [y.of.partition(".")[0] for _, y in accesses]
+    where = f"{x.line}: " + (
+        f"{names[0]}:" if names[0] == names[1] else f"{names[0]} and {names[1]} are one memory, and"
+    )
+    does, comes = ("loads", "which comes first is free; give the kernel a copy")
+    if isinstance(x, Stored):
+        does, comes = "stores to", "which comes last is free; let one program alone store an element"
+    if count > MOST_ELEMENTS:
+        why = f"whether a program {does} what another one stores to at {stored.line} is not looked at"
+        if reader is not of:
+            raise ProgramError(f"{where} programs do unlike things, and {why}, in {count:,} elements")
+        reader.notes.append(f"{where} {why}, in {count:,} elements")
+        return
     written = [np.concatenate(parts) for parts in zip(*_addresses(of, stored, width), strict=True)]
     order = np.argsort(written[1], kind="stable")
     owner, at = written[0][order], written[1][order]
@@ -180,19 +207,48 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
         if np.any(is_others):
             i = int(np.argmax(is_others))
             own, other = reader.program(int(program[i])), of.program(int(owner[found[i]]))
-            does = f"{own} loads an element that {other} stores to at {stored.line}"
-            raise ProgramError(
-                f"{x.line}: {names} are one memory, and {does}: which comes first is free; give the kernel a copy"
-            )
+            raise ProgramError(f"{where} {own} {does} an element that {other} stores to at {stored.line}: {comes}")
 
 
-def _bits(fmt: str) -> int:
-    return get_format(fmt).bits
+def _bits(reader: Reader, x: Load) -> int:
+    """Return the bits of an element in the memory."""
+    kind = shape_of(reader.function.parameters[x.of.partition(".")[0]])[1]
+    return get_format(FORMATS[kind]).bits if kind in FORMATS else max(8, bits_of(kind))
+
+
+def _offset(reader: Reader, x: Load) -> int:
+    """Return the first element of an access's argument in the memory."""
+    root = _root(reader, x.of)
+    return root.offset if isinstance(root, View | IntegerTensor) else 0
+
+
+def _are_near(a: tuple[Integers, Integers], b: tuple[Integers, Integers]) -> bool:
+    """Return whether one of some ranges, by their first and last places, meets one of others."""
+    if not a[0].size or not b[0].size:
+        return False
+    order = np.argsort(b[0])
+    first, last = b[0][order], np.maximum.accumulate(b[1][order])
+    before = np.searchsorted(first, a[1], side="right") - 1  # the last range that begins before one's end
+    return bool(np.any((before >= 0) & (last[before] >= a[0])))
+
+
+def _ends(reader: Reader, x: Load, width: int) -> tuple[Integers, Integers]:
+    """Return the first and the last place, in units of ``width`` bits, of each block of an access."""
+    if isinstance(reader.arguments[x.of], GatheredView):
+        return np.zeros(1, np.int64), np.full(1, np.iinfo(np.int64).max)
+    times = x.pointer.base.shape[1]
+    low = high = np.broadcast_to(x.pointer.base, (len(reader.ids), times)) + _offset(reader, x)
+    used = np.broadcast_to(_is_visited(reader, x, times), low.shape)
+    for n, step, left in zip(x.pointer.shape, x.pointer.steps, x.left, strict=True):
+        end = step * (np.minimum(n, left) - 1)
+        low, high, used = low + np.minimum(end, 0), high + np.maximum(end, 0), used & (left > 0)
+    parts = _bits(reader, x) // width
+    return low[used] * parts, high[used] * parts + parts - 1
 
 
 def _addresses(reader: Reader, x: Load, width: int) -> Iterator[tuple[Integers, Integers]]:
     """Yield program and place, in units of ``width`` bits of the memory, of the elements of an access."""
-    view, shape = reader.arguments[x.of], x.pointer.shape
+    shape, offset = x.pointer.shape, _offset(reader, x)
     times = x.pointer.base.shape[1]
     steps = np.zeros((1, 1, *shape), np.int64)
     for i, (n, step) in enumerate(zip(shape, x.pointer.steps, strict=True)):
@@ -209,7 +265,7 @@ def _addresses(reader: Reader, x: Load, width: int) -> Iterator[tuple[Integers, 
             used = used & (_along(i, n, shape) < most.reshape(*most.shape, *(1 for _ in shape)))
         used = np.broadcast_to(used, places.shape)
         of_each = np.broadcast_to(programs.reshape(-1, *(1 for _ in places.shape[1:])), places.shape)[used]
-        at, parts = _in_memory(view, places[used]), _bits(view.fmt) // width
+        at, parts = _in_memory(reader.arguments[x.of], places[used], offset), _bits(reader, x) // width
         of_each, at = of_each[at >= 0], at[at >= 0]
         yield np.repeat(of_each, parts), (at[:, None] * parts + np.arange(parts)).reshape(-1)
 
@@ -219,15 +275,15 @@ def _along(axis: int, n: int, shape: tuple[int, ...]) -> Integers:
     return np.arange(n).reshape(1, 1, *(n if i == axis else 1 for i in range(len(shape))))
 
 
-def _in_memory(view: View, places: Integers) -> Integers:
+def _in_memory(tensor: Tensor, places: Integers, offset: int) -> Integers:
     """Return addresses in the memory, in elements; -1 of what a list of rows does not have."""
-    if not isinstance(view, GatheredView):
-        return places + view.offset
-    row, rest = places // view.by_row, places % view.by_row
-    known = np.array(view.listed, np.int64)
+    if not isinstance(tensor, GatheredView):
+        return places + offset
+    row, rest = places // tensor.by_row, places % tensor.by_row
+    known = np.array(tensor.listed, np.int64)
     row = np.where((row >= 0) & (row < len(known)), row, -1)
     first = np.where(row < 0, -1, known[row])
-    return np.where(first < 0, -1, first + rest + _memory(view).offset)
+    return np.where(first < 0, -1, first + rest + offset)
 
 
 def _is_visited(reader: Reader, x: Load, times: int) -> Any:

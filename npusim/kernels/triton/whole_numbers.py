@@ -5,6 +5,7 @@ They are whole numbers in a format of floats that has them exactly: int8 itself,
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class WholeNumbers(Arithmetic, ABC):
         self.arguments.setdefault(name, view)
         self._said_as(op, pointer.of, kind)
         if isinstance(other, Affine) and not any(other.steps) and not np.ptp(other.base):
-            other = Number(value := float(other.base.flat[0]), literal(value), pointer.shape)
+            other = _number(op, other, pointer.shape)
         self._load(op, replace(pointer, of=name), mask, other, kind)
 
     def _said_as(self, op: Op, of: str, kind: str) -> None:
@@ -108,7 +109,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _stored_integers(self, op: Op, x: Affine) -> Floats | Number:
         """Return integers that are known at launch as a block, or one number, to be stored."""
         if not any(x.steps) and not np.ptp(x.base):
-            return Number(value := float(x.base.flat[0]), literal(value), x.shape)
+            return _number(op, x, x.shape)
         return self._as_block(op, x)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
@@ -134,13 +135,22 @@ class WholeNumbers(Arithmetic, ABC):
             x = self.values[op.results[0]]
         assert isinstance(x, Floats)
         low, high = limits_of(int(kind[1:]))
-        self.notes.append(f"{op.line}: floats beyond {low} and {high} become these; on the device any number")
-        if WHOLE[kind] == "int8":
-            text = f"{self.text(x)}.to({self.choices.fmt(kind)!r}, overflow='saturate')"
-            text = self.text(x) if self.choices.is_exact else text
-            self._bind(op, Floats(text, x.axes, kind, None))
-        else:
-            self._set(op, replace(x, fmt=kind, factors=None))
+        self._set_within(op, x, kind, (float(low), float(high) if self.choices.is_exact else float(np.float32(high))))
+
+    def _set_within(self, op: Op, x: Floats, kind: str, ends: tuple[float, float]) -> None:
+        """Set whole numbers as integers: those beyond the limits are these, NaN is 0, and -0 is +0."""
+        (low, high), fmt = ends, self.choices.fmt(kind)
+        how = "as GPUs convert them" if kind == "i32" else "compiled code may give other numbers"
+        most = limits_of(int(kind[1:]))[1]
+        how += "" if most == high else f"; {most} is {high:.0f} in float32"
+        self.notes.append(f"{op.line}: floats beyond {low:.0f} and {most} become these, and NaN 0: {how}")
+        pad = None if x.pad is None or math.isnan(x.pad) else min(max(x.pad, low), high) + 0.0
+        if fmt == "int8":
+            self._bind(op, Floats(f"{self.text(x)}.to({fmt!r}, overflow='saturate')", x.axes, kind, pad))
+            return
+        made = self._named(op, x)
+        text = f"where(compare({made.text}, 0.0, 'one'), maximum(minimum({made.text}, {high!r}), {low!r}), 0.0)"
+        self._bind(op, Floats(text, x.axes, kind, pad))
 
     def _resized(self, op: Op, x: Known) -> None:
         if not isinstance(x, Floats):
@@ -175,7 +185,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _as_value(self, op: Op, x: Known) -> Floats | Number:
         """Return an integer as a value of a tile: one that is there, one number, or indices."""
         if isinstance(x, Affine) and not any(x.steps) and not np.ptp(x.base):
-            return Number(value := float(x.base.flat[0]), literal(value), x.shape)
+            return _number(op, x, x.shape)
         made = self._as_block(op, x) if isinstance(x, Affine) else x
         if not isinstance(made, Floats):
             raise op.fail(f"{op.name} of a value of a tile, and of integers that loads decide")
@@ -208,27 +218,57 @@ class WholeNumbers(Arithmetic, ABC):
         if not is_along or len(op.results) != 2 or not ({"ogt", "olt"} & set(relations)):
             raise op.fail("a reduction of several blocks other than a maximum or a minimum with its index")
         if not is_maximum:
-            x = replace(x, text=f"({self.text(x)} * -1.0)", pad=None if x.pad is None else -x.pad, factors=None)
+            pad = None if x.pad is None else -x.pad
+            x = replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False)
+            self._check_hidden(op, x, "min", -math.inf)
         x = self._named(op, x, "compared")
         assert isinstance(x, Floats)
         largest = replace(op, results=op.results[:1], body=_maximum(op))
         super()._tt_reduce(largest, x)
         best = self.values[op.results[0]]
         assert isinstance(best, Floats)
-        wide = replace(best, axes=(*best.axes[:at], None, *best.axes[at:]))
-        block = self._as_block(op, index)
-        axes = self._joined(x, wide, block)
-        text = f"where(compare({self.text(x)}, {self.text(wide)}, 'oeq'), -{block.text}, {-float(MOST_EXACT)!r})"
-        first = self._named(op, Floats(text, axes, "f32", -float(MOST_EXACT), is_low=True), "places")
+        if self._uses.get(op.results[1]):
+            self._place(op, largest, x, best, index)
+        if not is_maximum:
+            self.values[op.results[0]] = replace(best, text=f"({best.text} * -1.0)")
+
+    def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
+        """Set the index of a maximum, of equal ones the first, as a second maximum: of the opposite indices."""
+        at, axis = op.number("axis"), x.axes[op.number("axis")]
+        wide, block = replace(best, axes=(*best.axes[:at], None, *best.axes[at:])), self._as_block(op, index)
+        axes, beyond = self._joined(x, wide, block), float(MOST_EXACT)
+        is_hidden = axis is not None and self._hidden_maximum(x, axis) is not None
+        if is_hidden:  # the first that a mask hides is behind all that it leaves
+            beyond = float(index.base.flat[0] + index.steps[at] * self._first_hidden(op, axis))
+        text = f"where(compare({self.text(x)}, {self.text(wide)}, 'oeq'), -{block.text}, {-beyond!r})"
+        first = self._named(op, Floats(text, axes, "f32", -beyond, is_low=True), "places")
         super()._tt_reduce(replace(largest, results=op.results[1:]), first)
         found = self.values[op.results[1]]
         assert isinstance(found, Floats)
         place = self._named(op, replace(found, text=f"({found.text} * -1.0)", fmt="i32"), "place")
         self.values[op.results[1]] = place
-        self._places.add(place.text)
-        if not is_maximum:
-            self.values[op.results[0]] = replace(best, text=f"({best.text} * -1.0)")
+        self._places |= set() if is_hidden else {place.text}
         self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
+
+    def _first_hidden(self, op: Op, axis: str | None) -> int:
+        """Return the first element along an axis that a mask hides, where it is one in all programs and loads."""
+        found = set[int]()
+        for load in self.loads.values():
+            for own, left in zip(load.axes, load.left, strict=True):
+                if self.root(own) == self.root(axis):
+                    found |= set(np.unique(left).tolist())
+        if len(found) != 1:
+            why = "the index of an extremum that may be at an element which a mask hides, and not the same one in all"
+            raise op.fail(f"{why} programs: load with other=-inf for a maximum, other=inf for a minimum")
+        return found.pop()
+
+
+def _number(op: Op, x: Affine, shape: tuple[int, ...]) -> Number:
+    """Return an integer that is the same in all programs as a number; refuse one that float32 does not have."""
+    integer = int(x.base.flat[0])
+    if int(np.float32(integer)) != integer:
+        raise op.fail(f"{integer} as an integer of a tile, which is float32 here and has no such number")
+    return Number(value := float(integer), literal(value), shape)
 
 
 def _maximum(op: Op) -> list[Op]:
