@@ -332,15 +332,6 @@ def best_again(X, I, N, B: tl.constexpr):
 
 
 @triton.jit
-def best_of_sum(X, Z, Y, N, B: tl.constexpr, KIND: tl.constexpr):
-    p, j = tl.program_id(0), tl.arange(0, B)
-    z = tl.load(Z + p * B + j)
-    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
-    y = z + x if KIND < 2 else x + z
-    tl.store(Y + p, tl.max(y, 0) if KIND % 2 else tl.sum(y, 0))
-
-
-@triton.jit
 def least(X, V, N, B: tl.constexpr, KIND: tl.constexpr):
     p, j = tl.program_id(0), tl.arange(0, B)
     if KIND == 0:

@@ -705,7 +705,7 @@ class Arithmetic(Draft, ABC):
         ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
         """
         axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
-        if not self._is_cut(axis) or x.pad == neutral:
+        if self.root(axis) not in self.cuts or x.pad == neutral:
             return
         if kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None):
             hidden = "unknown" if x.pad is None else sign * x.pad
@@ -789,7 +789,7 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of a value that is no block of floats")
-        if self._is_cut(self._join(a.axes[1], b.axes[0])) and 0.0 not in (a.pad, b.pad):
+        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
             raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
         self._refuse_anew(op, a.axes[1])
         if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
@@ -915,7 +915,7 @@ class Arithmetic(Draft, ABC):
         pad = -math.inf if self._hidden_by(op, b) else b.value
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
-            self.cuts.add(a.axes[bound[0]])
+            self.cuts.add(self.root(a.axes[bound[0]]))
             a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
         rest = [
             rule

@@ -321,10 +321,6 @@ class Draft:
             axis = self._roots[axis]
         return axis
 
-    def _is_cut(self, axis: str | None) -> bool:
-        """Return whether a mask hides elements along an axis, or along one that is the same."""
-        return self.root(axis) in map(self.root, self.cuts)
-
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
         """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
         if axis is not None and self.root(axis) in map(self.root, self.anew):
