@@ -188,6 +188,13 @@ def test_the_extremum_may_be_at_an_element_that_a_mask_hides(hw: str, kind: int)
         _run("best_of_all_lanes", (4,), hw, **words, N=20, B=32, KIND=3)
 
 
+def test_the_second_best_is_found_where_the_index_of_the_best_is_hidden_by_a_mask_or_not() -> None:
+    x = np.abs(_drawn(4, 20))
+    done, made = _run("best_again", (4,), X=x, I=np.zeros(4, np.int32), N=20, B=32)
+    assert np.array_equal(made["I"], np.argsort(-x, 1, kind="stable")[:, 1])
+    assert [n for n in done.notes if "an index of an element that a mask hides is compared as one of no element" in n]
+
+
 def test_the_index_of_an_extremum_that_nothing_reads_is_not_computed() -> None:
     x = _drawn(4, 20)
     done, made = _run("least", (4,), X=x, V=np.zeros(4, np.float32), N=20, B=32, KIND=0)

@@ -40,7 +40,7 @@ class WholeNumbers(Arithmetic, ABC):
         self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
     ) -> None:
         super().__init__(function, arguments, grid, choices)
-        self._places = set[str]()  # names of indices of maxima
+        self._places = dict[str, bool]()  # names of indices of maxima, and whether a mask may hide the element
 
     @abstractmethod
     def _load(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None, fmt: str) -> None:
@@ -178,6 +178,9 @@ class WholeNumbers(Arithmetic, ABC):
         axes = self._joined(*(x for x in (one, other) if isinstance(x, Floats)))
         is_place = any(isinstance(x, Floats) and x.text in self._places for x in (a, b))
         is_hidden = is_place and Affine in (type(a), type(b))  # a maximum is at an element that no mask hides
+        if is_hidden and any(isinstance(x, Floats) and self._places.get(x.text) for x in (a, b)):
+            why = "an index of an element that a mask hides is compared as one of no element: first of the hidden ones"
+            self.notes.append(f"{op.line}: {why} again, if a maximum is theirs once more")
         pad = float(relation == "ne") if is_hidden and relation in ("eq", "ne") else None
         self._bind(op, Floats(text, axes, MASK, pad))
         self._set(op, ValueComparison(self.values[op.results[0]]))  # type: ignore[arg-type]
@@ -247,7 +250,7 @@ class WholeNumbers(Arithmetic, ABC):
         assert isinstance(found, Floats)
         place = self._named(op, replace(found, text=f"({found.text} * -1.0)", fmt="i32"), "place")
         self.values[op.results[1]] = place
-        self._places |= set() if is_hidden else {place.text}
+        self._places[place.text] = is_hidden
         self.notes.append(f"{op.line}: a maximum with its index is two maxima here; of NaN there is no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
