@@ -344,3 +344,11 @@ def test_the_interpreter_of_other_tests_knows_minima_and_joined_masks_and_refuse
         else:
             with pytest.raises(NotImplementedError, match=r"whole_kernels\.py:\d+: .*tt\.scan"):
                 interpret(*run)
+
+
+def test_elements_that_a_mask_hides_stay_hidden_behind_operations_with_other_blocks() -> None:
+    x, z = -np.abs(_drawn(4, 20)), _drawn(4, 32, seed=1)
+    why = r"whole_kernels\.py:\d+: a {} along an axis that a mask cuts, whose masked values are unknown"
+    for kind in range(4):
+        with pytest.raises(ProgramError, match=why.format("max" if kind % 2 else "sum")):
+            _run("best_of_sum", (4,), X=x, Z=z, Y=np.zeros(4, np.float32), N=20, B=32, KIND=kind)

@@ -356,3 +356,13 @@ def least_of_some(X, Y, N: tl.constexpr, KIND: tl.constexpr):
     else:
         y = tl.cumsum(x, 0)
     tl.store(Y + tl.program_id(0), tl.min(y, 0))
+
+
+@triton.jit
+def best_of_sum(X, Z, Y, N, B: tl.constexpr, KIND: tl.constexpr):
+    """A sum or maximum of a masked block that is added to one without a mask."""
+    p, j = tl.program_id(0), tl.arange(0, B)
+    z = tl.load(Z + p * B + j)
+    x = tl.load(X + p * N + j, mask=j < N, other=0.0)
+    y = z + x if KIND < 2 else x + z
+    tl.store(Y + p, tl.max(y, 0) if KIND % 2 else tl.sum(y, 0))

@@ -705,7 +705,7 @@ class Arithmetic(Draft, ABC):
         ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
         """
         axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
-        if self.root(axis) not in self.cuts or x.pad == neutral:
+        if not self._is_cut(axis) or x.pad == neutral:
             return
         if kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None):
             hidden = "unknown" if x.pad is None else sign * x.pad

@@ -324,6 +324,14 @@ class Draft:
             axis = self._roots[axis]
         return axis
 
+    def _is_cut(self, axis: str | None) -> bool:
+        """Return whether a mask hides elements along an axis; in kernels without loops also along one that is the same.
+
+        The hidden value of a loop's state is not known, and its sums would be refused.
+        """
+        root = self.root(axis)
+        return root in self.cuts or (not self.walks and root in map(self.root, self.cuts))
+
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
         """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
         if axis is not None and self.root(axis) in map(self.root, self.anew):
