@@ -18,10 +18,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache as once
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import IO, Any, NamedTuple
 from weakref import finalize
@@ -530,11 +532,22 @@ def _last_line(text: str) -> str:
 MOST_WRITTEN_OUT = 1024
 
 
+@once
+def _turn() -> Any:
+    """Return the lock of those who replace a method of Triton's front end: each puts back the original."""
+    return RLock()
+
+
 @contextmanager
 def _bounded() -> Iterator[None]:
     """Let Triton's front end refuse a kernel whose ``tl.static_range`` loops have more than `MOST_WRITTEN_OUT`
     iterations together.
     """
+    with _turn():
+        yield from _counting()
+
+
+def _counting() -> Iterator[None]:
     kind = import_module("triton.language").static_range
     begin, count, why = kind.__init__, 0, ""
 
