@@ -111,6 +111,18 @@ def test_the_reference_does_not_follow_a_fault_of_the_reading(monkeypatch: pytes
     assert npusim.run(recorded(kernels.chosen, 12, words), rows="all").numerics.error.rmse > 0.5
 
 
+@pytest.mark.parametrize(("hw", "ends"), [("h200", (1.0, -3.0)), ("ascend_910b2", (-1.0, -3.0))])
+def test_nan_between_two_ends_is_one_of_them(hw: str, ends: tuple[float, float]) -> None:
+    """The upper one between a number and its opposite on a GPU (an H200 gives it), else the lower one."""
+    from ttir import value_kernels as kernels
+
+    x = np.array([np.nan, -np.inf, np.inf, -0.5, 0.25, -2.5, 1.5, 7.0] * 4, np.float32)
+    for is_alike, end in zip((True, False), ends, strict=True):
+        call = recorded(kernels.clamped, 1, {"X": x, "Y": np.zeros_like(x), "B": 32, "IS_ALIKE": is_alike})
+        wanted = np.where(np.isnan(x), end, np.clip(x, *((-1, 1) if is_alike else (-3, 2))))
+        assert np.array_equal(computed(call, hw, x), wanted)
+
+
 @pytest.mark.parametrize(("relation", "hw"), in_turn([*RELATIONS], DEVICES))
 def test_every_relation_of_ttir_holds_where_its_definition_says(relation: str, hw: str) -> None:
     from ttir import value_kernels as kernels

@@ -92,3 +92,11 @@ def spread(X, Y, M, N, BM: tl.constexpr, B: tl.constexpr, HOW: tl.constexpr):
         inside = (rows[:, None] < M) & (r[None, :] < N)
         x = tl.load(X + rows[:, None] * N + r[None, :] * 0, mask=inside, other=0.0)
         tl.store(Y + rows[:, None] * N + r[None, :], x, mask=inside)
+
+
+@triton.jit
+def clamped(X, Y, B: tl.constexpr, IS_ALIKE: tl.constexpr):
+    """Values between a number and its opposite, or between others."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i)
+    tl.store(Y + i, tl.clamp(x, -1.0, 1.0) if IS_ALIKE else tl.clamp(x, -3.0, 2.0))

@@ -480,7 +480,13 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
             raise op.fail("a clamp of a value that is no block of floats")
-        text = _written(f"minimum{nan}", _written(f"maximum{nan}", self.text(x), self.text(low)), self.text(high))
+        ends = (f"maximum{nan}", low), (f"minimum{nan}", high)
+        has_form = self.choices.form(op.name, x.fmt, "") != ""
+        if has_form and isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value:
+            ends = ends[::-1]  # min.xorsign.abs, the smaller magnitude: of NaN the upper end
+        text = self.text(x)
+        for how, end in ends:
+            text = _written(how, text, self.text(end))
         axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
         self._bind(op, Floats(text, axes, x.fmt))
 

@@ -161,6 +161,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "math.erf": "erf({}, 'erf.libdevice')",
             "math.tanh": "tanh({}, 'tanh.libdevice')",
             "arith.divf": "divided({}, {}, 'div.hopper_full')",
+            "tt.clampf": "min.xorsign.abs",
         },
         "ascend_c": {"math.erf": "erf({}, 'erf.ascend_c')"},
     }
