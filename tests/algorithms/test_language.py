@@ -282,7 +282,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a power": (
         [("o + pv", "o + pv ** 2")], 7,
-        "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
+        "there are + - * /, divided, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, minimum, compare, where, inverse, "
         ".to(format), .max(), .sum(), .cumsum() and @; of masks & | ^ ~",
     ),
     "other axes": (
