@@ -292,9 +292,9 @@ def band(
     widened = 1 + A_DOUBLING * log2(factor)
     errors = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(ranked)]
     own = [_errors(cases, is_estimated=is_estimated) for cases in by_shape(c for c in ranked if c.device == device)]
-    least = [rank(own, n) if len(own) >= FEWEST else 0.0 for n in (HALF, MOST)]
-    at_least = dict(zip((HALF, MOST), least, strict=True)) if len(errors) >= FEWEST else {}
-    ends = [max(within(errors, n), own_rank) * widened for n, own_rank in at_least.items()]
+    at_least = own if len(own) >= FEWEST else [[0.0]]
+    shares = (HALF, MOST) if len(errors) >= FEWEST else ()
+    ends = [max(within(errors, n), rank(at_least, n * len(at_least))) * widened for n in shares]
     lacks: Literal["", "shapes", "like"] = "like" if like == 0 else "" if ends else "shapes"
     if lacks:
         every = sorted(abs(case.error) for case in family)
@@ -351,25 +351,19 @@ def within(shapes: Sequence[Sequence[float]], share: float) -> float:
     larger than all (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of
     Student's t about zero.
     """
-    errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
     need = share * (len(shapes) + 1)
     if need > len(shapes):
         return STUDENT[len(shapes)] * sqrt(fmean(fmean(e * e for e in listed) for listed in shapes))
+    return rank(shapes, need)
+
+
+def rank(shapes: Sequence[Sequence[float]], need: float) -> float:
+    """Return the absolute error that as many shapes as ``need`` says do not exceed; each shape has the same weight."""
+    errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
     total = 0.0
     for error, weight in errors:
         total += weight
         if total >= need - ROUNDING:
-            return error
-    return errors[-1][0]
-
-
-def rank(shapes: Sequence[Sequence[float]], share: float) -> float:
-    """Return the error that a ``share`` of the absolute errors of shapes does not exceed, each shape as one."""
-    errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
-    total = 0.0
-    for error, weight in errors:
-        total += weight
-        if total >= share * len(shapes) - ROUNDING:
             return error
     return errors[-1][0]
 
