@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -41,6 +42,18 @@ class Drawn:
 def zeros(*shape: int, dt: Any = F32) -> Any:
     """Return a result."""
     return np.zeros(shape, dt)
+
+
+def digest(result: Any) -> str:
+    """Return the digest of results; every NaN is one."""
+    bits = np.where(np.isnan(result.astype(np.float32)), np.nan, result).astype(result.dtype)
+    return sha256(bits.tobytes()).hexdigest()[:16]
+
+
+def digest_of_inputs(case: Case) -> str:
+    """Return the digest of all arrays of a launch as they are before it."""
+    arrays = [x.tobytes() for x in case.words.values() if isinstance(x, np.ndarray)]
+    return sha256(b"".join(arrays)).hexdigest()[:16]
 
 
 def first() -> list[Case]:

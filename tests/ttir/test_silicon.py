@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,6 @@ def _cases() -> dict[str, Any]:
     return {case.name: case for case in (*silicon_cases.first(), *silicon_cases.second())}
 
 
-def _digest(result: Any) -> str:
-    bits = np.where(np.isnan(result.astype(np.float32)), np.nan, result).astype(result.dtype)
-    return sha256(bits.tobytes()).hexdigest()[:16]
-
-
 def _names() -> list[Any]:
     stored = json.loads((HERE / "silicon_h200.json").read_text())["results"]
     names = [
@@ -55,13 +49,13 @@ def test_a_kernel_s_results_are_those_of_an_h200(name: str) -> None:
     """Inputs are drawn as on the chip (`reports/silicon/triton_bits.py`); Triton 3.6."""
     from triton import __version__ as release
 
-    from ttir import silicon_kernels
+    from ttir import silicon_cases, silicon_kernels
     from ttir.stored import stored
 
     if not release.startswith("3.6"):
         pytest.skip("sums of other releases have other orders")
     given, case = json.loads((HERE / "silicon_h200.json").read_text()), _cases()[name]
-    assert _digest_of_inputs(case) == given["inputs"][name], "numpy draws other inputs"
+    assert silicon_cases.digest_of_inputs(case) == given["inputs"][name], "numpy draws other inputs"
     with npusim.record(floats=True) as calls:
         getattr(silicon_kernels, case.kernel)[case.grid](**case.words, **case.options)
     made = stored(npusim.run(calls[-1], hw="h200", rows="all"), case.words)
@@ -69,12 +63,7 @@ def test_a_kernel_s_results_are_those_of_an_h200(name: str) -> None:
     assert wanted
     with np.errstate(over="ignore", invalid="ignore"):
         for result, digest in wanted.items():
-            assert _digest(np.asarray(made[result]).astype(case.words[result].dtype)) == digest, result
-
-
-def _digest_of_inputs(case: Any) -> str:
-    arrays = [x.tobytes() for x in case.words.values() if isinstance(x, np.ndarray)]
-    return sha256(b"".join(arrays)).hexdigest()[:16]
+            assert silicon_cases.digest(np.asarray(made[result]).astype(case.words[result].dtype)) == digest, result
 
 
 @pytest.mark.parametrize("kind", REFUSED)
