@@ -138,9 +138,10 @@ def ex2_subnormal(x: Array) -> Array:
 def rcp(x: Array) -> Array:
     """Return ``rcp.approx.ftz.f32`` of flat float32."""
     x = flushed(x)
-    near = (np.float32(1) / x).view(np.int32) + difference("rcp_float32")[x.view(np.int32) & BINADE - 1]
+    correct = np.float32(1) / x
+    near = correct.view(np.int32) + difference("rcp_float32")[x.view(np.int32) & BINADE - 1]
     inside = (x != 0) & np.isfinite(x)
-    return flushed(np.where(inside, near.view(np.float32), np.float32(1) / x))
+    return flushed(np.where(inside, near.view(np.float32), correct))
 
 
 def _of_binades(name: str, x: Array, correct: Array) -> Array:

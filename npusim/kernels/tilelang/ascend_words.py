@@ -180,9 +180,15 @@ class AscendWords:
         self.reader.addresses |= addresses
 
     def word_copy(
-        self, source: object, target: object, *more: object, enable_relu: object = False, transpose: object = False,
-        pad_value: object = None, coalesced_width: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        source: object,
+        target: object,
+        *more: object,
+        enable_relu: object = False,
+        transpose: object = False,
+        pad_value: object = None,
+        coalesced_width: object = None,
+    ) -> None:
         """A copy; one element stands for the block that begins there, and has the other part's size."""
         if more or pad_value not in (None, 0, 0.0):
             raise self.reader.refuse("T.copy with pad_value= other than 0")
@@ -209,9 +215,14 @@ class AscendWords:
         return BufferPart(part.buffer, part.start, (1,) * (len(part.extent) - len(extent)) + extent)
 
     def word_gemm_v0(
-        self, a: object, b: object, c: object, transpose_A: object = False, transpose_B: object = False,
+        self,
+        a: object,
+        b: object,
+        c: object,
+        transpose_A: object = False,
+        transpose_B: object = False,
         init: object = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``c += a @ b``; ``init``: c is 0 before."""
         parts = [self.part(x) for x in (a, b, c)]
         shapes = [p.extent[-2:] for p in parts]
@@ -233,9 +244,15 @@ class AscendWords:
         self.word_gemm_v0(a, b, c, init=init)
 
     def reduction(
-        self, word: str, source: object, target: object, dim: object = -1, *more: object, clear: object = True,
+        self,
+        word: str,
+        source: object,
+        target: object,
+        dim: object = -1,
+        *more: object,
+        clear: object = True,
         real_shape: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A reduction along an axis."""
         if word not in ("sum", "max", "min"):
             raise self.reader.refuse(f"T.reduce_{word}: no counterpart in the language of kernels")

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache as once
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
@@ -532,7 +531,7 @@ def _last_line(text: str) -> str:
 MOST_WRITTEN_OUT = 1024
 
 
-@once
+@lru_cache
 def _turn() -> Any:
     """Return the lock of those who replace a method of Triton's front end: each puts back the original."""
     return RLock()
