@@ -536,6 +536,15 @@ def test_no_file_is_called_utils_or_helpers() -> None:
     assert not [name_of(p) for p in SOURCES if p.stem in vague]
 
 
+#: Names of files that stand in two folders: none may come.
+TWICE = frozenset({"__init__", "evaluation", "fa4", "recording"})
+
+
+def test_a_file_name_stands_for_one_file() -> None:
+    stems = [p.stem for p in SOURCES]
+    assert {stem for stem in stems if stems.count(stem) > 1} == TWICE
+
+
 def test_every_public_module_class_and_function_says_what_it_is() -> None:
     wrong = set()
     for path in SOURCES:
@@ -658,6 +667,22 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
         if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
     }
     assert_only_known("device", wrong)
+
+
+def test_a_device_and_a_node_run_on_one_path() -> None:
+    """`run_plan` builds every result; what differs is in two classes that have the methods of one protocol alone."""
+    built, methods = set[str](), dict[str, set[str]]()
+    for path in SOURCES:
+        for node in nodes_of(parsed(path)):
+            if isinstance(node, ast.Call) and _callee(node) == "RunData":
+                built.add(f"{name_of(path)}:{node.lineno}")
+            if isinstance(node, ast.ClassDef) and node.name in ("RunParts", "DeviceParts", "NodeParts"):
+                public = {f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")}
+                methods[node.name] = public
+    assert len(built) == 1, built
+    assert (
+        methods["RunParts"] == methods["DeviceParts"] == methods["NodeParts"] == {"estimate", "timing", "bits", "notes"}
+    )
 
 
 # ---------------------------------------------------------------- core families
@@ -826,3 +851,41 @@ def test_modules_that_docstrings_name_exist() -> None:
         if both[1] not in NO_MODULES and not any(_names_something(both[1].split("."), base) for base in bases)
     }
     assert not lost
+
+
+# ---------------------------------------------------------------- the page
+
+PAGE = (PACKAGE / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_of_the_page_is_the_packages_and_fits_a_screen() -> None:
+    tree = re.search(r"```\nnpusim/\n(.*?)```", PAGE, re.DOTALL)
+    assert tree
+    lines, above, shown = tree[1].splitlines(), dict[int, Path](), set[str]()
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        for name in re.findall(r"^ *((?:[a-z]+/ ?)+)", line)[0].split():
+            above[depth] = above.get(depth - 2, Path()) / name if depth > 2 else Path(name)
+            shown.add(above[depth].as_posix())
+    folders = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*") if p.is_dir() and p.name != "__pycache__"}
+    assert shown == {p.as_posix() for p in folders}
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+
+
+def test_files_and_names_of_the_page_exist() -> None:
+    """Files by their path in the repository or the package, names by their text in the package's sources."""
+    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
+    files = {q for q in quoted if re.fullmatch(r"[\w./]+(/|\.(py|yaml|csv|md|toml))", q) and q != ".yaml"}
+    bases = PACKAGE, PACKAGE.parent, *(p for p in PACKAGE.rglob("*") if p.is_dir())
+    assert len(files) > 50
+    assert {f for f in files if not any((base / f).exists() for base in bases)} == {"config.json"} & files
+    names = {q for q in quoted if re.fullmatch(r"[A-Za-z_][\w.]*", q) and q not in files}
+    texts = [p.read_text(encoding="utf-8") for root in ("npusim", "tests", "hwconfigs") for p in _texts(root)]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    assert len(names) > 80
+    assert {n for n in names if not set(n.split(".")) <= words} == set()
+
+
+def _texts(root: str) -> list[Path]:
+    return [p for p in (PACKAGE.parent / root).rglob("*") if p.suffix in (".py", ".yaml")]

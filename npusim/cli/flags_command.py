@@ -11,7 +11,7 @@ from npusim.units import plural
 
 if TYPE_CHECKING:
     from npusim.studies.flags import FlagReport
-    from npusim.studies.flags.check import FoundFault
+    from npusim.studies.flags.bounded_check import FoundFault
 
 
 def check_flags(program: str, arguments: list[str], *, vector_barriers: bool, json: bool) -> None:

@@ -156,7 +156,7 @@ def run(
 
 def _draw(result: "RunData", file: Path) -> None:
     """Write a picture of where the time of a run goes, or of its errors where it has no time."""
-    from npusim.report.figures import figures_document
+    from npusim.report.page_figures import figures_document
     from npusim.report.plot import picture
     from npusim.report.result_json import record_of
     from npusim.report.tables import run_figures

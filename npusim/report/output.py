@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import OutputError, SpecError, reason_of
-from npusim.report.figures import FIGURES_FILE, figures_document
+from npusim.report.page_figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
 from npusim.report.result_json import REPORT_FILE, RESULT_FILE, read_json, record_of
 from npusim.report.text import to_json

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from npusim import __version__, cache
 from npusim.report.charts import PagePart, altair
 from npusim.report.comparison import Comparison, compare, comparison_part
-from npusim.report.figures import load_figures
+from npusim.report.page_figures import load_figures
 from npusim.report.result_json import REPORT_FILE, RESULT_FILE, RunRecord, load_result
 from npusim.report.run_inputs import asked_text
 from npusim.report.search_tables import about_of, exploration_part, rows_of

@@ -18,7 +18,7 @@ from npusim.library.fp8_attention import fp8
 from npusim.library.pasa import pasa
 from npusim.library.standard import masked, softmax_whole
 from npusim.report.charts import tracks
-from npusim.report.figures import figures_document
+from npusim.report.page_figures import figures_document
 from npusim.report.timeline import timeline_of
 from reports.parts.chart import svg
 from reports.parts.document import Section, gather, number, save_page, table

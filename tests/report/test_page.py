@@ -19,7 +19,7 @@ import pytest
 
 from npusim.errors import NpusimError, SpecError
 from npusim.report import charts, page
-from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
+from npusim.report.page_figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
 from npusim.report.page import run_page, saved_page
 from npusim.report.result_json import record_of

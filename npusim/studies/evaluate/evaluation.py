@@ -32,7 +32,7 @@ from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
 from npusim.studies.tune.prediction import lettered
 
 if TYPE_CHECKING:
-    from npusim.studies.evaluate.cases import JudgedCase
+    from npusim.studies.evaluate.judged_inputs import JudgedCase
 
 Verdict = Literal["right", "wrong", "unproved"]
 #: Share of the time by which the next of a ranking is predicted slower where their order is trusted.  On an H100 it is

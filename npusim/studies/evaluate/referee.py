@@ -27,7 +27,7 @@ from npusim.program.numerics.input_tensors import kernel_source
 from npusim.simulation.evaluation import TensorSubject, subject_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.studies.evaluate.cases import JudgedCase, attention_cases, tensor_cases
+from npusim.studies.evaluate.judged_inputs import JudgedCase, attention_cases, tensor_cases
 from npusim.studies.evaluate.looks import WrongElement, first_wrong, of_attention, of_values
 from npusim.studies.stress.aspects import stressed
 from npusim.studies.stress.worst_search import StressedRun

@@ -1,6 +1,6 @@
 """Checks explicit flags and barriers of an expert program: races, waits without a set, lost sets, cycles."""
 
-from npusim.studies.flags.check import FlagReport, check_program
+from npusim.studies.flags.bounded_check import FlagReport, check_program
 from npusim.studies.flags.order import Fault
 
 __all__ = ["Fault", "FlagReport", "check_program"]
