@@ -1,5 +1,5 @@
 """Machines: how the stages of an algorithm run on a core family, a folder each.
 
 A machine places names by the routes of the device file, emits product stages and rows stages, and
-orders them.  It knows no algorithm; an algorithm knows no machine.
+orders them.  A machine names no algorithm, and an algorithm names no machine.
 """

@@ -56,9 +56,9 @@ class Machine:
     All programs of the device share the object, so it stores no state of one program.
     """
 
-    #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
+    #: Whether a kernel may consist of rows only, and whether a framework's product reads each head's rows together.
     has_rows_kernels = reshapes_operands = True
-    #: Whether cores keep what rows make of operands before a loop as a left factor in it.
+    #: Whether cores hold the result of rows before a loop as a left factor in the loop.
     keeps_factors = False
     #: Whether warp groups run beside one another.
     has_groups = False
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def flags(self) -> FlagsSpec | None:
-        """The flags by which queues wait for one another, which `check` counts; None where nothing limits them."""
+        """The flags by which queues wait for one another, which `check` counts; None if nothing limits them."""
         return self.device.flags
 
     @property
@@ -260,8 +260,8 @@ def program_phase(
 ) -> ProgramPhase:
     """Return a phase of the program in which a block runs ``items``.
 
-    ``reread``: operands that each group of so many rows of a block reads whole.  ``views``: operands that are loaded
-    only as parts of others.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the phase.
+    ``reread``: operands that each group of this many rows of a block reads completely.  ``views``: operands that are
+    loaded only as parts of others.  ``parts``, ``held``: as in `Footprint`.  ``more``: other attributes of the phase.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": FAMILY, **more}

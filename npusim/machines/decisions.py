@@ -1,7 +1,7 @@
 """The decisions of kernels: one value a kernel, which a phase's tiling and its operations carry and pricing reads.
 
-A decision that a tiling names replaces the kernel's; no other value repeats a field.  They are named tuples, which are
-cheap to compare: they are part of the key of a price.
+A decision that a tiling names replaces the kernel's; no other class repeats a decision.  They are named tuples, which
+are cheap to compare: they are part of the key of a price.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 Barriers = Literal["needed", "every"]
 #: In which order the stages of tiles follow one another.
 StageOrder = Literal["rolling", "groups", "serial"]
-#: Which way a tile goes from vector cores to the matrix unit.
+#: The route of a tile from vector cores to the matrix unit.
 Route = Literal["chip", "gm"]
 
 
@@ -25,7 +25,7 @@ class VectorCode(NamedTuple):
 
     functions
         ``fused``: the stage is one vector function; ``stages``: casts of results are a separate one; ``calls``: every
-        instruction is one.
+        instruction is a call.
     layout
         ``dn``: a register holds rows of one column; ``nd``: columns of one row.
     chains
@@ -62,7 +62,7 @@ class AscendDecisions(NamedTuple):
         Slots of a hand-over at least; releases of such a slot that one flag acknowledges; whether rows' slot is
         released once its product has left L0C.
     order
-        ``rolling``: each stage some tiles before the next.  ``groups``: some tiles at a time, stage by stage.
+        ``rolling``: each stage some tiles before the next.  ``groups``: several tiles at a time, stage by stage.
         ``serial``: tile after tile; the next tile begins when all cores have finished.
     pipeline
         ``core``: stages continue with the next block's tiles while the last tiles of a block are still in flight.
@@ -100,8 +100,8 @@ class AscendDecisions(NamedTuple):
 
 #: Generations of matrix instructions: of one warp, operands in its registers; of a warp group, from shared memory.
 Generation = Literal["mma", "wgmma"]
-#: What the warps of a block are for: all the same; some copy, so that products follow one another without a gap;
-#: one group copies, and the others alternate.
+#: The roles of a block's warps: all equal; some copy, so that products follow one another without a gap; or one group
+#: copies, and the others alternate.
 Roles = Literal["alike", "copying", "alternating"]
 #: Operations that alternating warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
@@ -115,7 +115,7 @@ class Charge(NamedTuple):
     """A cost of a kernel in addition to its steps: ``times`` a constant of the device file.
 
     ``key`` is the constant's key, below ``cores.sm.engines``; for a rate in bytes per cycle ``times`` is the number of
-    bytes.  A constant of another engine than the warps' occupies that engine.  A charge for each element or
+    bytes.  A constant of another engine than the warps occupies that engine.  A charge for each element or
     multiply-add replaces the cost of the operation; a charge for each score counts instructions of the kind ``key``.
     """
 
@@ -130,8 +130,8 @@ class CodeWork(NamedTuple):
     ``alone_cycles``: the time of the block if no other works, without its first loads.  Counts of a warp's
     instructions: ``issued`` in total; among these ``narrow`` ones on the pipe of half the width and ``special``
     functions, accesses to ``shared`` memory and to spilled registers (``local``), and ``barriers``.  ``is_ahead``: a
-    loop loads a row while it works on the one before.  ``goes_on``: a program goes on to further rows.  All 0: another
-    operation contains the work of this one.
+    loop loads a row while it works on the one before.  ``goes_on``: a program continues with further rows.  All 0:
+    another operation contains the work of this one.
     """
 
     alone_cycles: float = 0.0

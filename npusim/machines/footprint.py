@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Footprint(ColumnScan):
-    """The footprint of blocks in a phase; each group of so many rows of a block reads a ``reread`` operand whole.
+    """The footprint of blocks in a phase; each group of ``reread`` rows of a block reads such an operand completely.
 
     Two footprints are equal if they give the same regions for the same blocks (`Frame.regions_key`).
 
@@ -59,7 +59,7 @@ class Footprint(ColumnScan):
         read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
         yield from _masks(frame, blocks)
         in_rows = list(neighbours(blocks)) if is_joined else []
-        visits: dict[Hashable, list[_Stretch]] = {}  # of names that blocks visit alike
+        visits: dict[Hashable, list[_Stretch]] = {}  # names whose tiles all blocks visit in the same way
         for n, place in frame.places.items():
             if place not in ("global", "out") or n in self.views:
                 continue
@@ -67,7 +67,7 @@ class Footprint(ColumnScan):
             if is_joined and n in frame.phase.by_tile:
                 for block in blocks:
                     yield from _of_tiles(frame, n, block, each)
-            elif is_joined and place == "out" and frame.is_visited(n):  # a tile of the result for each of the loop's
+            elif is_joined and place == "out" and frame.is_visited(n):  # a tile of the result for each tile of the loop
                 yield from (Touch(frame.cut(n, b, Visit(0, b.first, b.last - b.first)), 0) for b in blocks)
             elif is_joined and frame.is_visited(n):
                 axes = tuple([a for a in frame.axes(n) if blocks[0].span(a)])
@@ -78,12 +78,12 @@ class Footprint(ColumnScan):
             elif is_joined:
                 for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                    # Of a stack of matrices a walk reads as much as its largest tile has.
+                    # A walk reads as much of a stack of matrices as its largest tile contains.
                     largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
                     tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
                     yield Touch(frame.cut(n, block, tile, *spans), each)
             else:
-                tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
+                tiles: dict[int, list[Visit]] = {}  # by the runs of tiles that blocks share
                 for block in blocks:
                     if id(block.runs) not in tiles:
                         tiles[id(block.runs)] = tiles_of(frame, n, block)
@@ -129,7 +129,8 @@ def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         yield Touch(region, 1, region.payload_bytes * count)
 
 
-#: A stretch of what loops visit: first coordinate, size, reads of it, bytes' worth of all reads, and a block.
+#: A range that loops visit: its first coordinate, its size, the number of its reads, the bytes of all reads, and a
+#: block.
 _Stretch = tuple[int, int, int, int, "WorkTile"]
 
 

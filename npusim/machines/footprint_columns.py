@@ -78,7 +78,7 @@ def _of_tiles(frame: Frame, n: str, name: int, blocks: WorkTable, steps: Integer
 
 
 class _Joined(NamedTuple):
-    """Blocks that follow one another in a head, as one: the first of each, and its number of rows."""
+    """Runs of blocks that follow one another in a head: the first block of each run, and the run's number of rows."""
 
     firsts: Integers
     rows: Integers
@@ -100,7 +100,7 @@ def _held(
     """Yield the parts of an operand or result that stay for a whole block, of neighbours as one."""
     sizes, which = distinct(joined.rows[:, None])
     for numbers, block in blocks.in_columns(joined.firsts, which):
-        # Of a matrix of its own a walk reads as much as its largest tile has.
+        # A walk reads as much of a separate matrix as its largest tile contains.
         largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
         tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
         rows = int(sizes[which[numbers[0]], 0])

@@ -43,7 +43,7 @@ class Along(NamedTuple):
     arithmetic: str = ""
 
 
-#: What is done of one tile of a block.
+#: The work on one tile of a block.
 Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
@@ -123,7 +123,7 @@ class Frame:
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
     def led_by(self, stage: Stage) -> str:
-        """Return the first name that a stage writes whose rows it iterates: not a single row that all rows share."""
+        """Return the first name that a stage writes row by row, which is not a single row that all rows share."""
         return next((n for n in stage.written if self.axes(n)[0] != ONE), stage.written[0])
 
     def rows_of(self, n: str, rows: Span) -> Span:
@@ -238,7 +238,7 @@ class Frame:
         if isinstance(bound, Ends):
             at, size = self.span(block, bound.axis, tile)
             top = at + size - 1
-        if stack or n in self.phase.still:  # each its own matrix, of which a ragged tile has the first rows and columns
+        if stack or n in self.phase.still:  # a matrix for each, of which a ragged tile has the first rows and columns
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row
         first = top + row[0] if row else top
@@ -366,7 +366,8 @@ class Frame:
         """Yield the stretches of steps, from 0 to ``end``, in which all parts stay within a run of tiles of a block.
 
         ``parts`` as for `pipelined`; ``blocks`` follow one another, each from the step on with which its first part
-        begins.  Each stretch: its first step, the one after its last, and the loop over them, None if no part runs.
+        begins.  A stretch has its first step, the step after its last one, and the loop over its steps, None if no part
+        runs.
         """
         placed = [(at + first, at, run, b) for at, b in blocks for first, run in self.placed(b)]
         ends = [at + b.tile_count for at, b in blocks]
@@ -427,7 +428,9 @@ def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
 
 
 def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> Body:
-    """Return the body of a step: each part lags so many tiles, in a run from its first on, of a block from its."""
+    """Return the body of a step, in which each part lags a number of tiles; each run and each block begins at its first
+    tile.
+    """
     static, where = [], []
     for part, lag, first, begin, run, block in running:
         shape, at = shape_and_place(block)

@@ -1,4 +1,4 @@
-"""The choices of a published kernel, as one value; one file of this folder each, or a file of the user."""
+"""The choices of a published kernel as one value; each is a file of the library or of the user."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ class KernelTile(NamedTuple):
     warps: int = 0
 
 
-#: Tiles plain, causal, and with any other mask, and these by head dim as it is computed; others are filled up.
+#: Tiles without a mask, with a causal and with any other mask, by the computed head dim; other head dims are padded to
+#: it.
 Layout = tuple[KernelTile, KernelTile, KernelTile]
 Layouts = Mapping[int, Layout]
 
 
 def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
-    """Return tiles of ``rows`` by keys: without a mask, with a causal one (0: ``plain``), with another (0: causal)."""
+    """Return tiles of ``rows`` by keys: without a mask, with a causal one (0: ``plain``), and with another mask (0: as
+    with a causal mask).
+    """
     first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
     return first, second, third
 

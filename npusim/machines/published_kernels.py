@@ -53,7 +53,8 @@ def home(name: object) -> str:
 
 
 def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
-    """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and others.
+    """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and for names
+    of others.
 
     Raises `SpecError` for a file that cannot be read or fails, `TilingError` where it has no such kernel.
     """

@@ -58,8 +58,8 @@ class Advice(NamedTuple):
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
     """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
 
-    Where ``trial`` (of the live run) finds a change that makes the run faster, the text ends with it, its time and
-    gain, and its command is there.
+    If ``trial`` (of the live run) finds a change that makes the run faster, the text ends with the change, its time and
+    its gain, and the advice has its command.
     """
     timing = record.timing
     busiest = None if timing is None else timing.busiest
@@ -251,7 +251,7 @@ RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]
 
 
 class Gain(NamedTuple):
-    """A change that makes a run faster, how long it then takes, and the command of that."""
+    """A change that makes a run faster, the time with it, and the command of the changed run."""
 
     change: Fields
     latency_us: float
@@ -275,7 +275,7 @@ class Trial:
         return {name: effective(tiling, name) or value for name, value in tiling.model_dump().items()}
 
     def best(self, changes: Callable[[Fields], Iterable[Fields]]) -> Gain | None:
-        """Return the change that gains most; None where none gains `WORTH`, or trying would take long."""
+        """Return the change that gains most; None if no change gains `WORTH`, or if trials would take long."""
         r = self._result
         if r.problem.all_pairs() > MOST_PAIRS:
             return None

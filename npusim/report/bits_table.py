@@ -33,7 +33,7 @@ ERRORS = Columns(
 
 
 def scientific(value: float | None) -> str:
-    """Return an error as people read it: ``1.23e-04``; ``-`` for none, and relative to 0."""
+    """Return an error as people read it: ``1.23e-04``; ``-`` for a missing value, and for a change relative to 0."""
     return "-" if value is None or math.isinf(value) else f"{value:.2e}"
 
 
@@ -178,7 +178,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _reach(spreads: Sequence[Spread]) -> str:
-    """Return how far the other arithmetics move the outputs, in a few words."""
+    """Return the effect of the other arithmetics on the outputs in a few words."""
     if any(s.differing is None for s in spreads):
         return "; with another, outputs are not finite"
     most = max((s for s in spreads if s.differing), key=lambda s: s.rmse or 0.0, default=None)

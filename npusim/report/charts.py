@@ -27,7 +27,7 @@ TILE_COLOURS = 5
 LETTER, NAME_LETTERS = 6.4, 24
 #: Widths in pixels from which on the names of a front are placed again.
 FRONT_WIDTHS = (0, 240, 340, 460, 620, 840, 1060)
-#: Where a name may stand beside its point, in pixels, the best first.
+#: Possible positions of a name relative to its point, in pixels, the best first.
 _BESIDE = (
     *((0, dy, "center") for dy in (-15, 15)),
     *((dx, 0, align) for dx, align in ((10, "left"), (-10, "right"))),
@@ -64,7 +64,7 @@ class Figure:
 class PagePart:
     """A part of a page: heading, verdict, tiles, the first figure, the terminal's table, the other figures.
 
-    With ``is_folded`` the page shows the heading and the verdict, and the rest on demand.
+    With ``is_folded`` the page shows the heading and the verdict; the other contents open on demand.
     """
 
     title: str
@@ -236,7 +236,7 @@ def errors(rows: Sequence[Row], limit: float) -> Spec:
 
 
 def sizes(rows: Sequence[Row], limit: float, limit_name: str) -> Spec:
-    """Return histograms of sizes, one a ``name`` below the other: rows ``low``, ``high``, ``share``.
+    """Return histograms of sizes, one for each ``name``, below one another: rows ``low``, ``high``, ``share``.
 
     A dashed line stands at ``limit``, the largest number of a format.
     """

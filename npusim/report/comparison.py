@@ -46,7 +46,7 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 
 #: Ratios of errors within these bounds are written in percent, others as factors.
 _NEAR = (0.5, 2.0)
-#: Rows of parts and of what moved that the terminal shows, and parts that a chart does; JSON has them all.
+#: Numbers of parts and of changes that the terminal shows, and of parts that a chart shows; JSON has them all.
 SHOWN, DRAWN = 10, 8
 #: Letters of the longest label that heads a column: three such runs fit a terminal.
 LABEL_LETTERS = 10
@@ -144,7 +144,7 @@ class Comparison:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Keys of inputs that make runs ones of different problems: their times are not of the same work."""
+        """Keys of inputs that change the problem: the times of such runs are times of different work."""
         return tuple(k for k in self.differences if k in ("workload", "ignored") or k.startswith("problem."))
 
     @cached_property
@@ -327,7 +327,7 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
 
 
 def _only(values: Sequence[object]) -> int | None:
-    """Return the number of the one run that has a value; None where several have."""
+    """Return the number of the one run that has a value; None if several have one."""
     known = [run for run, value in enumerate(values) if value is not None]
     return known[0] if len(known) == 1 else None
 
@@ -432,7 +432,7 @@ def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
 
 
 def _moved_grid(c: Comparison) -> Grid | None:
-    """Return the operations and waits that moved most, of the units that all runs have; None where there are none."""
+    """Return the operations and waits that moved most, of the units that all runs have; None if there are none."""
     shared = [m for m in c.moved if all(m.unit in s.units for s in c.sheets)]
     if not shared:
         return None

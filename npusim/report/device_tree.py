@@ -32,7 +32,7 @@ _UNITS: Mapping[str, str] = MappingProxyType(
 #: Units that have decimal prefixes.
 _SCALED: Mapping[str, str] = MappingProxyType({"flops_per_s": "FLOP/s", "bytes_per_s": "B/s", "_hz": "Hz"})
 _PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
-#: Bases that a reader should doubt.
+#: Bases with weak evidence.
 _UNCERTAIN = ("assumed", "fitted")
 _INDENT = "  "
 
@@ -123,7 +123,7 @@ def _style(fact: Sourced) -> Style:
 
 
 def _grid(tree: Tree) -> Grid:
-    """Return the tree beside its bases; a value ends in one column, whichever the length of its key."""
+    """Return the tree and its bases; values end in one column, whatever the lengths of their keys."""
     lines = [(label, "" if fact is None else _value(key, fact), fact) for label, key, fact in _lines(tree)]
     width = max(len(label) + len(_INDENT) + len(value) for label, value, _ in lines)
     rows = [

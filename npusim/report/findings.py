@@ -149,7 +149,7 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
 def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
     """Yield the aspects that change bits, with the fields that prevent it and their cost; then all others, a line each.
 
-    Fields of the kernel itself (`OWN`) come last: only naming them fixes the bits.
+    Fields of the kernel itself (`OWN`) come last: these bits are fixed only if the field is named.
     """
     names: dict[str, list[str]] = {
         verdict: [f.aspect for f in findings if f.verdict == verdict] for verdict in VERDICTS

@@ -28,7 +28,7 @@ _SATURATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    """One element: the lane that holds it, the number of its value there, and who else needs it."""
+    """One element: the lane that holds it, the number of its value in the lane, and the other lanes that need it."""
 
     lane: int
     value: int

@@ -22,7 +22,7 @@ from npusim.formats import (
 from npusim.formats.mma_arithmetic import E8M0
 from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
 
-#: Code points are printed of formats with at most so many.
+#: Largest number of code points of a format whose code points are printed.
 FEW_CODES = 256
 
 _ALL = Columns(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
 
-#: What a run folder may hold; a folder with anything else is not replaced.
+#: Files of a run folder; a folder with any other file is not replaced.
 _RUN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, TRACE_FILE})
 
 #: Where the header of a safetensors file begins, behind its length.
@@ -35,7 +35,7 @@ _HEADER_AT = 8
 #: Seconds after which a file that was not finished is one of a process that was killed.
 _LEFT_S = 3600
 
-#: Where runs are written, unless the caller says otherwise.
+#: Default folder of runs.
 RUNS = Path("runs")
 _COUNTED = re.compile(r"([^@/]*)@([1-9]\d*)")
 
@@ -128,12 +128,12 @@ def save_run(
 ) -> Path:
     """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return the folder.
 
-    The trace shows ``window``, from and to in us; all of the timeline without one.  ``report`` adds
-    ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
+    The trace shows ``window``, its begin and end in us; without a window it shows the complete timeline.  ``report``
+    adds ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
-    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier result of the same run in
-    ``folder`` is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
-    numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed rows.
+    A run without a time has neither pipes nor trace; a run without spans has no trace.  An earlier result of the same
+    run in ``folder`` is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor
+    needs numerics; rows that were not computed are NaN, and ``computed`` in the file marks the computed rows.
 
     Raises `OutputError` if the folder cannot be written, or contains another run, or files that are not a run's;
     nothing is changed then.  An interrupted write leaves no result, or the earlier one of the same run.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.report.advice import Trial
 
 TEMPLATES = Path(__file__).with_name("template")
-#: Endings of what a search writes.
+#: Suffixes of the files that a search writes.
 TABLES = (".csv", ".sqlite")
 #: Numbers that a line of a page must not break: ``4.00e-05``, and a number with its unit.
 NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]\d+|(?:\.\.\d+)? (?:%|us|ms|GHz|[KMG]iB|TFLOP/s))")

@@ -14,7 +14,7 @@ from npusim.report.charts import Figure, Spec, altair
 from npusim.report.output import check_file_writable
 from npusim.report.page import theme
 
-#: Endings of the files, and the width of a picture in pixels; a PNG has twice as many.
+#: Suffixes of the files, and the width of a picture in pixels; a PNG has twice as many pixels.
 SUFFIXES, WIDTH, SCALE = (".svg", ".png"), 700, 2.0
 
 
@@ -31,8 +31,8 @@ def check_plot(file: Path) -> None:
 def picture(figures: Iterable[Figure], suffix: str, subject: str = "", first: Iterable[str] = ()) -> bytes:
     """Return a chart of ``figures`` as a file with that ending: one whose key begins as in ``first``, else the first.
 
-    The title is ``subject`` and the figure's, with its meaning below.  An axis that does not start at 0 says where it
-    starts.  Raises `SpecError` where no figure has a chart.
+    The title is ``subject`` and the figure's, with its meaning below.  The title of an axis that does not start at 0
+    states the start.  Raises `SpecError` where no figure has a chart.
     """
     drawn = [figure for figure in figures if figure.spec is not None]
     chosen = next((f for start in (*first, "") for f in drawn if f.key.startswith(start)), None)

@@ -152,7 +152,7 @@ def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -
         if isinstance(item, ListedOp):
             times = f"{count} x " if count > 1 else ""
             joined = " ".join(item.regions), ", ".join(item.waits), ", ".join(item.gives)
-            if item.computes or any(joined):  # else it holds a place in the order of its queue, and costs nothing
+            if item.computes or any(joined):  # else it only has a place in the order of its queue, and costs nothing
                 yield (f"{indent}{item.queue}", f"{times}{item.label}", item.computes, *joined)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)
@@ -169,7 +169,9 @@ def _depends(loop: ListedLoop) -> bool:
 
 
 def _difference(loop: ListedLoop, longest: ListedLoop) -> tuple[str, Sequence[ListedItem]]:
-    """Return how a loop differs from the longest and its other operations; all of them where it shares no half."""
+    """Return the differences of a loop from the longest one, with its other operations; all operations if it shares
+    less than half.
+    """
     operations, others = (list(operations_of(of.items)) for of in (loop, longest))
     does = {(op.queue, op.label, op.computes) for op in others}
     extra = [op for op in operations if (op.queue, op.label, op.computes) not in does]
@@ -243,7 +245,7 @@ def _period(keys: Sequence[object]) -> tuple[int, int]:
 
 
 def _joined(alike: Sequence[Any]) -> ListedItem:
-    """Return operations alike as one: the regions of the first and all that any of them waits for and gives."""
+    """Return equal operations as one: the regions of the first, and the waits and releases of all."""
     first: ListedItem = alike[0]
     if isinstance(first, ListedLoop) or len(alike) == 1:
         return first

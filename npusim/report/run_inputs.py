@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.sequence import SequenceRun
 
-#: Lengths of sequences that a line names.
+#: Number of sequence lengths that a line names.
 LENGTHS = 6
 
 
@@ -134,7 +134,7 @@ CALLS = Columns(
     Column(None, lambda row: row[1].language, key="language"),
     Column(None, lambda row: _unread(row[1]), key="unread"),
 )
-#: Of the kernels of a recording: how many launches, and why some are not read.
+#: Kernels of a recording: the number of launches, and the reasons why some are not read.
 KERNELS = Columns(
     Column("kernel", "kernel"), Column("launches", "launches", align=">"), Column("read, or why not", "read")
 )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STORE = ".sqlite"
 #: Reasons of infeasible points that are shown, the commonest first.
 _SHOWN_REASONS = 3
-#: Points that a chart names, and that a table lists; pairs of axes that are drawn.
+#: Numbers of points that a chart names and that a table lists, and of pairs of axes that are drawn.
 NAMED, LISTED, MAPS = 15, 200, 3
 #: How points without a time are counted, in the order of the heading.
 _COUNTED = MappingProxyType(
@@ -241,7 +241,7 @@ def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
 
 
 def _assurances(exploration: Exploration) -> list[Block]:
-    """Return notes on the schedules searched, and how far pruned points were checked for races."""
+    """Return notes on the schedules searched, and the extent to which pruned points were checked for races."""
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
     if chosen:

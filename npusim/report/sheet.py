@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import QueueUse, TimingRecord
     from npusim.simulation.run_result import RunData
 
-#: What a unit's time goes to: its kind and its name.
+#: An activity of a unit: its kind and its name.
 Item = tuple[str, str]
 BUSY: Item = ("work", "all operations")
 SHARED: Item = ("links", "others on shared links or pipes")
@@ -38,8 +38,8 @@ UNKNOWN: Item = ("idle", "not busy")
 class Unit:
     """A queue or a shared pipe of the core group that ends last; cycles by operation, wait and idle phase.
 
-    ``work`` maps operations to how often they ran and their cycles; None where the run does not say, as
-    ``waits``.  ``givers`` are the queues that a wait is for.
+    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state it, as
+    for ``waits``.  ``givers`` are the queues that a wait is for.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Unit:
 class Sheet:
     """One run in a comparison; ``record`` is None for a profiler's file.
 
-    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.  ``time`` names the
+    ``cycles`` are the cores', without the launch of ``launch_us``; None without a time.  ``time`` names the
     compared time: a call's ``latency``, or the ``core`` time alone, without launches (0 then), if one of the runs is a
     profiler's file.
     """
@@ -284,7 +284,7 @@ class Breakdown:
 
     @property
     def ranked(self) -> tuple[Part, ...]:
-        """The parts, the one that differs most from the first run's in any other before all else."""
+        """The parts, sorted by their largest difference from the first run."""
         runs = range(1, len(self.sheets))
         return tuple(sorted(self.parts, key=lambda p: -max(abs(self.change_us(p, i)) for i in runs)))
 

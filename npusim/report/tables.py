@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 VERDICT = "verdict"
 #: A relative error from which an output has little in common with its reference: an output of zeros has 1.
 UNLIKE = 0.7
-#: What the short table leaves out.
+#: Contents that the short table omits.
 _MORE = "--full (details() in Python): the time by kind of measurement, links, other arithmetics, evidence"
 #: The guide of all words.
 _WORDS = f"{help_on('words')}: the words of this table"

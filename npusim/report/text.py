@@ -58,7 +58,7 @@ class Facts:
 class Grid:
     """Columns under a header; ``align`` has ``<`` or ``>`` for each column.
 
-    ``spare``: names of columns that a terminal leaves out, and says so, where the grid is wider; in this order.
+    ``spare``: names of columns that a terminal omits, with a note, if the grid is too wide; in this order.
     """
 
     header: tuple[str, ...]
@@ -118,7 +118,7 @@ class Columns:
         return Grid(header, align, tuple(tuple(c.cell(row) for c in shown) for row in rows), self.spare)
 
     def named(self, *titles: str) -> tuple[Column, ...]:
-        """Return the columns of these titles, in this order: a table may show some of what JSON has."""
+        """Return the columns with these titles, in this order: a table may show a part of the JSON keys."""
         of_title = {c.title: c for c in self.columns}
         return tuple(of_title[title] for title in titles)
 
@@ -198,7 +198,7 @@ def whole(number: int) -> str:
 def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
     """Yield the lines of ``blocks``; a grid stands between empty lines.
 
-    With ``width`` they are wrapped between words, under where their text began; a word is never cut.
+    With ``width`` lines are wrapped between words and indented to the start of their text; a word is never cut.
     """
     after_grid = False
     for index, block in enumerate(blocks):

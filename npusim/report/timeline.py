@@ -37,7 +37,7 @@ _NANOSECONDS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """An operation, or a wait for ``name``: its edges, where in the program it stands, its numeric events."""
+    """An operation, or a wait for ``name``: its edges, its place in the program, its numeric events."""
 
     name: str
     start: int
@@ -127,7 +127,7 @@ class _Replay:
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
         self.timeline, self.result, self.program, self.group = timeline, result, result.program, group
-        #: None of a node, whose kernels have no separate costs.
+        #: None for a node, whose kernels have no separate costs.
         self.streams = Streams(self.program, result.device) if self.program.pricing else None
         self.templates = self.streams.templates if self.streams else Templates(self.program)
         self.endpoints, self.queues = self.templates.walker.endpoints, [q.name for q in self.program.queues]
@@ -155,7 +155,7 @@ class _Replay:
                 break
             remaining = self.spans.get(self.queues[op.queue])
             if not remaining:
-                continue  # beyond the end of what was traced
+                continue  # beyond the end of the trace
             left -= 1
             span = remaining.pop()
             assert span.label == op.op.label, f"{span} is no {op.op.label}"

@@ -20,7 +20,7 @@ from npusim.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
 
-#: What a queue or pipe spends its time on, in the order in which bars show it.
+#: Activities of a queue or pipe, in the order in which bars show them.
 SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "busy",
     "waits for data",
@@ -30,7 +30,7 @@ SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "idle",
     "finished",
 )
-#: What a published time can be (`npusim.program.timing.timing_result.KINDS`), in words.
+#: Kinds of published times (`npusim.program.timing.timing_result.KINDS`), in words.
 _MEASURED = MappingProxyType(
     {
         "core": "the cores, from the start of the first to the end of the last",
@@ -39,7 +39,8 @@ _MEASURED = MappingProxyType(
         "call": "a single call, from its issue until the host observes its end",
     }
 )
-#: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
+#: Number of constants that a page lists, the largest share first, and of constants with weak evidence that the terminal
+#: names.
 LISTED, NAMED = 12, 2
 #: Resident blocks of a core whose queues are all listed; how the name of such a queue begins.
 LISTED_BLOCKS, _OF_BLOCK = 2, re.compile(r"^B\d+(?=[A-Z])")
@@ -139,7 +140,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
         text = f"{time} on the cores ({share} of it): the work of {unit} alone, distributed evenly and without waits"
         yield "at least", cells(text, style="bad" if least > timing.cycles else "")
     if timing.overlap is not None and timing.overlap.parts_us:
-        # What a device did, the longest first; parts may overlap.
+        # Activities of a device, the longest first; they may overlap.
         ranked = sorted(timing.overlap.parts_us.items(), key=lambda item: -item[1])
         parts = [f"{name} {_duration(us)}, {percent(us / timing.latency_us)}" for name, us in ranked]
         yield "parts", cells(*parts)

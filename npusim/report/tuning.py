@@ -108,7 +108,7 @@ class Tuning:
         return {n: text for n, text in (("run", run), ("decorator", best.decorator)) if text}
 
     def errors(self) -> str:
-        """Return how large errors of times like the best one's were."""
+        """Return the errors of earlier predictions of the best configuration's kind."""
         known = self.predictions[self.order[0]].errors
         measured = known is not None and known.cases > 0
         return known.text(self.name, self.device) if known is not None and measured else "not measured"
@@ -124,7 +124,7 @@ _TABLE = Columns(
     Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
     spare=("spilled", "registers"),
 )
-#: Of configurations like which no time was measured.
+#: Table of configurations of a kind that was never measured.
 _UNMEASURED = Columns(*(c for c in _TABLE.columns if c.title != "error"), spare=_TABLE.spare)
 
 

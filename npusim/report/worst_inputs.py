@@ -26,7 +26,7 @@ LEDGER = Columns(
     Column("to 0", "flushed", whole, ">", key="flushed"),
     Column("to Inf or NaN", "overflowed", whole, ">", key="overflowed"),
 )
-#: Choices that hold, and steps, that a table shows; JSON has them all.
+#: Numbers of choices that hold and of steps that a table shows; JSON has them all.
 SHOWN = 8
 #: Inputs that a chart shows, and the least share of scores in a bar at the ends of their histogram.
 DRAWN, LEAST_SHARE = 12, 5e-4

@@ -19,9 +19,9 @@ import pytest
 
 from npusim.errors import NpusimError, SpecError
 from npusim.report import charts, page
-from npusim.report.page_figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
 from npusim.report.page import run_page, saved_page
+from npusim.report.page_figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.result_json import record_of
 from npusim.report.timeline import timeline_of
 from npusim.run import run

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.seen import Seen
     from npusim.kernels.form.work_table import Integers
 
-#: The condition of tiles that a mask cuts through.
+#: The condition of tiles that a mask hides in part.
 MASKED = frozenset({"mask"})
 #: Axis of the grid along which blocks with the same span are one that is launched, in turn in one place.
 SERIES = "series"
@@ -52,7 +52,7 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
     k = GlobalTensor(
         "k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys, stretch_rows=p.page
     )
-    if p.cache is not None:  # a kernel before leaves it, head by head
+    if p.cache is not None:  # an earlier kernel stores it, head by head
         k = replace(k, role="workspace", is_interleaved=False, stretch_rows=0)
     return AttentionTensors(
         q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
@@ -203,8 +203,8 @@ def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
     return tuple(masked)
 
 
-#: How blocks reach core groups: in turn, as listed; the longest first, every other round backwards; or each, the
-#: longest first, at the core group that is free first, as from a persistent kernel's work list.
+#: How blocks are distributed to core groups: in turn, in the given order; the longest first, every other round
+#: backwards; or each, the longest first, to the core group that is free first, as from a persistent kernel's work list.
 BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
@@ -213,9 +213,9 @@ def dealt(
 ) -> Sequence[WorkTile]:
     """Return the blocks in the order in which they are assigned to ``group_count`` core groups.
 
-    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
-    deals the longest first, every other round backwards, so that a causal mask leaves all groups
-    nearly the same work.  ``work_list``: the longest first.  ``heads`` as for :func:`longest_first`.
+    ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced`` deals the longest
+    blocks first, every other round backwards, so that all groups get nearly the same work under a causal mask.
+    ``work_list``: the longest block first.  ``heads`` as for :func:`longest_first`.
     """
     if order == "round_robin":
         return blocks
@@ -268,7 +268,7 @@ def as_free(
 
 def _first_free(work: Integers, cores: int, residents: int) -> tuple[Integers, Integers]:
     """Return slot and core of blocks that start in turn at the slot that is free first."""
-    if not np.ptp(work):  # each round of equal blocks meets the slots in one order
+    if not np.ptp(work):  # each round of equal blocks visits the slots in one order
         turns = np.arange(len(work)) % (residents * cores)
         return turns // cores, turns % cores
     free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
@@ -302,7 +302,7 @@ def kv_runs(
     if unseen == "mean" and not all(seen.union(p, p) for p in range(first, last + 1)):
         shown = ((0, seq_kv),)
     end = shown[-1][1] if is_trimmed else min(seq_kv, round_up(shown[-1][1], block_kv))
-    # Numbers of tiles, the last one as long as it is.
+    # Numbers of tiles; the last tile may be shorter.
     count = ceil_div(end, block_kv)
     clear = [(ceil_div(a, block_kv), count if b >= end else b // block_kv) for a, b in seen.common(first, last)]
     visited = joined((a // block_kv, min(count, ceil_div(b, block_kv))) for a, b in shown)

@@ -29,7 +29,7 @@ KEYS = 128
 
 @kernel(x="key col", scale="key")
 def dequantised(x: Value, scale: Value, fmt: str) -> Value:
-    """Stored values times their scale; float16 on the way holds all of them, and every core converts it."""
+    """Stored values times their scale, by way of float16, which represents all of them and every core converts."""
     return (x.to("float16").to(scale.fmt) * scale).to(fmt)
 
 
@@ -64,7 +64,7 @@ def cached_operands(problem: Problem, operands: Mapping[str, GlobalTensor]) -> d
 
 
 def reading_cache(kernel: Kernel, operands: Mapping[str, GlobalTensor]) -> Kernel:
-    """Return a kernel whose products read, in the place of operands that have scales, their values in Q's format."""
+    """Return a kernel whose products read the values of scaled operands in Q's format."""
     scales = {n: t.cols > 1 for n, t in operands.items() if n.endswith(SCALES)}
     return _reading_cache(kernel, tuple(scales.items()), operands["q"].fmt) if scales else kernel
 

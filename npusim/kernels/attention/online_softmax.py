@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Accumulate = Literal["fresh", "chained"]
 
 
-#: Where the row sum takes in a learned score that belongs to no key: softmax begins with it (m = s, l = 1: vLLM's
+#: Where a learned score of no key is added to the row sum: softmax begins with it (m = s, l = 1: vLLM's
 #: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
 
 
-#: Where the factor of scores goes: onto scores, or onto Q before the product.
+#: What the factor of scores multiplies: the scores, or Q before the product.
 ScaleIn = Literal["scores", "queries"]
 
 
@@ -51,12 +51,12 @@ P_SCALE = 256.0
 E4M3_MAX = 448.0
 
 
-#: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
+#: Beyond this exponent a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
 
 
-#: Of a finite number in the place of hidden scores in float16 and in wider formats: chosen, far below scores and above
-#: the lowest number, at which a maximum starts.
+#: Finite numbers that replace hidden scores, in float16 and in wider formats: far below scores, and above the lowest
+#: number, at which a maximum starts.
 HIDDEN_EXPONENT = 14, 100
 
 
@@ -189,12 +189,12 @@ class Fp8Precision(NamedFormats):
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
 
 
-#: What a schedule gives a kernel to do with a tile: more to its scores, or the rounding of its P.
+#: Functions that a schedule passes to a kernel: a transformation of scores, or the rounding of P.
 Hook = Callable[[Value], Value]
 
 
 def unchanged(s: Value) -> Value:
-    """Return scores as they are: the hook of an attention that does nothing more to them."""
+    """Return scores unchanged: the hook of an attention that transforms them no further."""
     return s
 
 
@@ -245,7 +245,7 @@ def online_softmax(
     other than 1, scores are multiplied by ``unit`` right before the exponential.
     """
     m_new = maximum(m, s.max())
-    # Of scores that are scaled already nothing is named anew: where a name lies decides conflicts of banks.
+    # Scores that are scaled already get no new name: the address of a name decides bank conflicts.
     alpha = exp(((m - m_new) if unit == 1 else in_unit(m - m_new, p, unit)).to(p.exponential)).to(p.running)
     m = m_new
     against = below(m_new, factor, p, unit)
@@ -288,7 +288,8 @@ def attend(
     from the sink.  ``unseen``: the result of a row whose scores are all hidden (`hidden`).
     """
     is_chained = p.accumulate == "chained"
-    # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.
+    # Kernels scale and cast P in FP8 right before its product; a product that accumulates onto O waits until O is
+    # rescaled.
     rounds, is_late = narrow or (lambda e: narrowed(e, p)), is_chained and narrow is not None
     first = sink if p.sink == "start" else None
     if first is not None and unit != 1:
@@ -356,7 +357,7 @@ def attention_phase(
     By default it has the problem's mask, visits its visible tiles in all blocks, and binds the call's tensors.
     """
     if mask == "problem":
-        mask = mask_of(problem, sizes)  # what does not fit it is said before blocks are made
+        mask = mask_of(problem, sizes)  # misfits are reported before blocks are created
     cells = cells or attention_cells(problem, *sizes)
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}

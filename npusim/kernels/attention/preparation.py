@@ -26,14 +26,14 @@ WIDE = "float32"
 SUMMED = 256
 
 
-#: Rows and columns that a kernel which prepares an input takes at a time: as a product's tile is high,
-#: and a slice of scores wide.
+#: Rows and columns of a tile in a kernel that prepares an input: the height of a product's tile, and the width of a
+#: slice of scores.
 PREPARED = (128, 8192)
 
 
 @kernel(x="row col", mask="row col")
 def scaled(x: Value, mask: Value | None, scale: float, fill: float = -math.inf) -> Iterator[Value]:
-    """S / sqrt(d), then filled where there is a mask, in the scores' format."""
+    """S / sqrt(d), then masked, in the scores' format."""
     for xj in tiles(x):
         yield where(mask, xj * scale if scale != 1 else xj, fill)
 
@@ -42,7 +42,7 @@ def scaled(x: Value, mask: Value | None, scale: float, fill: float = -math.inf) 
 def converted(
     x: Value, fmt: str, through: str = "", scale: float = 1.0, axis: str = "", rule: str = ""
 ) -> Iterator[Value]:
-    """Another format, ``through`` a wider one where no instruction converts directly, times a scale.
+    """Conversion to another format, ``through`` a wider one if no instruction converts directly, times a scale.
 
     ``axis``, ``rule``: of a format in blocks.
     """
@@ -66,7 +66,7 @@ def column_sums(ones: Value, x: Value) -> Value:
 
 @kernel(results="mean", sums="1 col")
 def column_means(sums: Value, count: int) -> Value:
-    """Means of columns of so many rows, whose sums are added up part after part."""
+    """Means of columns over a number of rows, whose sums are added part by part."""
     total = full("1 col", 0.0, WIDE)
     for part in tiles(sums, axis="split"):
         total = total + part
@@ -136,7 +136,7 @@ def prepared(
     """
     phases, changed, of_keys = list[Phase](), dict[str, GlobalTensor](), fmt
     if rule:
-        get_scale_rule(rule, get_block_format(fmt))  # one for another format is refused before there is a kernel
+        get_scale_rule(rule, get_block_format(fmt))  # a rule for another format is refused before a kernel is built
     for n, factor in zip("qkv", (scale, None, None), strict=True):
         tensor: GlobalTensor = getattr(inputs, n)
         fmt = values if n == "v" and values else of_keys

@@ -25,7 +25,7 @@ def product(a: Value, b: Value, fmt: str, role: str) -> Value:
 
 
 def product_by_tiles(a: Value, b: Value, fmt: str) -> Value:
-    """C = A B, or A B^T, adding up in the matrix unit piece by piece of k."""
+    """C = A B, or A B^T, accumulated in the matrix unit over pieces of k."""
     total = full("m n", 0.0, "float32")
     for ak, bk in tiles(a, b):
         total = total + ak @ (bk if bk.axes[0] == "k" else bk.T)
@@ -96,7 +96,7 @@ def gemm_tiles(
 ) -> tuple[Phase, ...]:
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
-    ``splits`` > 1: so many blocks share a tile's k, and a further phase adds their results, in float32.
+    ``splits`` > 1: this number of blocks share a tile's k, and a further phase adds their results in float32.
     ``bands``: how many rows of tiles blocks go through together, and whether they are columns of tiles (`in_bands`).
     """
     (m, n, k), (together, are_columns) = tile, bands

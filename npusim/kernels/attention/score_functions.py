@@ -84,7 +84,7 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
 
 
 def _queries(problem: Problem, packed: int) -> tuple[int, ...]:
-    """Return after how many rows the next of ``packed`` heads begins: of each sequence, or of all alike."""
+    """Return the number of rows of each of ``packed`` heads: one number for each sequence, or one for all."""
     return problem.queries if packed > 1 and len(set(problem.queries)) > 1 else (problem.seq_q,)
 
 
@@ -131,8 +131,8 @@ _with_problem = lru_cache(maxsize=64)(with_score)
 class HeadValues(ByIndices):
     """The addend of each query head, computed from indices for every tile: no matrix is in memory.
 
-    ``numbers`` of all query heads, ``packed`` of which are stacked: a number for each row, or, where there are columns,
-    slopes that are multiplied by (key - query).
+    ``numbers`` of all query heads, ``packed`` of which are stacked: a number for each row, or, with columns, slopes
+    times (key - query).
     """
 
     numbers: tuple[float, ...]

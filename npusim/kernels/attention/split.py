@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Mask
 
 Merge = Literal["sequential", "tree"]
-#: Partial outputs that one step of a merge order takes in; none: all.
+#: Number of partial outputs that one step of a merge order joins; None: all of them.
 FAN: Mapping[Merge, int | None] = MappingProxyType({"sequential": None, "tree": 2})
-#: Rows of a merge, at least: fewer take as long (npusim, 910B2).
+#: Smallest number of rows of a merge: fewer take as long (npusim, 910B2).
 FEWEST_ROWS = 8
-#: Log-sum-exps and weights of splits: as kernels keep them, whatever the attention itself keeps.
+#: Log-sum-exps and weights of splits have the format that kernels use, independent of the formats of the attention.
 EXACT = "float32"
 
 
@@ -61,7 +61,7 @@ def split(
 
     A part may show a row no key, or only scores of -Inf.  m then starts at the lowest number, against which a hidden
     score of -Inf weighs nothing, and l at the least: the output is 0, its log-sum-exp below all others.  The first
-    score that is seen takes both away.
+    visible score removes both.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
     starts = (-math.inf, 0.0) if mask is None else (lowest, least)
@@ -70,7 +70,9 @@ def split(
 
 
 def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:
-    """Return outputs weighted by exp(lse - largest lse so far), as softmax's tiles are; from a ``sink`` on, if any."""
+    """Return outputs weighted by exp(lse - largest lse so far), as tiles of softmax are; the running values start with
+    the ``sink``, if any.
+    """
     total = full("row", 0.0 if sink is None else 1.0, EXACT)
     top, o = full("row", -math.inf, EXACT), full("row value", 0.0, EXACT)
     for part, lse in tiles(parts, lses, axis="split"):
@@ -107,7 +109,7 @@ def tiles_of(block: WorkTile) -> int:
 
 
 def even(tiles: int, parts: int) -> tuple[int, ...]:
-    """Return the tiles of each part: as even as can be, the longer parts first, none empty."""
+    """Return the number of tiles of each part: as even as possible, longer parts first, no part empty."""
     parts = min(parts, tiles)
     return tuple(tiles // parts + (number < tiles % parts) for number in range(parts))
 

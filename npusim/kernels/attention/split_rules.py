@@ -90,7 +90,7 @@ def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitC
 
 
 def _counted(tiles: Iterable[int], splits: Iterable[int]) -> Parts:
-    """Return parts of ceil(tiles / splits) tiles each; where that fills fewer than ``splits``, the rest are empty."""
+    """Return parts of ceil(tiles / splits) tiles each; if these fill fewer than ``splits`` parts, the rest is empty."""
     return tuple(sized(n, ceil_div(n, s)) for n, s in zip(tiles, splits, strict=True))
 
 
@@ -123,7 +123,7 @@ def fa2(call: SplitCall) -> Parts:
     """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): one length of parts, the longest sequence's.
 
     With pages it is the interface of packed sequences, as vLLM calls it (flash_api.cpp, mha_varlen_fwd): keys are split
-    where the query heads of a KV head are rows alone.
+    if the rows of a block are only the query heads of a KV head.
     """
     swaps = call.queries == 1 and not call.window and not call.alibi
     if call.page and not (swaps and call.heads > call.kv_heads):
@@ -137,7 +137,7 @@ def fa2(call: SplitCall) -> Parts:
 
 
 def _fa3_count(call: SplitCall, sequences: int) -> int:
-    # Those are counted that a window shows; all are in memory.
+    # Only keys within the window are counted; all keys are in memory.
     row_blocks, longest = ceil_div(call.rows, call.block_q), max(call.shortened(call.block_q).tiles)
     # hopper/heuristics.h: 50 MiB of L2
     blocks, l2 = sequences * call.kv_heads * row_blocks, 50 << 20
@@ -154,7 +154,7 @@ def fa3(call: SplitCall) -> Parts:
 
 
 def fa3_varlen(call: SplitCall) -> Parts:
-    """FlashAttention-3 of packed or unequal sequences: as many as give each core a tenth more than its share."""
+    """FlashAttention-3 with packed or unequal sequences: parts that give each core a tenth more than its share."""
     work = ceil_div(call.rows, call.block_q) * sum(call.tiles) * call.kv_heads
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
@@ -164,7 +164,7 @@ def fa3_varlen(call: SplitCall) -> Parts:
 
 
 def fa4(call: SplitCall) -> Parts:
-    """FlashAttention-4 (flash_attn/cute): as many as fill the multiprocessors once."""
+    """FlashAttention-4 (flash_attn/cute): the number of parts that fills the multiprocessors once."""
     call = call.shortened(call.block_q)
     blocks, longest = len(call.keys) * call.kv_heads * ceil_div(call.rows, call.block_q), max(call.tiles)
     # flash_attn/cute/interface.py
@@ -252,7 +252,7 @@ def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple
     return tuple(b - a for a, b in pairwise(ends) if b > a)
 
 
-#: By the name that ``splits`` takes.
+#: Rules by the name that the field ``splits`` has.
 RULES: Mapping[str, Callable[[SplitCall], Parts]] = MappingProxyType(
     {rule.__name__: rule for rule in (fa2, fa3, fa3_varlen, fa4, flashinfer, flashmla, vllm, cann, xqa)}
 )

@@ -131,8 +131,8 @@ class PackedMask:
         return self.tensor().tile(0, 0, down, rows, right, cols)
 
 
-#: How a tile gets its mask: cut from a small constant matrix, where one serves; from the indices of its rows and
-#: columns, by comparisons; loaded from a matrix of all queries and keys.
+#: How a tile gets its mask: cut from a small constant matrix, if one suffices; by comparisons of the indices of its
+#: rows and columns; or loaded from a matrix of all queries and keys.
 MaskKind = Literal["cut", "computed", "loaded"]
 
 
@@ -189,7 +189,7 @@ class ByIndices:
 class SeenMask(ByIndices):
     """The mask of any set of keys, of each sequence or of all alike, 1 where one is seen.
 
-    Not ``is_loaded``, there is no such matrix in memory: comparisons of indices make it.
+    Without ``is_loaded`` there is no such matrix in memory: comparisons of indices compute it.
     """
 
     seen: tuple[Seen, ...]
@@ -208,24 +208,24 @@ class SeenMask(ByIndices):
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
+        """Number of comparisons of indices that decide whether a key is seen, and of the numbers that they read."""
         return self.seen[0].index_work
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """Another mask, of ``each`` queries, repeated for stacked heads; a tile belongs to one head."""
+    """Another mask, whose ``each`` rows are repeated for stacked heads; a tile belongs to one head."""
 
     mask: Mask
     each: int
     shows_key_0 = False  #: whether every query sees key 0: not looked at
 
     def tensor(self) -> GlobalTensor:
-        """Return the other's tensor."""
+        """Return the repeated mask's tensor."""
         return self.mask.tensor()
 
     def values(self) -> Any:
-        """Return the other's values."""
+        """Return the repeated mask's values."""
         return self.mask.values()
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:

@@ -1,7 +1,7 @@
 """Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
 
-`flash` with its phase cut along the keys; one split is flash itself.  How many splits there are follows from a
-device's file (`best_splits`), or from the rule of a published kernel (`split_rules`).
+`flash` with its phase cut along the keys; one split is flash itself.  The number of splits follows from a device's file
+(`best_splits`) or from the rule of a published kernel (`split_rules`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _whole(
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
     """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
 
-    With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
+    With a mask a block has complete heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
     in memory, or where a mask leaves room for one head alone.
     """
     p, height = problem, sizes[0]
@@ -95,7 +95,9 @@ def _has_whole_heads(p: Problem) -> bool:
 
 
 def _packed_blocks(p: Problem, sizes: tuple[int, int], *, is_placed: bool) -> tuple[WorkTile, ...]:
-    """Return the blocks of sequences of one length; where a masked one holds but one head, of each head's rows."""
+    """Return the blocks of sequences of one length; if a masked block holds only one head, each block has rows of one
+    head.
+    """
     (height, keys), group = sizes, p.group_size
     if _has_whole_heads(p) and height < 2 * p.seq_q:
         return below_one_another(attention_cells(p, *sizes, is_placed=is_placed), group, p.seq_q)
@@ -123,7 +125,7 @@ def may_pack(problem: Problem, height: int) -> bool:
 PAIR = 1.5
 
 
-#: Rows of a block that take no longer than one; beyond, time grows with them (1 to 128, all four).
+#: Number of rows of a block up to which the time is that of one row; above it the time grows (1 to 128, all four).
 ROWS = 64
 
 
@@ -132,11 +134,11 @@ ROWS = 64
 POWER = 6
 
 
-#: Cycles of a block of a merge, and of each split that it takes in (within 20 % on all four).
+#: Cycles of a block of a merge, and of each split that it joins (within 20 % on all four).
 MERGE, MERGED_SPLIT = 1100, 390
 
 
-#: Splits, at most, as in FlashAttention's num_splits_heuristic (flash_api.cpp).
+#: Largest number of splits, as in FlashAttention's num_splits_heuristic (flash_api.cpp).
 MOST = 128
 
 
@@ -214,7 +216,7 @@ def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 
 
 class Cutting(NamedTuple):
-    """Fields of a tiling that say how keys are cut: tilings that are alike in them have the same phases."""
+    """Fields of a tiling that decide how keys are cut: tilings that are equal in these fields have the same phases."""
 
     block_q: int
     block_kv: int
@@ -229,7 +231,7 @@ def cut_phases(
 ) -> Phases:
     """Return FlashAttention-2 with keys split as ``cutting`` states, or by a kernel's rule if its ``splits`` name one.
 
-    ``merge_rows``: of a block of the merge; 0: as many as pay.
+    ``merge_rows``: rows of a block of the merge; 0: as many as reduce the time.
     """
     return _phases(
         problem, cutting, p, Itself(machine.device), machine.places, kind, merge_rows, prepares=machine.has_rows_kernels
@@ -305,13 +307,13 @@ def _visited(block: WorkTile, block_kv: int) -> list[int]:
 
 
 def _clipped(parts: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """Return the parts that hold so many tiles: a causal block sees no more of its sequence."""
+    """Return the parts that contain the first tiles of a sequence: a causal block sees no others."""
     ends = list(accumulate(parts, initial=0))
     return tuple(min(end, tiles) - start for start, end in pairwise(ends) if start < tiles)
 
 
 def by_published_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
-    """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
+    """Return the phases of a kernel that cuts keys or packs heads by its own rule; None if it does neither."""
     kernel, tile = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)), (tiling.block_q, tiling.block_kv)
     if not isinstance(kernel, GpuKernel) or kernel.split_rule is None:
         return None

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from npusim.kernels.declare.registry import Precision
     from npusim.program.ir.tile_program import TileProgram
 
-#: Queries whose keys are looked at together, for one that sees none.
+#: Number of queries whose keys are examined together in the search for a query that sees none.
 LOOKED_AT = 512
 ValueType = TypeVar("ValueType")
 #: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
@@ -60,7 +60,7 @@ Phases = Sequence["Phase | tuple[Phase, Any]"]
 PhasesFunction = Callable[[Any, Any, Any, Any], Phases]
 
 
-#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
+#: Fields of a precision that operations, products, tensors and earlier kernels read.
 _READ_BESIDE = frozenset(
     (
         *("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic"),
@@ -391,7 +391,7 @@ class _Attention:
         if self.given:
             known |= self.given(problem, tiling, p)
         seen = KeyFunction(self.sees(problem, tiling), problem.seq_kv) if self.sees else problem.seen
-        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
+        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # misfits are refused before blocks are created
         _check_seen(self.called, problem, seen)
         known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
         phase = attention_phase(kernel, problem, sizes, p, tensors=tensors, **known)
@@ -406,7 +406,7 @@ class _Attention:
     def _scored(self, problem: Problem, p: Any) -> tuple[Kernel, Problem, dict[str, Any]]:
         """Return the kernel with all functions of scores, the remaining problem, and the kernel's arguments."""
         kernel = self.hooked
-        if kernel:  # hooks see scores as they are; log2 e comes after them
+        if kernel:  # hooks get unscaled scores; the factor log2 e is applied after them
             known: dict[str, Any] = {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
         else:
             done = self.models.intersection(problem.score_changes)
@@ -446,7 +446,7 @@ def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem
 
 
 def check_multiplied(device: DeviceSpec, fmt: str) -> None:
-    """Raise `SpecError` where a device's file does not say how its matrix unit multiplies a format of few bits."""
+    """Raise `SpecError` if a device's file states no arithmetic of its matrix unit for a format of few bits."""
     if fmt and stored_format(fmt).bits <= 8 and not multiplies(device, fmt):
         raise SpecError(
             f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able_devices(fmt)}"

@@ -1,8 +1,8 @@
 """A decoder layer of our own programs, a model of such layers, and layers whose K and V are on the host.
 
 A layer is norm, Q K V, rotary, cache, attention, projection, AllReduce, FFN, AllReduce; a model is such layers one
-after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
-norms and rotary embeddings here, whatever its own are: a small part of a layer.
+after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square norms
+and rotary embeddings here, even if the real model has others: they are a small part of a layer.
 
 A mixture of experts is a router's product, the choice of each token's experts, a copy of the tokens in the order of
 experts, one grouped product for all chosen experts, and the sum of their results for each token.  Every device has
@@ -135,7 +135,9 @@ def model_program(
 
 
 def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice) -> int:
-    """Return how many layers keep K and V on the host: as asked for, or as many as do not fit."""
+    """Return the number of layers whose K and V are on the host: the requested number, or that of the layers that do
+    not fit.
+    """
     layers, gpu, cpu = problem.layers, tiling.gpu_layers, tiling.cpu_layers
     if gpu is not None and cpu is not None and gpu + cpu != layers:
         raise TilingError(f"gpu_layers, cpu_layers: {gpu} + {cpu} = {gpu + cpu}, but the model has {layers} layers")
@@ -251,7 +253,7 @@ def _norm(p: ModelProblem, rows: int) -> NodeKernel:
 def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -> tuple[NodeKernel, ...]:
     """Return the FFN of some rows, or ``count`` of them: up, with its gate where it has one, activation, down.
 
-    ``of`` is put before their names.
+    ``of`` precedes their names.
     """
     act = RowsProblem(what="gate" if p.gated else "gelu", heads=count, rows=rows, cols=width, dtype=p.dtype)
     return (
@@ -335,7 +337,7 @@ def attention_tasks(
     block = RowBlock(0, problem.batch * problem.seq_q, (kernel,))
     if strategy == "none":
         return block_tasks(0, block, after)
-    if problem.seq_q > 1:  # K and V go down beside the attention that reads them
+    if problem.seq_q > 1:  # K and V are copied down beside the attention that reads them
         down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", p.cached.kv_bytes(), is_bulk=True))
         return [Task(down, after), *block_tasks(0, block, after)]
     kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row

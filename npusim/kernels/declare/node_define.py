@@ -66,7 +66,7 @@ def node_schedule(
 
 
 class CollectiveTiling(Tiling):
-    """Who drives the collective, and how."""
+    """The driver of the collective, and its mode."""
 
     collective: str = Field(
         default="auto", description="who moves the bytes: a driver of the node's file; auto: its first"
@@ -121,7 +121,7 @@ def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
     return Child("gemm", product, "" if precision.partial == product.dtype else f"output={precision.partial}")
 
 
-#: How a node's kernels name a schedule of one device.
+#: Names of one-device schedules in a node's kernels.
 NAMED = "with its fields if any (standard:operators=eager)"
 
 

@@ -37,7 +37,7 @@ def refuse_twice(name: str) -> None:
 
 
 def load(name: str) -> tuple[Schedule, ...]:
-    """Return the schedule that ``file.py:name`` or ``module:name`` stands for, one a core family.
+    """Return the schedules that ``file.py:name`` or ``module:name`` names, one for each core family.
 
     Raises `SpecError`: no such file, module or name; one that fails to import; no schedule under it.
     """

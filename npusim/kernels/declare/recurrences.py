@@ -273,7 +273,7 @@ def chunked(
 STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 128})
 
 
-#: What log gates are divided by.  source: Yang et al. 2024, section 4.4 (tau)
+#: Divisor of log gates. source: Yang et al. 2024, section 4.4 (tau)
 GATE_DIVISOR = 16
 
 
@@ -281,7 +281,7 @@ GATE_DIVISOR = 16
 STATE_SLICE = 4096
 
 
-#: The same of the kernel that brings gates into Q and K, which has seven tiles to load and store.
+#: The same for the kernel that multiplies gates into Q and K, which loads and stores seven tiles.
 GATES_SLICE = 2048
 
 
@@ -299,7 +299,7 @@ class ChunkFields(Tiling):
 
 
 class StateFields(ChunkFields):
-    """The same where a block may have some rows of the state: nothing that it holds is a factor."""
+    """The same where a block may have some rows of the state: the block holds no factor."""
 
     block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
 
 
-#: What a reference is given, in order.
+#: Arguments of a reference, in order.
 REFERENCE = ("q", "k", "v", "problem", "row", "tiling")
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
@@ -53,7 +53,7 @@ _LACKING: Mapping[str, str] = MappingProxyType(
         "unseen": "unseen: schedule {} has no such choice: its kernel takes no `unseen`",
     }
 )
-#: A builder takes its own schedule's problem, tiling and precision classes.
+#: A builder gets a problem, a tiling and a precision of its schedule's classes.
 Builder = Callable[[Any, Any, "DeviceSpec", Any], "TileProgram"]
 #: The same for one problem, device and precision.
 Build = Callable[[Any], "TileProgram"]
@@ -97,13 +97,13 @@ class Schedule:
     ...): runs do not refuse them; ``is_hooked``: it transforms scores further.  ``elsewhere(family)``: its attributes
     on a core family of an installed package, None where that does not run it; None: it is for its own family alone.
     ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
-    ``follows``: functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from the others, if a
-    call does not give them.
-    ``sizes``: sizes of the problem by name, with the values for a problem without them (True or False: 0 or 1;
-    0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors by which a call may
-    grow without another result for the batches, heads and tokens that it has, of ``batch``, ``heads`` and ``tokens``.
-    ``is_stated``: fields of the tile that nobody names have the values of the launch, or of the recorded call (Triton's
-    own defaults, where it names none), and no run chooses others: ``explore`` and ``tune`` do.
+    ``follows``: functions ``(problem, inputs, batch, head)`` that compute inputs of plain tensors from other inputs, if
+    a call does not give them. ``sizes``: sizes of the problem by name, with the values for a problem without them (True
+    or False: 0 or 1; 0: none), if a launch does not name its own.  ``grows(problem, tiling)``: sizes of plain tensors
+    by which a call may grow without another result for the batches, heads and tokens that it has, of ``batch``,
+    ``heads`` and ``tokens``. ``is_stated``: fields of the tile that nobody names have the values of the launch, or of
+    the recorded call (Triton's own defaults, where it names none), and no run chooses others: ``explore`` and ``tune``
+    do.
     """
 
     name: str
@@ -358,7 +358,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         def does_fit(value: int, name: str = one.name) -> bool:
             return _fits(build, tiling.model_copy(update={name: value}))
 
-        if len(values) > _TRIED:  # of so many, what fits is taken to fit in all that are smaller
+        if len(values) > _TRIED:  # with so many, a size that fits is assumed to fit if it is smaller
             values = values[bisect_left(values, True, key=does_fit) :]
         fitting = next(filter(does_fit, values), now)
         if fitting and fitting < now:
@@ -377,7 +377,7 @@ def _fits(build: Build, tiling: Tiling) -> bool:
 
 
 def effective(tiling: Tiling, field: str) -> int | None:
-    """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
+    """Return the number of a field, or the rows of a slice that an open field stands for; None for neither."""
     value, info = getattr(tiling, field, None), type(tiling).model_fields.get(field)
     extra = info.json_schema_extra if info is not None else None
     if value is None and isinstance(extra, dict) and isinstance(elements := extra.get("elements"), int):
@@ -397,7 +397,7 @@ def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
         yield value
 
 
-#: Fields whose values are names: what an exponential, an order of a row sum and the like may be.
+#: Fields whose values are names, such as exponentials and orders of a row sum, with the allowed names.
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
@@ -464,7 +464,7 @@ def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | Non
 
 
 def multiplies(device: DeviceSpec, fmt: str) -> bool:
-    """Whether a device's file states the arithmetic of its matrix unit for a format."""
+    """Return whether a device's file states the arithmetic of its matrix unit for a format."""
     return any(fmt in unit.arithmetic for unit in device.matrix_engines.values())
 
 

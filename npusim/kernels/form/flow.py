@@ -199,7 +199,9 @@ def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, i
 
 
 def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[_Access, int]]]:
-    """Return the names alive before a tile's accesses, from the names alive after them, and those after each write."""
+    """Return the names alive before a tile's accesses, from the names alive after them, and the names alive after each
+    write.
+    """
     met: list[tuple[_Access, int]] = []
     for access in reversed(accesses):
         if access.dst:
@@ -222,7 +224,7 @@ def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken
             same = srcs[0] in bits and phase.names[srcs[0]].fmt == written.fmt
             shares = dst | (bits[srcs[0]] if same and r.opcode in (Opcode.CAST, Opcode.COPY) else 0)
             reads = named((*srcs, r.dst) if r.attributes.accumulate else srcs)
-            if stage.is_product:  # what it reads is still there while it writes
+            if stage.is_product:  # its sources are alive while it writes
                 accesses.append(_Access(r.dst, 0, reads, shares))
             ends = 0 if r.attributes.accumulate or written.start is not None else dst
             accesses.append(_Access(r.dst, ends, reads, shares))

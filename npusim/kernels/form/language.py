@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.formats.elementwise import MaxNan
     from npusim.kernels.form.phase import Visit
 
-#: The axis of the one row of what all rows of a tile take: ``mean="1 head"``.
+#: The axis of the single row of a tensor that all rows of a tile read: ``mean="1 head"``.
 ONE = "1"
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
@@ -261,7 +261,7 @@ class Value:
         return Product(self, other)
 
     def to(self, fmt: str, *, overflow: str = "", axis: str = "", rule: str = "") -> Value:
-        """Return the value rounded once to ``fmt``; no instruction where this is its format already.
+        """Return the value rounded once to ``fmt``; no instruction if the value has this format already.
 
         To a format in blocks: ``axis`` is the axis of the blocks (default: the columns'), which a product must
         contract; ``rule`` chooses scales (default: the format's), and elements saturate.
@@ -521,7 +521,7 @@ def initial(operand: Value) -> Value:
 
 
 def exp(a: Value, variant: str = "") -> Value:
-    """Return e^a, or another exponential (``exp2.correct``: 2^a); none named: the precision's."""
+    """Return e^a, or another exponential (``exp2.correct``: 2^a); without a name the precision's."""
     factor = TRACE.get().exponent_factor
     return _unary(Opcode.EXP, a if variant or factor == 1 else a * factor, variant)
 
@@ -676,7 +676,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
         fail(f"tiles of {operands or 'nothing'}: it walks operands, the kernel's arguments", frame)
-    if trace.walks:  # of what has none of its axes there is one matrix a tile
+    if trace.walks:  # a tensor with none of these axes has one matrix a tile
         is_along = any(a in trace.walks for x in operands for a in x.axes)
         axis = axis or (trace.walks[-1] if is_along else "")
     shared = [a for a in operands[0].axes if all(a in x.axes for x in operands)]
@@ -691,7 +691,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace.enter(axis, operands, views, frame)
     try:
         yield views[0] if len(views) == 1 else views
-    except GeneratorExit:  # the body breaks or returns: the kernel says so
+    except GeneratorExit:  # the body breaks or returns: the kernel reports it
         trace.left_line = frame.f_lineno
         raise
     trace.leave(frame)
@@ -729,7 +729,7 @@ class Carried:
 
 @dataclass
 class Trace:
-    """Everything a kernel did."""
+    """All operations that a kernel recorded."""
 
     row_axis: str
     events: list[Event] = field(default_factory=list)
@@ -747,9 +747,9 @@ class Trace:
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
         self._views: set[Value] = set()
-        self._gone: set[Value] = set()  # tiles of loops that are over, and what states held before them
+        self._gone: set[Value] = set()  # tiles of finished loops, and the values of states before them
         self._numbers: dict[str, object] = {}  # plain numbers of the loop's function where it begins
-        self.moved: dict[Value, Value] = {}  # what a state's variable still holds behind a loop, and its copy
+        self.moved: dict[Value, Value] = {}  # the value of a state's variable behind a loop, and its copy
         self._held: dict[str, Value] = {}
         self._bound: dict[tuple[int, str], Value] = {}
         self._rebound: dict[tuple[Value, Value], tuple[Event, int]] = {}

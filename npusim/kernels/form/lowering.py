@@ -246,7 +246,7 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
     """Return a result as a separate value: operands, states, and values that are read later or returned twice are
-    copied; what rows make for a product too, which reads it once, is made once more.
+    copied; a value that rows also compute for a product, which reads it once, is computed again.
     """
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
@@ -260,7 +260,7 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
         at = next(i for i, e in enumerate(trace.events) if e is x.event)
         trace.events.insert(at + 1, copied.event)
         return copied
-    last = len(trace.events) - 1  # outside of loops behind them: what is returned may be what they leave
+    last = len(trace.events) - 1  # behind loops, since the kernel may return what loops leave
     if loop is not None:
         last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=last)
     copied.event = Event(O.COPY if x.kind == "operand" else O.CAST, copied, (x,), PLAIN, "", loop, 0, "")
@@ -284,7 +284,7 @@ class PerTile:
         return {n: number.of(tile) for n, number in self.of}
 
 
-@lru_cache(maxsize=512)  # of kernels with their formats and numbers: a search asks for few, again and again
+@lru_cache(maxsize=512)  # tables of kernels by formats and numbers, of which a search needs few repeatedly
 def _tables(
     kernel: Kernel,
     label: str,
@@ -343,7 +343,7 @@ class _Lowering:
             kernel.computes_factors and any(map(self.is_of_operands, made))
         )
         _sink_tiles(self.events)
-        if not self.is_recurrent:  # else a tile begins where the one before ends: nothing runs ahead
+        if not self.is_recurrent:  # else a tile begins when the previous one ends: no stage runs ahead
             _gather(self.events, trace.carried)
             for c in trace.carried:
                 _sink(self.events, c)
@@ -367,7 +367,7 @@ class _Lowering:
         """Raise `ProgramError` for a state that is never written or read, and for a value that nothing uses."""
         versions = {v: {v, *(c.new for c in self.trace.carried if c.new.state is v)} for v in self.trace.states}
         used = set(self.results)
-        for e in reversed(self.events * 2):  # twice: what a state's next value is made of comes before or after it
+        for e in reversed(self.events * 2):  # twice: the operands of a state's next value come before or after it
             if e.dst in used or (e.dst.root in versions and used & versions[e.dst.root]):
                 used.update(e.read)
         for v, of in versions.items():
@@ -681,14 +681,14 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
         ready = {e.dst for e in events[:at] if e.loop == p.loop}
         near = {v for v in ready if len(v.axes) > 1} | {c.old for c in carried if c.new in ready}
         later, moved = [e for e in events[at + 1 :] if e.loop == p.loop], list[Event]()
-        free = set(ready)  # and what could be made before the product
+        free = set(ready)  # and values that could be computed before the product
         for e in later:
             if e.opcode is not O.MATMUL and all(s.event is None or s.event.loop != p.loop or s in free for s in e.read):
                 free.add(e.dst)
                 if near.intersection(e.read):
                     moved.append(e)
                     near |= {e.dst} if len(e.dst.axes) > 1 else set()
-        for e in reversed(later):  # with what it is made of
+        for e in reversed(later):  # with its operands
             if e not in moved and any(e.dst in m.read for m in moved):
                 moved.append(e)
         while stays := [e for e in moved if _is_kept(e, moved, later, carried)]:  # a tile does not go past a product
@@ -710,7 +710,7 @@ def _sink(events: list[Event], c: Carried) -> None:
     """Move readers of a state's old value after the products that precede its next value.
 
     Where a product waits for rows, machines run the operations before it tiles ahead of those after it: a state must
-    be read and written on one side.  Operands of the product itself stay.
+    be read and written on one side.  Operands of the product itself are not moved.
     """
     assert c.new.event is not None
     end = events.index(c.new.event)

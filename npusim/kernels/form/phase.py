@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import Source
     from npusim.program.ir.tile import GlobalTensor, GlobalTile
 
-#: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
-#: who reads it (`npusim.kernels.form.flow`).
+#: What a name means: for diagnosis, pages and messages.  The storage of a name follows from its writers and readers
+#: (`npusim.kernels.form.flow`).
 Role = Literal[
     "operand", "mask", "score", "weight", "partial", "max", "sum", "mean", "decay", "gain", "output", "result", "work"
 ]
@@ -465,8 +465,8 @@ def with_finite_starts(phase: Phase) -> Phase:
     """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
 
     Only where its kernel has ``finite_starts``.  A tile may hide a row before another has given it a maximum: against a
-    finite one a score of -Inf weighs nothing, against -Inf it is NaN.  All queries of a causal mask see key 0: where
-    tiles begin with it, all stays as it is.
+    finite one a score of -Inf weighs nothing, against -Inf it is NaN.  All queries of a causal mask see key 0: if tiles
+    begin with it, nothing changes.
     """
     shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
     firsts = {runs[0] for block in phase.cells if (runs := block.runs)} if phase.finite_starts else ()

@@ -127,8 +127,8 @@ class WorkTable(BlockColumns):
     ) -> Iterator[tuple[Integers, WorkTile]]:
         """Yield the numbers of blocks that differ in coordinates alone, and a block with arrays as coordinates.
 
-        Its place is of no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``: those with
-        another number here are apart.
+        The order has no meaning.  ``chosen``: the numbers are indices of this list of blocks; ``apart``: blocks with
+        different numbers here are separate.
         """
         listed = self._sized
         if chosen is not None and apart is not None:

@@ -1,4 +1,4 @@
-"""The decoupled Ascend core group: CUBE and vector cores that meet in global memory."""
+"""The decoupled Ascend core group: CUBE and vector cores that exchange tiles through global memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from npusim.config.family import Settings
 
-#: Settings that an attention tries beside its declared tile; first the balanced order of causal blocks.
+#: Settings that an attention tries in addition to its declared tile; the balanced order of causal blocks comes first.
 SETTINGS: Settings = (
     ({"deal": "balanced"},),
     ({"splits": "auto"}, {"splits": "auto", "block_kv": 512}),

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.buffers import Ring
     from npusim.program.ir.tile_program import TileProgram
 
-#: Blocks of a phase that count as one block, and as how many a phase counts without its blocks, where phases are
-#: stored: the blocks are those of others, too.
+#: Weights in the store of phases: the number of blocks that count as one, and the weight of a phase whose blocks belong
+#: to other phases too.
 SHARE = 64
 
 
@@ -239,7 +239,7 @@ class AscendMachine(Machine):
         return replace(fields, plans={products[0].name: plan}), note
 
     def in_turns(self, called: str, phase: Phase, tiling: Tiling) -> AscendTiling | None:
-        """Return how a phase runs if parts of its loop have to take turns, tile by tile; None where they need not."""
+        """Return how a phase runs if parts of its loop must take turns tile by tile; None if they need not."""
         ahead, _ = self.fields_for(called, phase, tiling)
         found = None
         for fields in (ahead, replace(ahead, ahead=0)):
@@ -333,7 +333,7 @@ class AscendMachine(Machine):
 
 
 class _InAnyOrder:
-    """Stands for a phase and its tiling: equal for the same phase with the same blocks in another order."""
+    """Key of a phase and its tiling; phases that differ only in the order of their blocks have equal keys."""
 
     __slots__ = ("key", "phase", "tiling")
 
@@ -360,7 +360,7 @@ class _Written(NamedTuple):
 
 @kept_by_blocks(lambda _written, _device, phases: sum(SHARE + len(p.phase.cells) // SHARE for p in phases))
 def _written(device: Itself, phases: tuple[_InAnyOrder, ...]) -> _Written | TilingError:
-    """Return phases one after the other on a core group, whatever the order of their blocks, or why they do not fit."""
+    """Return phases in sequence on a core group, for any order of their blocks, or the reason why they do not fit."""
     group = AscendGroup(device.thing)
     writers: list[AscendPhase] = []
     rings: list[list[Ring]] = []

@@ -63,7 +63,7 @@ def _banks_of(device: Itself, core: str, engine: str) -> BankSpec | None:
 
 
 def banks_of(device: DeviceSpec, core: str, engine: str) -> BankSpec | None:
-    """Return the banks of the buffer that an engine works in; None where its costs do not depend on them."""
+    """Return the banks of the buffer that an engine works in; None if its costs do not depend on them."""
     return _banks_of(Itself(device), core, engine)
 
 
@@ -79,7 +79,7 @@ class EnginePricing(Transfers):
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
         self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
-        #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
+        #: Costs of a vector unit's operations, by everything that they depend on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
         self._steps = _known(Itself(device), Itself(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
@@ -136,7 +136,7 @@ class EnginePricing(Transfers):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Transfers and products within a core depend on shapes and formats alone: alike ones are looked at once.
+        Transfers and products within a core depend on shapes and formats alone: equal ones are priced once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorUnit):
@@ -237,8 +237,8 @@ def vector_cycles(
     """Return the cycles of steps that follow one another, and the constants behind them.
 
     ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
-    With barriers where they are needed, instructions between two of them are a run that pays the head of its first and
-    the tail of its last; else each pays for itself.
+    If barriers stand only where they are needed, the instructions between two barriers are a run, which pays the head
+    of its first and the tail of its last instruction; else each instruction pays both.
     """
     is_joined = decided.barriers == "needed" and spec.head_exposed is not None and spec.head_exposed.value == "idle"
     terms: dict[str, float] = {}
@@ -430,12 +430,13 @@ def _made_of(step: Step, spec: VectorEngine) -> Instructions:
     return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div", "sqrt") else "scalar", count) for n in names]
 
 
-#: Of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor consists of them.
+#: Instructions of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor consists of
+#: them.
 _LOGIC: Mapping[str, int] = MappingProxyType({"and": 1, "or": 1, "xor": 4})
 
 
 def _compare(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the comparisons of a relation, each as fast as an Add or Adds, and what joins their masks.
+    """Return the comparisons of a relation, each as fast as an Add or Adds, and the instructions that join their masks.
 
     64 elements of float32 and 128 of float16 a cycle (asc-devkit 0da921b9, appendix to docs/zh/api: Compare, Compares).
     """

@@ -1,7 +1,7 @@
 """One Ascend core group: one AIC, its AIVs, their queues and their memories.
 
-Where the device has a route from L0C to UB, a product's results for rows use it, each AIV its share of the rows; else
-(910B) they pass through a slot in GM.  The way back is UB to L1, or through GM again.
+Where the device has a route from L0C to UB, a product's results for rows use the route, and each AIV gets its share of
+the rows; else (910B) they pass through a slot in GM.  The way back is UB to L1, or through GM again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class VectorCore:
 
 @record
 class RowSlice:
-    """``rows`` rows of a tile from ``row``: from ``at`` on of the ``share`` rows of their vector core.
+    """``rows`` rows of a tile, from ``row`` on; they begin at ``at`` among the ``share`` rows of their vector core.
 
     ``first`` and ``last`` of that share.
     """
@@ -70,8 +70,8 @@ class RowSlice:
 class VectorWork(NamedTuple):
     """Work of a vector unit's operation besides its steps.
 
-    ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase
-    whose tile it is the first to hand over to other cores; empty: none.
+    ``decided``: the decisions of its kernel.  ``code``: its form on a unit with registers.  ``hands_on``: the phase of
+    which this operation is the first to hand a tile to other cores; empty: no phase.
     """
 
     decided: AscendDecisions = AscendDecisions()
@@ -115,7 +115,7 @@ class AscendGroup:
     def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
         """Return whether a name goes between AIC and AIVs by a direct route, and not through global memory.
 
-        Raises `TilingError` where the device has neither, or not the ``route``.
+        Raises `TilingError` if the device has no route, or not the ``route`` that is named.
         """
         ends = (AIC, "L0C", AIV, "UB") if place == "down" else (AIV, "UB", AIC, "L1")
         sender, source, reader, destination = ends
@@ -130,7 +130,7 @@ class AscendGroup:
 
     @property
     def edge(self) -> int:
-        """Edge of a square float16 tile of which L0A holds as many as a ping-pong takes.
+        """Edge of the largest square float16 tile of which L0A holds the two of a ping-pong.
 
         As the vendor's kernels cut products (ascend.md section 1.2): 128 where L0A has 64 KiB.
         """

@@ -79,7 +79,7 @@ class Parts:
 
     @cached_property
     def lasting(self) -> dict[str, int]:
-        """The states that end before the block does, with their copies: so many blocks may be under way."""
+        """The states that end before their block, and their numbers of copies, which limit the blocks in progress."""
         early = [n for n, part in self.of_states.items() if self.is_continuous and part < len(self.cuts) - 1]
         finish = self.frame.phase.finish
         return {n: self.lag + 2 for n in early if any(self._is_used(n, *s.read, *s.written) for s in finish)}
@@ -106,7 +106,7 @@ class Parts:
         self._check_handed()
 
     def _check_states(self) -> None:
-        """Raise `TilingError` for a state that two parts use: one would meet another tile's value."""
+        """Raise `TilingError` for a state that two parts use: one part would read the value of another tile."""
         frame = self.frame
         for state in self.of_states if self.ahead else ():
             used = [

@@ -57,11 +57,11 @@ class AscendPhase:
             for s in frame.stages
             if s.is_product
         }
-        # Row sums without an order, and casts without a rounding, have those of the vector unit.
+        # Row sums without an order get the vector unit's order, and casts without a rounding its rounding.
         rounding = group.device.rounding_choices.get("rounding")
         tables = frame.tables(group.row_sum(tiling.decided.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, slots.direct) for s, table in tables.items()}
-        #: The slot that the core takes before it loads, and that is given back when others are through.
+        #: The slot that the core acquires before it loads and releases when the other cores are done.
         self.turn = slots.turn()
         if self.products:
             slots.place(self.products, self.rows.values())
@@ -75,7 +75,7 @@ class AscendPhase:
         cuts = self.parts.cuts
         # One function a part for all blocks: blocks with equal contents share a body.
         emits = [partial(self._stages, cut, self.vectors) for cut in cuts]
-        #: What a block does in each part, with the tiles by which that is behind the first.
+        #: The work of a block in each part, and the number of tiles by which the part lags behind the first.
         self.lagging = list(zip(emits, self.parts.lags, strict=True))
         self.opens = [partial(self._open, part=n) for n in range(len(cuts))]
         self.closes = [partial(self._close, part=n) for n in range(len(cuts))]
@@ -174,10 +174,10 @@ class AscendPhase:
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
 
-        ``is_work``: their work alone, neighbours with equal work once.
+        ``is_work``: only their work, and neighbouring blocks with equal work once.
         """
         turn, loop = self.turn, self.parts_of_loop
-        if self.parts.is_loopless:  # a block is what others tell by their tiles
+        if self.parts.is_loopless:  # other blocks identify a block by its tiles
             loop = (*self.phase.loops[0].stages, *self.phase.finish)
         by_product = turn is not None and turn.consumers == (FIXP,)
         for s in stages:
@@ -210,8 +210,8 @@ class AscendPhase:
         """Yield a block's tiles in the first part of the pipeline, and the work of later parts on it and on earlier
         blocks.
 
-        Step n does tile n of the first part; a later part, so many tiles behind, works on the core group's tiles in
-        sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in the part.
+        Step n runs tile n of the first part; a later part lags a fixed number of tiles and runs the core group's tiles
+        in sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in the part.
         """
         firsts = [*accumulate((b.tile_count for b in block.before), initial=0)]
         cells = [(at - firsts[-1], b) for at, b in zip(firsts, (*block.before, block), strict=True)]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """One accumulator's part of a product: a band of rows, a panel of columns, and where it stands."""
+    """One accumulator's part of a product: a band of rows, a panel of columns, and their position."""
 
     band: Span
     panel: Span
@@ -64,7 +64,7 @@ class DepthPiece:
 
 def _planned(frame: Frame, stage: Stage, group: AscendGroup, tiling: AscendTiling) -> ProductPlan:
     plan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
-    if tiling.decided.pipeline == "core":  # what the next block holds is loaded while this one's is in use
+    if tiling.decided.pipeline == "core":  # operands that the next block holds are loaded while this block's are in use
         plan = replace(plan, left_depth=PING_PONG)
     return replace(plan, left_depth=1, right_depth=1) if tiling.decided.one_slot else plan
 
@@ -94,7 +94,7 @@ class CubeProduct:
         self.ahead = ""
         products = [s for s in frame.stages if s.is_product]
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}
-        #: Of what rows make, whether it is the first and the last product that reads it.
+        #: For a result of rows: whether this product is the first, and the last, that reads it.
         self.turns = {n: (stage is of[0], stage is of[-1]) for n, of in readers.items()}
         self.plan = _planned(frame, stage, group, tiling)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
@@ -124,7 +124,7 @@ class CubeProduct:
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
-        #: Operands in global memory are loaded before those that rows hand over; after them by a core that takes turns.
+        #: Operands in global memory are loaded before those that rows hand over, or after them if the cores take turns.
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
@@ -136,8 +136,8 @@ class CubeProduct:
     def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
         """Place the rings of operands in L1, except operands placed ``later``; ``l1``: rings of earlier products.
 
-        An operand that several products load alike uses one ring, as do pieces of rows' results; a lasting operand is
-        loaded once.
+        An operand that several products load in equal tiles uses one ring, as do pieces of the results of rows; a
+        lasting operand is loaded once.
         """
         for n in self.by_arrival:
             if n in self.lifted or n in self.rings or n in later:
@@ -147,7 +147,7 @@ class CubeProduct:
             is_made = self.frame.places[n] == "up" and self.modes[n] == "piece"
             alike = "" if is_made else n, self.modes[n], rows, cols, depth
             if alike not in l1:
-                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it takes it in otherwise
+                other = f" of {self.name}" if any(n == m for m, *_ in l1) else ""  # it adds it in another way
                 called = self.frame.prefix + self.frame.label(n) + other
                 size = self.frame.size_bytes(n, rows * cols)
                 l1[alike] = self.group.ring(L1, called, size, depth, MTE2, MTE1)
@@ -448,7 +448,7 @@ class CubeRings:
 def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, most: int = PING_PONG) -> CubeRings:
     """Place rings through L0A, L0B and L0C that fit every product of a phase.
 
-    Each has as many slots as fit, ``most`` at most: two where the vendor's kernels use L0 in ping-pong.
+    Each ring has as many slots as fit, at most ``most``: two where the vendor's kernels use L0 in ping-pong.
     """
     plans = [p.plan for p in products]
     single, sums = get_format(products[0].how.accumulator_format).size_bytes, 0

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 #: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
-#: what one accumulation reads; ``view``: none, as it is a part of what another product holds whole.
+#: what one accumulation reads; ``view``: nothing, because the operand is a part of one that another product holds
+#: completely.
 Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
@@ -37,10 +38,10 @@ class ProductPlan:
     """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how L1 stages its operands.
 
     ``loads``: elements of A's and B's k loaded into L1 at once, multiples of ``k`` and of one another (0: ``k``).
-    ``halves``: parts of an accumulator, each drained while the next one still accumulates (the unit flag).  ``slots``:
-    largest number of slots of L0A, L0B and L0C (0: as in the phase).  ``panels_outside``: every band of A is multiplied
-    by a panel of B before the next panel is loaded.
-    ``loops_over_k``: the pieces of k form a loop of the program, not a list.
+    ``halves``: the number of parts of an accumulator, each of which is drained while the next one accumulates (unit
+    flag).  ``slots``: largest number of slots of L0A, L0B and L0C (0: as in the phase).  ``panels_outside``: every band
+    of A is multiplied by a panel of B before the next panel is loaded. ``loops_over_k``: the pieces of k form a loop of
+    the program, not a list.
     """
 
     m: int
@@ -98,7 +99,7 @@ class AscendTiling:
         return tuple(self.plans.items()), most
 
 
-#: Blocks with a scale that the matrix unit takes in together (MmadMx: K a multiple of 64).
+#: Blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
 #: Of a row of A in one load of the vendor's products: four pieces of 64 in 16 bits (stepK 4 of the Ascend C guide's MDL
 #: template), of 128 in MXFP8 (pto-isa 3186c38, kernels/manual/a5/matmul_mxfp8_performance).
@@ -148,14 +149,16 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
 
 
 def _check_blocks(what: str, size: int, fmt: str) -> None:
-    """Raise `TilingError` for pieces of a sum that the matrix unit does not take, of operands in blocks."""
+    """Raise `TilingError` for pieces of a sum that the matrix unit does not accept for operands in blocks."""
     together = SCALED_K * stored_format(fmt).scale_block
     if together and size % together:
         raise TilingError(f"{what}: {size} is no multiple of {together}, in which {fmt} is multiplied")
 
 
 def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
-    """Return the rows of a slice of tiles ``width`` wide: as chosen, or as many as make ``elements``."""
+    """Return the number of rows of a slice of tiles that are ``width`` wide: the chosen number, or the one that gives
+    ``elements``.
+    """
     return chosen or max(1, elements // width)
 
 
@@ -196,7 +199,9 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
 
 
 def _streamed(phase: Phase, group: AscendGroup) -> list[str]:
-    """Return the factors from outside of which L1 has two tiles: as many, in their order, as have a flag for both."""
+    """Return the factors in global memory that have two tiles in L1: the first ones in their order, as long as flags
+    remain.
+    """
     factors = list(dict.fromkeys(x for s in phase.stages if s.is_product for x in s.rows[0].srcs))
     outside, flags = [x for x in factors if x in phase.tensors], group.device.flags
     loaded = outside if group.device.has_route(AIV, "UB", "L1") else factors
@@ -321,7 +326,7 @@ class VectorFields(Tiling):
 
 
 class RegisterFields(VectorFields):
-    """The same, how cores take turns, and how rows are written for a vector unit with registers, where there is one."""
+    """The same fields, how cores take turns, and how rows are written for a vector unit with registers."""
 
     order: StageOrder = Field(
         default="rolling",
@@ -387,7 +392,9 @@ class KernelFields(RegisterFields):
         return {n: v for n, v in decided._asdict().items() if n in usual and v != usual[n]}
 
     def in_place_of(self, decided: AscendDecisions) -> AscendDecisions:
-        """Return a kernel's decisions with those that the fields of their names have: named, or not as by default."""
+        """Return a kernel's decisions, replaced by the tiling fields of the same names that are set or differ from
+        their defaults.
+        """
         usual, named = KernelFields.model_fields, self.model_fields_set
         values = {n: getattr(self, n) for n in decided._fields if n in usual}
         own = {n: v for n, v in values.items() if v is not None and (n in named or v != usual[n].default)}

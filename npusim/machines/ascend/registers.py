@@ -125,7 +125,7 @@ class RegisterValue:
 
     @property
     def is_vector(self) -> bool:
-        """Whether its result has one value a row."""
+        """Whether the result has one value for each row."""
         return self.cols == 1 or self.reduction is not None
 
 
@@ -215,7 +215,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
-            # A register of a mask serves for one of any format.
+            # One mask register serves tiles of any format.
             max((stored_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
             reduction=step.opcode if step.opcode in WITHIN else None,
             chains=ACCUMULATORS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
@@ -492,7 +492,7 @@ class _VectorFunction:
     def _start(
         self, source: RegisterValue | Hashable, loop: HardwareLoop, paths: Mapping[int, LatencyPath | None]
     ) -> LatencyPath | None:
-        """Return the latency of a source from the start of the loop; None if it exists before."""
+        """Return the latency of a source from the start of the loop; None if the value exists before."""
         if isinstance(source, RegisterValue) and self._is_made_here(source):
             return paths[id(source)] if id(source) in paths else LatencyPath()
         if loop.follows or not loop.counts["load"]:

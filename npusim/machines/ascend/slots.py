@@ -1,7 +1,7 @@
 """Slots between products and rows, and slots that products share.
 
 `Slots` decides, for each name that one unit leaves for another, the memory and number of its slots, and
-the queues that fill and read them; and, for operands, the products that read one ring of tiles.
+the queues that fill and read them; and, for operands, which products read the same ring of tiles.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Slots:
     # ---------------------------------------------------------------- products
 
     def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
-        """Place the results and operands of products; views last: loaded once where L1 holds tiles until they are
-        read.
+        """Place the results and operands of products; views come last: they are loaded once if L1 holds their tiles
+        until they are read.
         """
         listed = list(products.values())
         pairs = [*self.frame.views.items(), *((n, n) for n in self._read_twice(listed))]
@@ -103,9 +103,9 @@ class Slots:
     # ---------------------------------------------------------------- between products and rows
 
     def _place_cross(self, rows: Sequence[RowsStage]) -> None:
-        """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
+        """Place the slots through which products and rows hand over: in UB and L1 if the device has a route to them.
 
-        A slot is as wide as the largest tile, whatever the tile.
+        Every slot is as wide as the largest tile.
         """
         frame, cores, generations = self.frame, self.group.vector_cores, self.parts.generations
         stores = [v.store for v in cores]

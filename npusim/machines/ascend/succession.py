@@ -74,7 +74,7 @@ def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int)
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
     """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
 
-    That one keeps apart a block that has begun and one that begins.
+    That index distinguishes a block that has begun from one that begins.
     """
     left, count = lag, 0
     while count < len(blocks) and left > 0:

@@ -1,4 +1,4 @@
-"""CANN's matrix product, whose vector cores make fractals of rows that are off before the product.
+"""CANN's matrix product, whose vector cores rearrange unaligned rows as fractals before the product.
 
 Source: ops-transformer c29bc10, mat_mul_v3, matmul_v3_base_tiling.cpp: nd2nzA and nd2nzB, Is256BAlign,
 SUPPORT_ND2NZ_GM2L0.

@@ -115,7 +115,7 @@ class VectorShare:
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
-        #: Slots between products and rows, and which of them hold this core's share alone, in its UB.
+        #: Slots between products and rows, and those among them that hold only this core's share, in its UB.
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
@@ -266,7 +266,7 @@ class VectorShare:
     # ---------------------------------------------------------------- slices
 
     def mine(self, rows: int) -> RowSlice | None:
-        """Return this core's share of a tile's rows, None where it has none."""
+        """Return this core's share of a tile's rows; None if it has no share."""
         start, count = self.group.share(self.core, rows, self.frame.phase.row_grain)
         return RowSlice(start, count, 0, count) if count else None
 
@@ -379,7 +379,9 @@ class VectorShare:
         return VectorWork(self.tiling.decided, s.code, self.frame.phase.name if hands_on else "")
 
     def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
-        """Return a stage's rows as steps; from its first write on a spilled state is in the place that is stored."""
+        """Return a stage's rows as steps; from its first write on, a spilled state is in the place from which it is
+        stored.
+        """
         moved = next((n for n in again if n in s.stage.written), None)
         if moved is None:
             return bind(s.table, bound, s.name)
@@ -444,7 +446,9 @@ class VectorShare:
         return self.carried[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
-        """Return a lasting state in a stage's view: at work, or as stored for the stages that finish a block."""
+        """Return a lasting state as a stage sees it: in its working place, or, for stages that finish a block, as
+        stored.
+        """
         finish, storage = self.frame.phase.finish, self.frame.storage
         if s.stage not in finish:
             return self._lasts(n)

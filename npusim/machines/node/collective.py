@@ -70,8 +70,8 @@ def collective(
 ) -> Collective:
     """Return a collective among ``ranks``; ``order`` lists them around the ring.
 
-    ``is_ordered`` makes a mesh add in the order of ranks, as HCCL's deterministic mode does: every
-    shard is then summed alike.
+    ``is_ordered`` makes a mesh add in the order of ranks, as HCCL's deterministic mode does: every shard is then summed
+    in the same order.
 
     Raises `TilingError` for fewer than 2 or more than 64 ranks, or an unknown name.
     """
@@ -142,7 +142,7 @@ def _halving_doubling(ranks: int) -> Parts:
         halves, doubles = [], []
         for rank in range(power):
             partner = rank ^ distance
-            # What a rank still holds: the shards that agree with it in the bits halved so far.
+            # The shards that a rank still holds: those that agree with its number in the bits that were halved.
             kept = tuple(s for s in every if s // distance == partner // distance)
             doubled = tuple(s for s in every if s // distance == rank // distance)
             halves.append(Transfer(rank, partner, kept, True))
@@ -163,7 +163,7 @@ def shard_sizes(elements: int, shards: int) -> list[int]:
 class CollectiveCall:
     """One collective over all ranks: its kind, algorithm and driver, and the bytes of each rank.
 
-    With several ``servers`` each rank also meets its counterparts in the others, between the
+    With several ``servers`` each rank also exchanges data with its counterparts in the others, between the
     reduce-scatter and the all-gather within a server.
     """
 
@@ -174,7 +174,7 @@ class CollectiveCall:
     #: The host joins two streams by events before it.
     is_overlapped: bool = False
     servers: int = 1
-    #: What no transfer cuts apart.
+    #: Size that no transfer divides.
     element_bytes: int = 1
 
     @property
@@ -301,7 +301,7 @@ def alpha_beta(
     """Return the closed form: starts and latencies of all rounds, and the busiest part of each.
 
     Rounds follow one another; in each the slowest of its links, engines and drivers decides.  A message of
-    ``size_bytes`` a rank has the engines that take part in it; none stated: all.
+    ``size_bytes`` a rank has the engines that take part in it; all engines, if their number is not stated.
     """
     alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)

@@ -161,7 +161,7 @@ def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
 
 
 def _cores_and_host(node: NodeSpec, device: DeviceSpec) -> tuple[int, HostSpec]:
-    """Return how many cores the table's blocks run on, and who issues their kernels."""
+    """Return the number of cores on which the table's blocks run, and what issues their kernels."""
     core_count = device.core_count((node.kernels and node.kernels.core) or "")
     if node.host is None:
         raise SpecError(f"{node.name}: host: missing; kernels by the node's table need it")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Bytes of an element where equations 34 to 36 count FP16.
 HALF = 2
-#: Tokens beyond which no length is looked for.
+#: Largest length in tokens that the search tries.
 LONGEST = 1 << 27
 
 

@@ -77,7 +77,7 @@ class Device:
             yield from self._progress(work.alone_fs, work.demand)
             return
         self._pending_blocks = work.waves.block_count
-        # Who already waits for cores takes them before the first blocks start.
+        # Collectives that already wait for cores get them before the first blocks start.
         yield self.env.timeout(0)
         while self._pending_blocks or self._busy_cores:
             cores = min(self._pending_blocks, self._free_cores(work.waves.core_count))
@@ -279,10 +279,10 @@ class RunningCollective:
 def progress_rate(demand: tuple[tuple[str, float], ...], claims: dict[str, float]) -> float:
     """Return the rate, 0 to 1, of work that uses ``demand`` while others hold ``claims``.
 
-    The free part of a resource serves the work at ``left / demand`` of its speed, and the scarcest decides.  Some
+    The free part of a resource serves the work at ``left / demand`` of its speed; the scarcest resource decides.  Some
     part is always free: 1 % of a resource that is claimed completely.
     """
-    # Model: linear in what is left; a pipeline that hides latency with cores taken away loses more.
+    # Model: linear in the cores that remain; a pipeline that hides latency loses more when cores are missing.
     least = 0.01  # source: ours, so that work claimed to a stop still ends
     rates = [max(least, 1.0 - claims.get(name, 0.0)) / used for name, used in demand if used > 0.0]
     return min([1.0, *rates])

@@ -40,7 +40,7 @@ KernelRole = Literal["attention", "decode", "linear", "rows"]
 class Child:
     """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
 
-    ``is_named``: someone asked for this schedule, so that no time that a node's file states of another stands for it.
+    ``is_named``: the caller named this schedule, so that no time of another schedule in a node's file replaces its own.
     """
 
     schedule: str
@@ -84,7 +84,7 @@ class Waves:
     resident: int
     core_count: int
     alone_factor: float = 1.0
-    #: Of a kernel that puts the blocks' parts together.
+    #: Role of a kernel that joins the blocks' parts.
     merge_fs: int = 0
 
     def core_fs(self, blocks: int) -> int:
@@ -104,7 +104,7 @@ class KernelWork:
     """A kernel's time alone and its use of each shared resource, 0 to 1 of the device.
 
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names resources as claims
-    do: kinds of core, ``hbm``.  With ``waves`` each core is given away completely.  ``terms`` are the constants behind
+    do: kinds of core, ``hbm``.  With ``waves`` each core is occupied completely.  ``terms`` are the constants behind
     the time and their shares of it, ``methods`` its methods, ``band`` their relative distance from exact; ``bound_fs``
     is the least time of the work.
     """
@@ -296,7 +296,7 @@ def operations(program: TileProgram) -> Iterator[Any]:
 
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
     """Return the rings from queue to queue, a slot for each result, and the slots that each task fills and reads."""
-    # A queue waits once for a result: its later tasks come after the one that did.
+    # A queue waits once for a result, because its later tasks follow the one that waited.
     receivers: dict[tuple[int, str], int] = {}
     for number, task in enumerate(tasks):
         for source in task.after:

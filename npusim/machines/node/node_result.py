@@ -41,7 +41,7 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
     """Return the time of programs one after the other, each repeated its number of times, and of a framework between
     them.
 
-    Equal layers take equal times: each is simulated once.  Spans belong to the first.
+    Equal layers take equal times: each is simulated once.  Spans belong to the first layer.
     """
     first, clock = parts[0][0], parts[0][0].clock_hz
 

@@ -65,7 +65,7 @@ class _Counters:
         self._waiters: list[list[tuple[int, Event]]] = [[] for _ in range(count)]
 
     def reached(self, peer: int, count: int) -> Event | None:
-        """Return an event for the moment a counter reaches ``count``; None if it has."""
+        """Return an event for the moment a counter reaches ``count``; None if the queue has ended."""
         if self.counts[peer] >= count:
             return None
         event = self.env.event()
@@ -73,7 +73,7 @@ class _Counters:
         return event
 
     def add(self, endpoint: int) -> None:
-        """Hand one generation on."""
+        """Commit or release one generation."""
         self.counts[endpoint] += 1
         for count, event in list(self._waiters[endpoint]):
             if count <= self.counts[endpoint]:

@@ -43,7 +43,7 @@ class LayerInputs:
     """Inputs of the ranks of a layer, by heads of the layer.
 
     ``heads(name, batch, head)`` gives Q, K and V, ``projection(head)`` the rows (value head size,
-    hidden) of W_o that belong to a query head.  With fewer ``kv_heads`` than ranks some share one.
+    hidden) of W_o that belong to a query head.  With fewer ``kv_heads`` than ranks, several ranks share a KV head.
     """
 
     heads: HeadSource
@@ -216,7 +216,7 @@ class LayerEvaluation:
     def _look(
         self, op: CollectiveOp, row: int, transfer: Transfer, first: int, addends: tuple[Array, Array], result: Array
     ) -> None:
-        """Record overflow and NaN that an addition makes of numbers."""
+        """Record overflow and NaN that an addition of numbers produces."""
         if np.isfinite(result).all():
             return
         finite, known = (np.logical_and(*(test(x) for x in addends)) for test in (np.isfinite, lambda x: ~np.isnan(x)))

@@ -115,7 +115,7 @@ def normal_samples(ranks: int, fmt: str) -> list[Array]:
 
 @dataclass(slots=True)
 class Order:
-    """A collective over blocks of rows ``(row, rows)``, and how far its sums are from those of a run."""
+    """A collective over blocks of rows ``(row, rows)``, and the distance of its sums from those of a run."""
 
     name: str
     blocks: tuple[tuple[int, int], ...]

@@ -35,7 +35,7 @@ def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mappin
     return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
 
 
-#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take, with keys for those.
+#: Tiles whose best number of stages is known: the keys, and for the rows that eight warps process the keys with them.
 _NEARBY: Settings = (
     ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
     (
@@ -86,7 +86,7 @@ LANES: Settings = (
 )
 
 
-#: The fields of warps that a compiler deals out, and those of attention.
+#: The fields of warps in a compiler's layout, and those of attention.
 _GROUPS, _ATTENTION = "npusim.machines.sm.core:GroupFields", "npusim.machines.sm.core:SmFields"
 
 NVIDIA = CoreFamily(

@@ -1,9 +1,9 @@
 """One resident block of a multiprocessor: the loop of its warps, tile after tile.
 
 Operands arrive tile by tile: a loader, a separate queue since it waits for no other, loads them into
-registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or
-straight into shared memory.  Every group multiplies all of them.  Values between products and rows
-never leave the registers.  Every operation is a run of all instructions of its stage.
+registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or directly into
+shared memory.  Every group multiplies all of them.  Values between products and rows never leave the registers.  Every
+operation is a run of all instructions of its stage.
 
 `ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Its
 parts decide the rest, and each alone:
@@ -13,8 +13,8 @@ parts decide the rest, and each alone:
 - `turns.WarpTurns`: the waits of groups, where warps specialise.
 
 Where there are ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots:
-two stages wait for each load from there on, three run one tile ahead.  One stage passes through registers: its first
-operand's are free when the iteration ends, so that its load is waited for.
+from this point on two stages wait for each load, and three run one tile ahead.  One stage passes through registers: its
+first operand's are free when the iteration ends, so that its load is waited for.
 
 Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
 shuffle a tile; products and sums of softmax are two steps, except where the kernel has them as one multiply-add.
@@ -82,7 +82,8 @@ class ResidentBlock:
             for loader in dict.fromkeys(self.places.loaders.values() if has_turnover else ())
         }
         keys = tiling.widths.get(frame.loop_axis or "", 0)
-        #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps meet in each tile.
+        #: Whether a tile's masks are beside no exponentials: alone on its core, the block's warps synchronise in each
+        #: tile.
         self.masks_apart = tiling.masks_apart and self.turns is None and keys > PREDICATED_KEYS
         # One function a loop, or a part of it, for all blocks: blocks with equal contents share a body.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
@@ -226,7 +227,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield a stage, and after a tile's last product the copies of a later tile into the freed slots.
 
-        They overlap with the arithmetic that follows, where there is any.
+        They overlap with the arithmetic that follows, if there is any.
         """
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         if last < 0 or not tile.cols or not self.places.waits_at_once:
@@ -252,7 +253,7 @@ class ResidentBlock:
         spilled.
         """
         places, operands, stage_count = self.places, self.places.operands_of(stages), self.decided.stages
-        if not self.frame.loop_axis and operands:  # the next block takes their place once this one has ended
+        if not self.frame.loop_axis and operands:  # the next block uses their place when this block has ended
             slots, work = places.released(operands, block, tile), works.of(stages[-1], FMA, ())
             yield from (TileOp("end", warps, FMA, (), slots, work) for warps in self.warps)
         if not tile.cols or self.decided.roles != "alike" or not any(s.is_product for s in stages):
@@ -269,7 +270,7 @@ class ResidentBlock:
     # ---------------------------------------------------------------- operands
 
     def _chain(self, stages: tuple[Stage, ...], tile: Visit) -> tuple[str, ...]:
-        """Return the operands of a tile each of which is loaded once the one before is stored: of one stage."""
+        """Return the operands of one stage, each of which is loaded when the previous one has been stored."""
         is_chained = self.decided.stages == 1 and tile.cols and not self.decided.slice_elements
         return self.places.operands_of(stages) if is_chained else ()
 
@@ -315,7 +316,7 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # What rows leave for it brings its operands along.
+            # The result that rows hand to it includes its operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []
@@ -342,7 +343,7 @@ class ResidentBlock:
         dst = self.places.near[n].fill(*shape, stride=self.places.pitch(n, SMEM)).part(*share)
         steps = (Step(Opcode.COPY, dst, (src,)),) if share[1] else ()
         slots = (dst,) if isinstance(src, Tile) else (src, dst)
-        # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
+        # The reading lanes do not matter here: the first product's plan decides how wide lanes access.
         label = f"{self.frame.label(n)}.store"
         return self._op(label, self.frame.stages[0], group, LSU, steps, () if share[1] else slots)
 
@@ -439,7 +440,7 @@ class ResidentBlock:
             masks = self._op(s.name, s, group, FMA, tuple(run[:at]))
             op = self._op(s.name, s, group, FMA, tuple(run[at:]))
             work = work_of(op)
-            left = tuple(due for due in work.pays if due != "score")  # which the masks pay
+            left = tuple(due for due in work.pays if due != "score")  # which the masks cost
             yield from (masks, replace(op, work=work._replace(pays=left)))
         else:
             yield self._op(s.name, s, group, FMA, tuple(run))

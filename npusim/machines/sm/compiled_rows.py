@@ -1,8 +1,8 @@
 """Rows whose kernel was compiled: a block's cost by its machine code, not by a table of steps.
 
 A compiler's code differs from a step's usual instructions: a quotient by a number of the row is one reciprocal a row,
-conversions from float16 are multiplications, loads are as wide as addresses allow.  The time of one warp alone follows
-from the code too: each instruction states its stall, and the results that it waits for.
+conversions from float16 are multiplications, loads are as wide as addresses allow.  The time of a single warp follows
+from the code too: each instruction states its stall and the results for which it waits.
 
 Source of these fields: bits 105 to 125 of an instruction's 128 on sm_70 to sm_90, which NVIDIA does not document: 4
 with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard that is set when
@@ -52,7 +52,8 @@ NARROW = frozenset(
 )
 #: Accesses to shared memory, and to registers that were spilled.
 SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
-#: Cycles that a read of global memory takes in the walk, whose wait the engine has: any number far above others.
+#: Cycles of a read of global memory in the walk, an arbitrary number far above all others: the engine simulates this
+#: wait.
 FAR = float(1 << 14)
 #: Rounds in which a loop's scoreboards settle.
 ROUNDS = 3
@@ -81,10 +82,10 @@ class MachineInstruction(NamedTuple):
 
 
 class RowCore(NamedTuple):
-    """A multiprocessor as the warps of one block of rows meet it.
+    """The properties of a multiprocessor that determine the time of the warps of one block of rows.
 
     ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: for the
-    rest; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle on the way from and to L2.
+    rest; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle from L2 and to L2.
     ``narrow``, ``special``: cycles that an instruction uses the pipe of half the width and that of special functions of
     a sub-core.  ``barrier``, ``barrier_warp``: cycles of a barrier, and for each warp.
     """
@@ -208,7 +209,7 @@ class BlockWalk:
         return self._round() - begin
 
     def _round(self) -> float:
-        """Let all warps pass the code once; return when the last one and its stores are through."""
+        """Run the code once for all warps; return the cycle at which the last warp and its stores have ended."""
         queue = [(w.now, i) for i, w in enumerate(self.warps)]
         for w in self.warps:
             w.at, w.has_come = 0, False
@@ -242,7 +243,7 @@ class BlockWalk:
         came = self._result(x, warp, place)
         if x.result < SCOREBOARDS:
             warp.ready[x.result] = max(warp.ready[x.result], came)
-            if x.name == "LDG":  # others may set the same scoreboard beside it
+            if x.name == "LDG":  # other instructions may set the same scoreboard
                 warp.first.add(x.result)
         if x.operands < SCOREBOARDS:
             warp.ready[x.operands] = max(warp.ready[x.operands], warp.now + core.others)

@@ -49,8 +49,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors``: of the first visit, ``advance`` the number of slots by which the piece moves them.
-    ``successors`` gives, for each node that may follow, the slots between, the least where the paths differ.
-    ``regions`` are its contested regions, operation by operation.
+    ``successors`` gives, for each node that may follow, the slots between the two nodes, the smallest number if the
+    paths differ. ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
 
 def counts_of(shape: Shape) -> tuple[list[int], Ints]:
-    """Return the ids of a shape's loops whose counts are opaque, and the counts that blocks have, each once."""
+    """Return the ids of a shape's loops with opaque counts, and the distinct counts of the blocks."""
     loops = {id(loop): loop.indices.count for loop in loops_of(shape.parts) if isinstance(loop.indices, OpaqueRange)}
     counts = np.empty((len(shape.numbers), len(loops)), np.int64)
     for at, count in enumerate(loops.values()):
@@ -90,8 +90,8 @@ class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
     Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
-    `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
-    operations of one queue.
+    `RaceError`: a slot that operations of one queue, between which no flag stands, fill again before they read it or
+    read before they fill it.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        #: How often each loop runs whose count is opaque, by its id, in the block that is followed; and from which
-        #: iteration on the states of loops repeat, with their cycle.
+        #: The count of each loop with an opaque count, by its id, in the current block; and the iteration from which
+        #: the states of loops repeat, with their cycle.
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
@@ -191,7 +191,7 @@ class Automaton:
         return tails
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
-        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE`: it ends before."""
+        """Record the iteration from which a loop's states repeat, and the ``cycle``; `NO_CYCLE` if it ends first."""
         before = self._turns.get(id(loop))
         if before:  # the loop is inside another loop
             since, cycle = max(since, before[0]), lcm(cycle, before[1])

@@ -170,6 +170,6 @@ class Allocator:
         offset = round_up(self.used_bytes[space], self._space(space).alignment_bytes)
         end = self.used_bytes[space] = offset + slot_bytes * depth
         self.peak_bytes[space] = max(self.peak_bytes.get(space, 0), end)
-        core = space.partition(".")[0]  # equal cores differ in nothing else and share one error
+        core = space.partition(".")[0]  # equal cores have equal contents and share one error
         self.tenants[space].append((name.removeprefix(f"{core} "), depth, slot_bytes))
         return offset

@@ -41,7 +41,8 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
     """
     try:
-        # Wide and short; where that finds a fault it may be one of its own, and users want to know the bytes.
+        # This check is fast but coarse: a fault that it finds may be its own, and users need the bytes, so that the
+        # exact check follows.
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
@@ -60,10 +61,10 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
         except OpaqueError as error:
             if not any(error.symbols & s.coordinates.keys() for s in shapes):
                 raise
-            # A region that is no sum of block coordinates is a number where each block is a shape of its own.
+            # A region that is not a sum of block coordinates is a number if each block is a separate shape.
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
-        if contested and phase.succession:  # blocks that overlap are told apart by where they lie
+        if contested and phase.succession:  # blocks that overlap are distinguished by their positions
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
         is_joined = builder.condense is condensed and not contested
@@ -81,7 +82,7 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
-    """Raise `ProgramError` unless each block is dealt once: the proof keeps blocks apart, not two runs of one."""
+    """Raise `ProgramError` unless each block is dealt once: the proof separates blocks, not two runs of one block."""
     times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
     for number in {*range(count), *times} if phase.dealt else ():
         if times[number] != (0 <= number < count):

@@ -25,7 +25,7 @@ class BlockColumns(ABC, Sequence[Any]):
     def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
         """Return the numbers of the blocks of each key, ascending, keys in order of their first blocks.
 
-        None where a key may differ between blocks whose columns show no difference.
+        None if a key may differ between blocks with equal columns.
         """
 
     @property
@@ -42,9 +42,9 @@ class Touches(NamedTuple):
     """A region of a tensor for each of some blocks, which read it at most ``times`` each, or write it (``times`` 0).
 
     ``steps``: when, counted in steps of all core groups; ``order``: that of the accesses of one step.  ``name``: the
-    place of the operand or result among those of the phase; ``tile``: the place of the region among those that a block
-    touches of it.  ``corner``: batch, head, row and column, a number or one for each region; ``read_bytes``: the sum
-    of all reads.
+    index of the operand or result in the phase; ``tile``: the index of the region among the regions of it that a block
+    touches.  ``corner``: batch, head, row and column, a number or one for each region; ``read_bytes``: the sum of all
+    reads.
     """
 
     steps: Integers
@@ -65,7 +65,7 @@ class ColumnScan(ABC):
 
     @abstractmethod
     def of_columns(self, blocks: Sequence[Any], group_count: int) -> list[Touches] | None:
-        """Return the regions that blocks touch, ``group_count`` of them in step; None where they are listed one by
+        """Return the regions that blocks touch, ``group_count`` of them in step; None if the regions are listed one by
         one.
         """
 
@@ -75,7 +75,7 @@ MOST_NUMBERS = 1 << 62
 
 
 def numbered(rows: Integers) -> Integers | None:
-    """Return a number for each row: in the order of rows, the same for equal ones; None where 64 bits do not do."""
+    """Return a number for each row: in the order of rows, the same for equal ones; None if 64 bits are too few."""
     numbers, count = np.zeros(len(rows), np.int64), 1
     for column in rows.T:
         least, most = int(column.min(initial=0)), int(column.max(initial=0))

@@ -89,7 +89,7 @@ def exact(value: object) -> Hashable:
 
 @cache
 def _compared(kind: type) -> tuple[str, ...] | None:
-    """Return the fields by which values of a dataclass are equal; None for other types, with a rule of their own."""
+    """Return the fields by which values of a dataclass are equal; None for other types, which have other rules."""
     if not is_dataclass(kind) or not getattr(kind, "__dataclass_params__").eq:  # noqa: B009
         return None
     return tuple(f.name for f in fields(kind) if f.compare)
@@ -110,7 +110,8 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-#: Blocks of phases, all together, of which `kept_by_blocks` keeps what was made, and phases that it keeps in any case.
+#: Largest number of blocks, over all phases, whose results `kept_by_blocks` stores, and the number of phases that it
+#: stores in any case.
 MOST_BLOCKS, LEAST_PHASES = 1 << 15, 4
 
 

@@ -2,7 +2,7 @@
 
 A phase may name these blocks (``ProgramPhase.family``).  One block stands for all of a family, with opaque
 numbers where they differ; these know their bounds, so that its body may compare them as long as the answer is the
-same for all.  Where it is not, the blocks with the least number are a separate family.
+same for all.  If it is not, the blocks with the smallest number become a separate family.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Integers = Sequence[int] | npt.NDArray[np.int64]
 
-#: Families that the blocks of one key are split into, at most, on average; blocks that take more go by shape.
+#: Largest average number of families for the blocks of one key; blocks that need more are grouped by shape.
 MOST_FAMILIES = 8
 
 
@@ -54,7 +54,7 @@ def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list
 
 
 def families_of(phase: ProgramPhase) -> list[Family] | None:
-    """Return the families of a phase's blocks; None where the blocks must be grouped by shape."""
+    """Return the families of a phase's blocks; None if the blocks must be grouped by shape."""
     return None if phase.family is None else _families(phase).families
 
 
@@ -79,7 +79,7 @@ class _Group:
 
     @cached_property
     def common(self) -> tuple[Any, dict[Symbol, npt.NDArray[np.int64]]] | None:
-        """The common part, and each symbol's integers; None where blocks differ in more than integers."""
+        """The common part, and each symbol's integers; None if blocks differ in more than integers."""
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
             made = symbols_in(coordinates, is_bounded=True)

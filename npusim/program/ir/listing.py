@@ -1,6 +1,6 @@
 """A program as lines that people read: its rings, and the operations of the commonest block of each phase.
 
-A loop's body is called once, with an opaque index, so that a coordinate reads as the sum it is (``512*kv + 128``).
+A loop's body is called once, with an opaque index, so that a coordinate is printed as a sum (``512*kv + 128``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ ListedItem = ListedOp | ListedLoop
 
 @dataclass(frozen=True, slots=True)
 class ListedPhase:
-    """A phase: how many blocks and shapes of them it has, and the items of block ``block``, as ``block_count`` do."""
+    """A phase: the numbers of its blocks and of their shapes, and the items of block ``block``, which are those of
+    ``block_count`` blocks.
+    """
 
     name: str
     blocks: int
@@ -110,7 +112,7 @@ def _phase(phase: ProgramPhase, walker: Walker) -> ListedPhase:
 
 
 def _items(items: Iterable[Item], walker: Walker) -> Iterator[ListedItem]:
-    """Yield operations and loops; a part without a name, and a loop over no index, are no lines of their own."""
+    """Yield operations and loops; the items of a part without a name, or of a loop without an index, stand alone."""
     for item in items:
         if not isinstance(item, Loop):
             yield _op(item, walker)

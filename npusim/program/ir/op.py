@@ -82,14 +82,14 @@ class Opcode(Enum):
     INVERSE = "inverse"
     SELECT = "select"
 
-    #: By identity, not by name: it is a part of many keys.
+    #: Compared by identity, not by name, because it is a part of many keys.
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return self.name
 
 
-#: How many sources an operation takes; a row sum, the factor of its elements too.
+#: Number of sources of an operation; a row sum may also have the factor of its elements.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
@@ -108,7 +108,7 @@ class Attributes:
     """Attributes of a step; empty strings mean the format's natural behaviour."""
 
     accumulate: bool = False
-    transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
+    transpose_a: bool = False  #: whether a product's operands are stored with exchanged axes
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic, of an inverse's products too
     #: Named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule; relation of a COMPARE,
@@ -120,9 +120,9 @@ class Attributes:
     overflow: str = ""
     rounding: str = ""  #: of a CAST, as `formats.cast` has it
     share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial
-    comparisons: int = 0  #: of indices, of which a SELECT's mask is made
+    comparisons: int = 0  #: indices that form the mask of a SELECT
     lookups: int = 0  #: reads of a number of each row and column, likewise
-    warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps
+    warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
     def accumulator_format(self) -> str:
@@ -133,7 +133,7 @@ class Attributes:
 PLAIN = Attributes()
 #: Format of masks.
 MASK = "int8"
-#: Of a SELECT: by a mask that comparisons of values made.
+#: Whether a SELECT's mask comes from comparisons of values.
 COMPARED = "compared"
 Source = Operand | float
 

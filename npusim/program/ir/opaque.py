@@ -35,9 +35,9 @@ Value = TypeVar("Value")
 class Symbol:
     """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape.
 
-    ``refusal``: the first error of a body that looked at it, even if the body caught the error.  ``bounds``: its least
-    and largest value, where they are known: a comparison with the same result for all is allowed.  ``ends``:
-    its first and last value, if they are coordinates themselves.
+    ``refusal``: the first error that a body got by reading the coordinate, even if the body caught the error.
+    ``bounds``: its least and largest value, where they are known: a comparison with the same result for all is allowed.
+    ``ends``: its first and last value, if they are coordinates themselves.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Symbol:
 
 
 class OpaqueError(ProgramError):
-    """A body looked at a coordinate on which it must not depend; ``symbols`` are the coordinate's symbols."""
+    """A body read a coordinate on which it must not depend; ``symbols`` are the coordinate's symbols."""
 
     def __init__(self, message: str, symbols: frozenset[Symbol]) -> None:
         super().__init__(message)
@@ -62,7 +62,9 @@ def _refused(verb: str) -> Callable[..., Any]:
 
 
 def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
-    """Return a comparison: ``answer`` of the least and the most by which the other is less, None for no one answer."""
+    """Return a comparison: ``answer`` gets the smallest and the largest difference to the other number; None if these
+    give two answers.
+    """
 
     def method(self: Coordinate, other: object) -> bool:
         difference: Coordinate = self - other if isinstance(other, Coordinate) or type(other) is int else self * 1.0
@@ -174,7 +176,7 @@ class Coordinate:
 
 
 def _is_python(frame: FrameType) -> bool:
-    """Return whether a frame is the standard library's: ``copy`` looks because a body asks it to."""
+    """Return whether a frame is the standard library's: ``copy`` reads the coordinate because a body calls it."""
     return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
@@ -233,7 +235,7 @@ def varying(function: Callable[..., Value], *values: object) -> Value:
     """
     several: Lanes | None = None
     is_opaque = False
-    for v in values:  # no generators: every block asks
+    for v in values:  # no generators: every block calls this function
         if type(v) is Lanes:
             several = v
         elif isinstance(v, Coordinate):
@@ -256,12 +258,12 @@ def terms_of(value: object) -> Mapping[Symbol, int]:
 
 
 def constant_of(value: SupportsInt) -> int:
-    """Return the constant part of a coordinate; a number is its own."""
+    """Return the constant part of a coordinate; a number is returned unchanged."""
     return int(value.constant if isinstance(value, Coordinate) else value)
 
 
 def bounds_of(value: SupportsInt) -> tuple[int, int] | None:
-    """Return the least and the most that a coordinate stands for; None where a symbol of it has no bounds."""
+    """Return the least and the most that a coordinate stands for; None if one of its symbols has no bounds."""
     low = high = constant_of(value)
     if not isinstance(value, Coordinate):
         return low, high

@@ -61,7 +61,9 @@ class Witness(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """An operation as facts see it: waits as (endpoint, position), accesses as (place, conflicts)."""
+    """The properties of an operation that matter for facts: waits as (endpoint, position), accesses as (place,
+    conflicts).
+    """
 
     operation: Operation
     queue: int
@@ -91,9 +93,9 @@ class Passage(NamedTuple):
     eight at a time, ``learn`` has the agents that know it after the piece.  ``sees``: for each operation, the agents
     before the piece whose knowledge it has.  ``meets``: for each place, the agents that the conflicting operations see;
     each of these operations must know of an access to the place before the piece.  ``replaced``: places that the piece
-    itself accesses, with the last operation on each; ``own``: these places, the agents that know of the access, and the
-    operations.  ``races``: two operations of the piece are not ordered.  ``renamed``: the number of each place after
-    the piece.  ``known``: results of `after`.
+    itself accesses, with the last operation on each; ``own``: these places with the agents that know of the access, and
+    the operations.  ``races``: two operations of the piece are not ordered.  ``renamed``: the number of each place
+    after the piece.  ``known``: results of `after`.
     """
 
     operations: list[Resolved]
@@ -121,7 +123,7 @@ class Passage(NamedTuple):
 def check_races(automaton: Automaton) -> None:
     """Raise `RaceError` for two operations of a phase on common bytes that nothing orders.
 
-    One of them writes, and some sequence of blocks and iterations brings them together.  The message
+    One of the two accesses writes, and some sequence of blocks and iterations lets them overlap.  The message
     names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
     _Facts(automaton).run()
@@ -134,7 +136,8 @@ class _Facts:
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
         waiting = [[e for e in self.endpoints if peer.index in e.peers] for peer in self.endpoints]
-        #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be waited for.
+        #: The first agent of each endpoint's flags; an endpoint has one flag for each slot of its ring, since only
+        #: these can still be awaited.
         counts = (e.depth if waiting[e.index] else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
         #: For each endpoint whose flags are awaited: its first flag, the end of its flags, its number, who waits.
@@ -181,7 +184,7 @@ class _Facts:
                 need = required_count(self.endpoints[index], cursors[index])
                 for peer in self.endpoints[index].peers:
                     at = need - 1 - start[peer] + self.endpoints[peer].depth
-                    if at >= 0:  # flags set longer ago than a ring has slots tell nothing new
+                    if at >= 0:  # flags that are older than the slots of a ring add no knowledge
                         waits.append((peer, at))
             regions = node.regions[position] if node.regions else ()
             accesses = tuple(self.places.accesses(op, cursors, start, regions))
@@ -227,7 +230,7 @@ class _Facts:
         for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
             known += latest[len(latest) - (end - first) :]
         learn, renamed = _transposed(known, agents + len(operations)), self.places.renamed(node)
-        # A fact goes on as long as some queue may run into it.
+        # A fact is passed on as long as some queue may conflict with it.
         own = [
             (renamed[n], learn[agents + at], at) for n, at in replaced.items() if self._dangers[n] & ~learn[agents + at]
         ]
@@ -256,7 +259,8 @@ class _Facts:
                     place, agents = fact
                     if hop == BLOCK and place >= self.places.regions.base:
                         continue  # regions of two blocks never meet (ir.regions)
-                    # Where fewer know of an access, more can go wrong: it stands for those that more know of.
+                    # An access that fewer agents know represents those that more agents know, because more conflicts
+                    # are possible.
                     for fewer in (listed := known[place]):
                         if not fewer & ~agents:
                             break
@@ -267,7 +271,9 @@ class _Facts:
                     heappush(waiting, (sweep + (successor <= number), successor))
 
     def _step(self, number: int, facts: Mapping[Fact, Witness]) -> dict[Fact, Witness]:
-        """Send ``facts`` through a node; return the facts that some queue may still meet, with those of the node."""
+        """Pass ``facts`` through a node; return the facts with which some queue may still conflict, and those of the
+        node.
+        """
         passage, relevant = self._passed(number)
         meets, replaced, renamed, dangers = passage.meets, passage.replaced, passage.renamed, self._dangers
         if passage.races:
@@ -281,7 +287,7 @@ class _Facts:
                 after = passage.after(agents)
                 if dangers[place] & ~after:
                     left[renamed[place], after & relevant] = witness
-        # A node's accesses leave the same facts whenever it is visited: only once are they news.
+        # A node's accesses leave the same facts at every visit, so that they are new only once.
         for place, agents, at in passage.own if number not in self._visited else ():
             left[place, agents & relevant] = Witness(number, passage.operations[at].operation, 0, 0)
         self._visited.add(number)
@@ -290,7 +296,9 @@ class _Facts:
     # ---------------------------------------------------------------- errors
 
     def _race(self, number: int, facts: Mapping[Fact, Witness]) -> RaceError:
-        """Return the error of a node's first access that meets another one which its queue does not know of."""
+        """Return the error of a node's first access that conflicts with another access whose end its queue does not
+        know.
+        """
         (passage, _), agents = self._passed(number), self.flags[-1]
         order = list(dict.fromkeys(known for _, known in facts))
         earlier: dict[int, int] = {}
@@ -355,7 +363,7 @@ class Use:
     where: Bytes | GlobalTile
     queue: int
     is_write: bool
-    owner: int = -1  #: a ring whose whole extent this stands for
+    owner: int = -1  #: a ring whose complete extent this place represents
 
 
 @dataclass(slots=True)
@@ -395,7 +403,8 @@ class PlaceTable:
     """
 
     def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
-        # Not the automaton itself, which keeps this: what refers to one another is not given up with its last user.
+        # Not the automaton itself, which stores this object: objects that refer to one another are not freed with their
+        # last user.
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.bases, self.ranges = automaton.bases, automaton.ranges
         self.rings = [Places(ring.depth) for ring in self.program.rings]
@@ -547,7 +556,7 @@ class PlaceTable:
         )
 
     def renamed(self, node: Node) -> list[int]:
-        """Return each place as counted from where the rings stand after the node."""
+        """Return each place relative to the positions of the rings after the node."""
         names = list(range(len(self.dangers)))
         bases = {e.ring_number: self.bases[e.index] for e in self.endpoints}
         for ring, places in enumerate(self.rings):
@@ -615,7 +624,7 @@ def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
 def _join_uses(places: Places) -> None:
     """Let uses by one queue that conflict with the same others be one.
 
-    A queue works in order: who knows that the later access is over knows it of the earlier one.
+    A queue executes in order: an agent that knows that the later access has ended knows it of the earlier one.
     """
     joined: dict[tuple[int, tuple[int, ...]], int] = {}
     uses = zip(places.listed, places.conflicts, strict=True)

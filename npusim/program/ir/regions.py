@@ -107,7 +107,9 @@ def _is_affine(*values: object) -> bool:
 
 
 def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
-    """Return whether two queues of one block may meet in a tensor; shapes that touch alike are looked at once."""
+    """Return whether two queues of one block may access the same bytes of a tensor; shapes with equal accesses are
+    examined once.
+    """
     by_shape: dict[int, tuple[Shape, dict[tuple[Any, ...], list[GlobalTile]]]] = {}
     for t in touched:
         _, uses = by_shape.setdefault(id(t.shape), (t.shape, defaultdict(list)))
@@ -115,7 +117,7 @@ def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
     seen = set()
     for number, (shape, uses) in by_shape.items():
         alike = tuple((q, w, _named(terms, ranges), *map(_extents, r)) for (q, w, terms), r in uses.items())
-        # Blocks that several queues meet in different ways are looked at one by one: by their coordinates.
+        # Blocks that several queues access in different ways are examined one by one, by their coordinates.
         places = {tuple(tuple((s, f) for s, f in axis if s not in ranges) for axis in terms) for *_, terms in uses}
         key = (alike, number if len(places) > 1 else None)
         if key not in seen and _meets_itself(uses, ranges, _by_block(shape)):
@@ -139,7 +141,9 @@ def _extents(r: GlobalTile) -> tuple[int, ...]:
 
 
 def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges, places: Places) -> bool:
-    """Return whether two queues meet, one of them writing: by hulls first, then one by one."""
+    """Return whether two queues access the same bytes and one of them writes: hulls are compared first, then single
+    regions.
+    """
     groups = [(key, _hull(regions), regions) for key, regions in uses.items()]
     for i, (a, hull, regions) in enumerate(groups):
         for b, other, others in groups[:i]:
@@ -151,7 +155,7 @@ def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: 
 
 
 def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], ranges: Ranges, places: Places) -> bool:
-    """Return whether one of some regions may meet one of others; each of either list differs by constants."""
+    """Return whether a region of one list may overlap one of another; the regions of a list differ by constants."""
     meet: Any = True
     for axis in range(len(AXES)):
         columns = [
@@ -169,7 +173,7 @@ def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
     same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
-    # Regions of several heads have no common one: one that depends on nothing known meets them all.
+    # Regions of several heads have no common region: one whose head is unknown may overlap all of them.
     anywhere: Any = Coordinate({Symbol("any head"): 1})
     batch, head = (first.batch, first.head) if same else (anywhere, anywhere)
     return type(first)(first.tensor, batch, head, row, rows, col, cols)
@@ -197,7 +201,9 @@ def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, in
 def _may_overlap(
     a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]], places: Places
 ) -> Any:
-    """Return whether two spans may meet: each a coordinate, a constant in place of its own, a size; arrays of these."""
+    """Return whether two spans may overlap; each is a coordinate, a constant in place of the coordinate's, and a size,
+    or arrays of them.
+    """
     (at, first_a, a_size), (to, first_b, b_size) = a, b
     distance, low, high, step = first_b - first_a, 0, 0, 0
     fixed: dict[Symbol, int] = defaultdict(int)
@@ -218,7 +224,7 @@ def _may_overlap(
     meet = (distance + low < a_size) & (distance + high > -b_size)
     if not step:
         return meet
-    # Loops move both by multiples of their common step: what lies between two such places is free.
+    # Loops move both by multiples of their common step, so that bytes between two such places are not accessed.
     apart = distance % step
     return meet & ((apart < a_size) | (step - apart < b_size))
 
@@ -233,7 +239,8 @@ def _terms(r: GlobalTile) -> object:
 def _check_blocks(program: TileProgram, phase: ProgramPhase, touched: Sequence[Touched], ranges: Ranges) -> None:
     """Raise `ProgramError` where a region exceeds its head, since overlaps there are not examined.
 
-    Raise `RaceError` where two blocks meet.  The hulls of a block's accesses are examined first, then region by region.
+    Raise `RaceError` if two blocks access the same bytes.  The hulls of a block's accesses are examined first, then
+    region by region.
     """
     if not touched:
         return
@@ -302,7 +309,7 @@ def _evaluated(
 def _first_meeting(
     boxes: npt.NDArray[np.int64], owners: npt.NDArray[np.int64], writes: npt.NDArray[np.bool_]
 ) -> tuple[int, int] | None:
-    """Return two boxes of different owners that overlap, one of them written; None if there are none.
+    """Return two boxes of different owners that overlap, one of them written; None if no two overlap.
 
     Boxes are cut into runs that do not overlap along one axis after the other, by sorting, until no axis separates any;
     the remaining ones are compared box by box.

@@ -2,7 +2,7 @@
 
 Core groups are assumed to work in step: the r-th blocks of all groups run together and access memory in the same
 order, so that a region which several of them read is fetched once.  A region is still in L2 (least recently used) if
-the bytes accessed between two of its accesses are no more than the cache holds.
+the cache holds all bytes that are accessed between two of its accesses.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Key = tuple[str, int, int, int, int, int]
 class Residency:
     """Share of each tensor's accesses that goes beyond L2, 0 to 1, by tensor name.
 
-    ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, outputs
-    that do not stay there.  ``shared_reads`` is the fraction of the other core groups that read the same region in the
-    same step, averaged over a tensor's bytes: 0 none, 1 all.  ``read_waits`` and ``new_writes`` are the shares of a
-    tensor's reads and writes that find lines absent: groups in step wait for one fetch. ``read_pushes`` and
+    ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, and
+    outputs that do not stay in L2.  ``shared_reads`` is the fraction of the other core groups that read the same region
+    in the same step, averaged over a tensor's bytes: 0 none, 1 all.  ``read_waits`` and ``new_writes`` are the shares
+    of a tensor's reads and writes that find lines absent: groups in step wait for one fetch. ``read_pushes`` and
     ``write_pushes`` are the bytes, written by others or by the program before, that each byte of a tensor's reads and
     writes evicts from L2.
     """
@@ -73,14 +73,14 @@ def residency(
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
-    The slots between the cores are in L2 too and are subtracted.  Where writes go through, an output is always written
-    beyond L2, once, and a tensor that is read later if it does not stay.  Where writes go back, written lines stay
-    until L2 is full; then each byte that is new to it evicts its share of the lines that are still to be written back
-    (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes`` L2 is
-    full of others' lines when the program starts, of which so many bytes are still to be written back; None: empty.
-    ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to be
-    written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700 cycles,
-    of which 4,900 are the bytes read), and the next one evicts what this one leaves.
+    The slots between the cores are in L2 too and are subtracted.  With a write-through cache an output is always
+    written to memory once; a tensor that is read later is written if it does not stay in L2.  Where writes go back,
+    written lines stay until L2 is full; then each byte that is new to it evicts its share of the lines that are still
+    to be written back (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With
+    ``dirty_bytes`` L2 is full of others' lines when the program starts, of which so many bytes are still to be written
+    back; None: empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written
+    is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read
+    for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
@@ -92,7 +92,7 @@ def residency(
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
-        capacity = min(most, capacity)  # one that holds all is as good as any larger one
+        capacity = min(most, capacity)  # a cache that holds all bytes is as good as any larger one
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
     room, stays = (capacity if dirty_bytes is None else 0), (0 if in_a_stream else capacity_bytes)
@@ -139,7 +139,7 @@ def _residency(
     outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
     others_count = max(1, group_count - 1)
     pushed = sum(t.read_pushes + t.write_pushes for _, t in used)
-    # A launch of a stream evicts as much of what was written as it writes.
+    # A launch of a stream evicts as many written bytes as it writes.
     scale = outputs / pushed if back and not back[3] and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
@@ -185,7 +185,7 @@ class _Cache:
         self.compulsory = 0
         self._last: dict[Key, tuple[int, int, int]] = {}  # (rows, step) of the last touch, and rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
-        self._kept_from = self._kept_bytes = 0  # what was touched in that step or later, so many bytes, is there
+        self._kept_from = self._kept_bytes = 0  # so many bytes, which were touched in that step or later, are in L2
         self._new_bytes = 0  # of regions that are no inputs
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
 
@@ -200,7 +200,7 @@ class _Cache:
                 traffic.met = _added(traffic.met, use.read_bytes * (use.readers - 1), count)
             rows, at, furthest = self._last.get(key, (0, 0, 0))
             begun = self._begun.setdefault(key[0], now)
-            # What another phase cut otherwise is there if all of its tensor is.
+            # Regions that another phase cuts differently are in L2 if the complete tensor is.
             is_cut = not rows and use.role == "workspace" and begun < now
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
             new = max(0, use.rows - furthest) * use.row_bytes
@@ -321,7 +321,7 @@ def _scanned(scan: _BlockScan, group_count: int) -> tuple[list[_Step], int]:
 
 @dataclass(frozen=True, slots=True)
 class _BlockScan:
-    """What blocks touch, asked of each: equal for equal blocks with an equal footprint."""
+    """The regions that blocks touch, computed block by block: equal for equal blocks with an equal footprint."""
 
     blocks: Itself
     footprint: Scan
@@ -363,7 +363,7 @@ class _BlockScan:
 
 @dataclass(frozen=True, eq=False)
 class _ColumnScan:
-    """What blocks touch, in columns: equal where all regions are, however blocks run."""
+    """The regions that blocks touch, in columns: equal if all regions are, independent of the order of blocks."""
 
     touches: Sequence[Touches]
     block_count: int

@@ -87,7 +87,7 @@ class RingAccess:
 
 @record
 class TileAccess:
-    """Bytes of a memory outside any ring."""
+    """A range of bytes of a memory outside any ring."""
 
     space: str
     where: Bytes
@@ -102,7 +102,7 @@ class RegionAccess:
     is_write: bool
 
     def placed(self, values: Mapping[Symbol, object]) -> RegionAccess:
-        """Return it with its coordinates as they are where symbols have these values."""
+        """Return the region with its coordinates for these values of symbols."""
         r = self.region
         batch, head, row, col = (substituted(v, values) for v in r.corner)
         return RegionAccess(type(r)(r.tensor, batch, head, row, r.rows, col, r.cols), self.is_write)
@@ -216,7 +216,7 @@ Condense = Callable[[Sequence["Operation"]], Iterable["Part"]]
 
 
 def as_listed(run: Sequence[Operation]) -> Iterable[Part]:
-    """Return operations as one piece, as they are."""
+    """Return operations as one piece, without a change."""
     return (Piece(tuple(run)),)
 
 
@@ -338,7 +338,7 @@ class Builder:
             raise
 
     def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
-        """Return parts in which nothing looked at ``symbols``: a refusal counts, caught or not."""
+        """Return parts whose bodies did not read ``symbols``: a refusal counts, whether the body caught it or not."""
         parts = tuple(self._parts(items))
         for symbol in symbols:
             if symbol.refusal:
@@ -455,7 +455,7 @@ def source_line(iterator: Iterator[Any]) -> str:
 
 #: Operations of a slice at most: loads with masks, the work, stores; pieces of a product have as many.
 LONGEST = 12
-#: Repetitions from which on a loop is shorter than what it stands for: the automaton goes around twice.
+#: Number of repetitions from which a loop is smaller than the operations it replaces: the automaton visits it twice.
 FEWEST = 3
 
 

@@ -76,7 +76,7 @@ class GlobalTensor:
     transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
     the memory, of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
     many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
-    ``parameter``: the kernel's name of it, where a launch passes it as a parameter.
+    ``parameter``: the kernel's name for it, if a launch passes it as a parameter.
     """
 
     name: str
@@ -165,8 +165,8 @@ class RingTile:
     """A region of the slot that a ring's producer or consumer holds at this point of the program.
 
     ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
-    With ``last`` the operation releases the slot when it ends.  The walker knows which generation this slot holds.
-    ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
+    With ``last`` the operation releases the slot when it ends.  The walker knows which generation of the ring this slot
+    holds. ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
     """
 
     ring: Ring

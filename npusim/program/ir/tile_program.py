@@ -125,7 +125,7 @@ class Touch:
 class Succession(NamedTuple):
     """The succession of blocks on a core group where one begins before the previous one has ended.
 
-    ``alone``: the block by itself, from which its values are computed.  ``meets``: keys of the blocks that are in
+    ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that are in
     progress when it begins, and when it ends; a block follows only blocks that leave the ones that it meets.
     ``blocks`` are the blocks of the phase by themselves, from which the deal and ``meets`` of the others follow.
     """
@@ -148,7 +148,7 @@ class ProgramPhase:
     ``dealt`` lists the numbers of each core group's blocks, if they are not assigned round robin.
     ``body_counts`` yields the bodies that blocks run, each with a key unique in the phase, and the runs in each block,
     in any order; the operations of a body follow one another in each queue, in the order of the body.  ``bits`` returns
-    a key of everything that determines values; None if the machine provides none.
+    a key of everything that determines values; None if the machine does not provide it.
     ``succession``: overlap of successive blocks.  ``is_joined``: the phase belongs to the launch of the previous
     phase, after a barrier of all cores.  ``grouped`` stores the families of the blocks after their first use, and ends
     with the phase.
@@ -171,7 +171,7 @@ class ProgramPhase:
 
     @property
     def alone(self) -> Sequence[Block]:
-        """The phase's blocks without their overlap: one object for any depth of overlap."""
+        """The phase's blocks without overlap: the same object for every depth of overlap."""
         return self.succession.blocks if self.succession else self.blocks
 
     @property
@@ -192,7 +192,7 @@ class ProgramPhase:
         return list(self.dealt[group]) if self.dealt else slice(group, None, group_count)
 
 
-#: Shares of some cycles by the constant behind each, its key in the device file.
+#: Shares of cycles by constant, each constant by its key in the device file.
 Terms = tuple[tuple[str, float], ...]
 
 
@@ -237,7 +237,8 @@ class Pricing(Protocol):
 
     #: Number of other core groups at work at the same time, by phase: costs of a handed-over tile depend on it.
     crowds: dict[str, float]
-    #: Whether costs depend on the places of tiles; else bank conflicts and misses of L2 are left out, for bounds.
+    #: Whether costs depend on the addresses of tiles; if not, bank conflicts and misses of L2 are omitted, as bounds
+    #: require.
     is_placed: bool
 
     @property
@@ -288,8 +289,8 @@ class TileProgram:
     ``constant`` (masks, shifting matrices) for runs with values; ``pricing`` returns the costs of the operations on a
     device like the one the program was built for.  ``l2``: state of L2 at the start.  ``consumers``: warp groups
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: memset launches before the kernel, which a
-    call pays.  ``has_own_rows``: blocks read rows that no other block reads; ``goes_on``: programs of a launch go
-    on to further ones.  ``is_attention``: the first launch is the vendor's fused attention.
+    call pays.  ``has_own_rows``: blocks read rows that no other block reads; ``goes_on``: a program of a launch
+    continues with the work of further ones.  ``is_attention``: the first launch is the vendor's fused attention.
     ``occupied``: used and total bytes of memories that hold more than tiles (registers), in place of the tiles' bytes.
     ``occupancy``: resident blocks per core in the last phase that has them.
     """
@@ -313,7 +314,7 @@ class TileProgram:
     is_attention: bool = False
     occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     occupancy: Occupancy | None = None
-    #: Its residency in L2, by the device's numbers that it depends on; a derived program has its own.
+    #: The program's residency in L2, by the device's numbers on which it depends; a derived program has a separate one.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 Path = tuple[tuple[str, int], ...]
-#: Blocks that are compiled shape by shape in less time than it takes to look for families.
+#: Number of blocks up to which compilation shape by shape is faster than a search for families.
 FEW_BLOCKS = 24
 
 
@@ -111,7 +111,7 @@ class Wait:
 
 @dataclass(slots=True)
 class ResolvedOp:
-    """An operation at one point of a program: its waits, its sets, and where it stands."""
+    """An operation at one point of a program: its waits, its sets, and its position."""
 
     op: TileOp
     queue: int
@@ -378,7 +378,9 @@ class Templates:
         return Form(numbers, template, np.array([template.loop_counts()], np.int64), np.zeros(len(numbers), np.int64))
 
     def _forms_of(self, phase: ProgramPhase, family: Family, is_chosen: npt.NDArray[np.bool_]) -> Iterator[Form]:
-        """Yield blocks of a family by the loops that run more than once: the others are not executed as loops."""
+        """Yield groups of a family's blocks by the set of loops that run more than once: other loops are not executed
+        as loops.
+        """
         of_family = family.numbers[is_chosen]
         counts, which = distinct(family.sizes[is_chosen])
         patterns, of_count = distinct((counts > 1).astype(np.int64))

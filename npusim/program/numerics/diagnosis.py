@@ -40,7 +40,7 @@ class Range:
         self.low, self.high = np.inf, -np.inf
 
     def look(self, values: Array) -> None:
-        """Take in an array; Inf and NaN are passed over."""
+        """Add the values of an array; Inf and NaN are passed over."""
         wide = np.asarray(values, np.float64)
         finite = wide[np.isfinite(wide)]
         if finite.size:
@@ -83,7 +83,7 @@ class Probe:
                 self.underflow(moment)
 
     def look_at_inputs(self, q: Array, k: Array, row: int, problem: Problem) -> None:
-        """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d); ``problem``: its own."""
+        """Observe the queries of one head from ``row`` on, (rows, d), and its keys, (keys, d); ``problem``: its own."""
         queries = np.asarray(q, np.float64) * problem.q_scale
         keys = np.asarray(k, np.float64) * problem.k_scale
         raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
@@ -141,7 +141,7 @@ class Underflow:
         self.lost_mass = self.clipped_mass = 0.0
         self._first_key, self._is_loading = 0, False
         self._blocks: Sequence[Any] = ()
-        #: By memory: sums of zeroed pairs, and of what was cut of others, (2, lanes, rows).
+        #: By memory: sums of zeroed pairs, and of the parts that saturation cut from other pairs, (2, lanes, rows).
         self._lost: dict[str, Doubles] = {}
         #: A tile whose sum is taken: P may be cast before or after that, so that it counts when the next one begins.
         self._summed: tuple[Operand, Any, Any, Any, Any, int] | None = None
@@ -238,7 +238,7 @@ class Underflow:
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
         """Return the lost sums of some rows, (2, lanes, rows), stored by the place of the row sum ``l``."""
-        assert isinstance(row_sum, Tile | RingTile)  # in a ring where a core goes on to its next block
+        assert isinstance(row_sum, Tile | RingTile)  # in a ring if a core continues with its next block
         space = row_sum.space if isinstance(row_sum, Tile) else row_sum.ring.space
         first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
         end, lanes = first + row_sum.rows, len(self._blocks)

@@ -85,7 +85,7 @@ class Output(Protocol):
 
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
 Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
-#: Its results by batch, head, first row and rows, for other precisions on the same inputs.
+#: Float64 results by batch, head, first row and number of rows, stored for other precisions on the same inputs.
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
 #: Batch, head and first row of a block of the output.
 BlockRows = tuple[int, int, int]
@@ -95,7 +95,7 @@ Programs = Mapping[str, "TileProgram"]
 Blocks = Mapping[str, Sequence[Any]]
 #: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
 Choice = str | int | Sequence[int]
-#: A number or a range of a text of indices; what has more digits is none of ours.
+#: A number or a range in a text of indices; a number with more digits is no index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
@@ -220,7 +220,7 @@ class _Alternatives:
             return
         rows = _counts(program, needed, heads)
         (batch, head, _), self.count = compared_rows(rows)
-        # All of the block's rows are computed, so that lanes are of one shape with the run's: fewer steps.
+        # All rows of the block are computed, so that its lanes have the shape of the run's lanes and share its steps.
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
         self.last = row + rows[self.at] - 1
         blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
@@ -336,9 +336,9 @@ def needed_blocks(
 ) -> dict[str, Sequence[Any]]:
     """Return by phase the blocks that the chosen rows of ``output`` need.
 
-    ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; ``since``: of each head's
-    rows in a block those from this one on, and what lies between.  No operation looks from one row at another.
-    Of a stacked output all blocks are needed, whatever ``batches``.
+    ``most``: only this many rows at the end of the output's blocks, for a sample `sample_rows`; ``since``: only the
+    rows of each head in a block from this one on, and the rows between the heads.  No operation reads one row for the
+    result of another row. A stacked output needs all blocks for any ``batches``.
     """
     tensor = program.tensors[output]
     batches = None if is_stacked(program, output) else batches
@@ -355,7 +355,7 @@ def needed_blocks(
 
 
 def _from_row(block: Any, output: GlobalTensor, row: int, heads: Container[int]) -> Any:
-    """Return a block cut to the chosen heads' rows from ``row`` on, and what lies between them."""
+    """Return a block cut to the rows of the chosen heads from ``row`` on, with the rows between the heads."""
     wanted = [(at + row - r, at + n) for h, r, n, at in _parts(block, output) if h in heads and r <= row < r + n]
     first, last = wanted[0][0], wanted[-1][1]
     return block if last - first == block.rows else block.part(first, last - first)
@@ -436,7 +436,7 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
         ends = [(b, row, row + n) for b in phase.blocks for _, row, n, _ in _parts(b, output)]
         each = [output.rows_of(n) // output.packed for n in range(output.batch)]
         last = {b.batch: end - row for b, row, end in ends if end == each[b.batch]}
-        # A few rows say little of an error: where the last block has no more, blocks before it are of the sample too.
+        # The error of a few rows is uncertain: if the last block has too few rows, the sample includes earlier blocks.
         wide = {n: 1 if count >= LEAST_ROWS else sample_rows(output) for n, count in last.items()}
         return list({id(b): b for b, _, end in ends if end > each[b.batch] - wide[b.batch]}.values())
     wanted = np.atleast_1d(rows)
@@ -464,7 +464,7 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, *, i
     rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # blocks side by side have the same
     for b in blocks:
         rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
-    # By start, with the largest end so far: of thousands of rows each block finds its own by bisection.
+    # Sorted by start, with the largest end up to each: a block finds its rows among thousands by bisection.
     starts = {place: np.array(sorted(of)) for place, of in rows.items()}
     ends = {place: np.maximum.accumulate(of[:, 1]) for place, of in starts.items()}
     needed = []

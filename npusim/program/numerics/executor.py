@@ -1,7 +1,7 @@
 """Executes a tile program for its values, in program order, over poisoned memories, and counts numeric events.
 
 Blocks of one shape run in step, one lane each: the same operations on arrays with a leading lane
-axis.  Bits do not depend on how blocks are put together, since lanes never meet.
+axis.  Bits do not depend on the grouping of blocks, since lanes never interact.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class EventLog:
     """Counts overflow to Inf and NaN from numbers by operation; stores events: the first of each kind, one an
     operation.
 
-    For values that are chosen by another value it counts, by name: elements, elements with the first choice, operations
-    on a block's tile, and operations with such an element.
+    For values that a mask of values selects, the observer counts by name: elements, elements with the first choice,
+    operations on a block's tile, and operations with such an element.
 
     ``phase``, ``lanes`` and ``position`` describe the current execution: the blocks' names, one a lane, and the number
     of completed operations.
@@ -190,7 +190,7 @@ class Execution:
     events: EventLog = field(default_factory=EventLog)
     observers: Sequence[Observer] = ()
     variants: Sequence[TensorStore] = ()
-    #: Memories of the lanes that ran last, by name: the next ones fill them anew.
+    #: Memories of the lanes of the last execution, by name; the next lanes overwrite them.
     memories: dict[str, Array] = field(default_factory=dict)
 
 
@@ -265,7 +265,7 @@ def changed_attributes(
 ) -> dict[Attributes, Attributes] | None:
     """Return which attributes of steps are others in another program's ``blocks`` by phase.
 
-    None where more than attributes differs, or attributes alike become unlike ones.
+    None if more than attributes differs, or if equal attributes become different ones.
     """
     if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
         return None
@@ -319,7 +319,7 @@ class Lockstep:
         self._constants: dict[tuple[float, str], Array] = {}
         self._is_one_program = not any(lane.changes for lane in lanes)
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
-        #: Each block's number: variants may run the same ones.
+        #: The number of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
 
     def run(self) -> None:
@@ -437,7 +437,7 @@ def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
 
 #: Gives one head's matrix (rows, cols) of an input tensor by (name, batch, head).
 HeadSource = Callable[[str, int, int], Array]
-#: A NaN in float16, float32, bfloat16 and E4M3: what is read before it is written shows.
+#: A NaN in float16, float32, bfloat16 and E4M3, so that a read before the first write is visible.
 POISON = 0xFF
 
 
@@ -450,7 +450,8 @@ class BufferStore:
     def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
         self.lanes, self._used, self._kept = lanes, program.used_bytes, kept
         self._bytes: dict[str, Array] = {}
-        #: What lies in blocks, by memory: an element and its scale, at twice the address where a byte holds two.
+        #: Values in block formats, by memory: an element and its scale, at twice the address if a byte holds two
+        #: elements.
         self._pairs: dict[str, Array] = {}
         self._views: dict[tuple[str, int, int, int, int, str], Array] = {}
 

@@ -282,7 +282,7 @@ def with_followers(
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:
     """Return a source that cuts heads out of (batch, heads, rows, cols) arrays.
 
-    A recipe that changes tensors is applied to each head; others leave them as they are.
+    A recipe that changes tensors is applied to each head; other recipes do not change them.
     """
     if not isinstance(recipe, AmplifiedData):
         return lambda name, batch, head: tensors[name][batch, head]

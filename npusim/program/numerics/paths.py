@@ -42,7 +42,7 @@ class PathEvent:
 
 @dataclass(slots=True)
 class Computed:
-    """Blocks of output rows from a place on, by head, and the steps of the place's row in program order."""
+    """Blocks of output rows from a given row on, by head, and the steps of that row in program order."""
 
     rows: dict[int, NDArray[Any]]
     events: list[PathEvent]
@@ -98,7 +98,7 @@ def compute(
 
 
 def _from_place(written: Mapping[BlockRows, NDArray[Any]], place: Place) -> dict[int, NDArray[Any]]:
-    """Return, by head, the rows of the blocks with a place's row, from that row on."""
+    """Return, by head, the rows of the blocks that contain a given row, from that row on."""
     return {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
 
 
@@ -126,7 +126,7 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
 def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
     """Return the first step of ``one`` that differs from its counterpart, as many steps of its name before it.
 
-    In words, with both values ("none" where the other has no such step any more); empty where none differs.
+    The text has both values ("none" if the other computation has no such step); empty if no step differs.
     """
     counterparts: dict[tuple[str, str], Iterator[PathEvent]] = {}
     by_name: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)

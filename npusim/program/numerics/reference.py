@@ -93,7 +93,7 @@ def attention(
 
 def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return exp(scores - the row's largest), (rows, keys) in both."""
-    with np.errstate(invalid="ignore"):  # of a row without a score there is no largest: NaN
+    with np.errstate(invalid="ignore"):  # a row without a score has no maximum: NaN
         weights: NDArray[np.float64] = formats.exp(scores - scores.max(axis=1, keepdims=True), "float64")
     return weights
 

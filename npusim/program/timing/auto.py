@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from npusim.program.timing.timing_result import TimingResult
 
 #: Up to this number of operations of all classes, each is simulated (about 0.2 s) and spans are stored.
-#: A longer timeline takes ``fold`` or ``des`` by name.
+#: For a longer timeline ``fold`` or ``des`` is named.
 FEW_OPERATIONS = 2_000_000
-#: Operations of groups that all differ that take less time than looking for a state that they repeat: 0.05 s.
+#: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state:
+#: 0.05 s.
 SHORT_OPERATIONS = 500_000
 #: Operations that are simulated one by one, in some 2 s, rather than stated with a wide band.
 MANY_OPERATIONS = 20_000_000

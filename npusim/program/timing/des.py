@@ -283,7 +283,7 @@ class Engine:
 class Dispatcher:
     """One scalar unit: issues its operations in program order into bounded queues.
 
-    Where waits for flags of other cores hold it up, it stands still before the operation that waits.
+    If waits for flags of other cores stop it, it issues nothing from the operation that waits on.
     """
 
     __slots__ = (

@@ -57,7 +57,7 @@ def simulate(
 
 
 class Run:
-    """One simulation of a program: the arrays of one core group of each class, and how far they are.
+    """One simulation of a program: the arrays of one core group of each class, and their progress.
 
     ``done_before`` are the operations that each queue had done when the latest phase began.
     """

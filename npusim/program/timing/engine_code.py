@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.engine_arrays import Ints
     from npusim.program.timing.stream import Streams, TimedOp
 
-#: In place of the work that an operation does beside other warp groups.
+#: Value for an operation without work beside other warp groups.
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 
@@ -103,7 +103,7 @@ class Code:
     _operations: dict[Hashable, int] = field(default_factory=dict)
     _tables: Program | None = None
     _inners: dict[Template, int] = field(default_factory=dict)
-    #: Core groups by class, once that was asked for (`equal_groups`).
+    #: Core groups by class, after the first call of `equal_groups`.
     classes: Classes | None = None
 
     def __post_init__(self) -> None:
@@ -267,7 +267,7 @@ class Code:
 
     @property
     def levels(self) -> int:
-        """How deep loops and calls nest: two loops of blocks, then the deepest body."""
+        """Nesting depth of loops and calls: two loops of blocks, then the deepest body."""
         return 2 + max((body.depth for body in self.bodies), default=0)
 
     # ---------------------------------------------------------------- arrays

@@ -1,4 +1,4 @@
-"""Approximate (mean field): each core group has its share of the links, next to the mean traffic of the others.
+"""Approximate (mean field): each core group has its share of the links beside the mean traffic of the others.
 
 Where the groups all run different blocks (causal, dealt round robin) their joint state never repeats.  Here a transfer
 shares a link with the group's own transfers, which are simulated, and with the average number of transfers that the
@@ -50,8 +50,8 @@ SAMPLE_OPERATIONS = 200_000
 #: does: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and
 #: never further than this (tests/timing/test_band.py).
 LEAST_BAND, BAND_FACTOR = 0.01, 1.0
-#: Where the part lies in what each group runs; more of them where groups queue for a link that is busy
-#: for such a share of the time.
+#: Positions of the part in the work of each group; more positions if groups queue for a link that is busy for such a
+#: share of the time.
 POSITIONS, POSITIONS_CROWDED, CROWDED = (0.5,), (0.25, 0.5, 0.75), 0.9
 
 
@@ -70,7 +70,7 @@ def simulate(
 def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResult:
     """Return the approximate time with its band; raise :class:`ProgramError` for one beyond ``widest``."""
     sizes = [operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks]
-    # Phases that take less than the sample does, such as one that prepares inputs, are exact.
+    # Phases that are shorter than the sample, such as one that prepares inputs, are simulated exactly.
     short = tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
     field = _field(Itself(code), short)
     result = field.result(classes)
@@ -125,7 +125,7 @@ class MeanField:
         self._widths = len(self.streams.program.queues), len(self.streams.endpoints)
 
     def error_at(self, position: float, classes: Classes, operations: int) -> float:
-        """Return how far from an exact time that of a part of the program is, which has so many ``operations``."""
+        """Return the relative difference from the exact time for a part of the program with so many ``operations``."""
         if position not in self._errors:
             part = sample_of(self.code, classes, self.short, position, operations)
             try:
@@ -213,8 +213,8 @@ class MeanField:
 def sample_of(code: Code, classes: Classes, short: Collection[int], position: float, operations: int) -> Classes:
     """Return the part at ``position`` on which this method is held against an exact one, without ``short`` phases.
 
-    The whole has so many ``operations``.  Raises :class:`ProgramError` where groups go in step in all of it: that
-    would say nothing.
+    The whole has so many ``operations``.  Raises :class:`ProgramError` where groups go in step in all of it: the sample
+    would then contain no information.
     """
     limit = SAMPLE_OPERATIONS
     while limit < operations:

@@ -60,9 +60,9 @@ class CutBlock(NamedTuple):
 
 
 class BlockTable:
-    """Results of ``blocks``, whose loops may be cut short, by all that they depend on.
+    """Results of ``blocks``, whose loops may be shortened, by everything on which they depend.
 
-    ``groups`` core groups share the links; the engine ``leader`` tells blocks apart.
+    ``groups`` core groups share the links; the engine ``leader`` distinguishes blocks.
     """
 
     def __init__(self, code: Code, groups: int, leader: int, blocks: Iterable[CutBlock]) -> None:

@@ -39,7 +39,7 @@ def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
 @contextmanager
 def compiled_before(module: str) -> Iterator[None]:
     """Let another process run a module, and wait for it, unless the engine is compiled; it may fail."""
-    process = _started(None, module)  # it says what takes so long
+    process = _started(None, module)  # it states the reason for the long time
     try:
         if process is not None:
             process.wait()
@@ -50,7 +50,7 @@ def compiled_before(module: str) -> Iterator[None]:
 
 
 def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[bytes] | None:
-    """Return a process that runs a module; None where the engine is compiled or cannot be stored, or no process
+    """Return a process that runs a module; None if the engine is compiled already, cannot be stored, or if no process
     starts.
     """
     from npusim.program.timing.periodic import run_engine

@@ -44,7 +44,7 @@ class TimedOp:
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes that it uses, each with its cycles
-    share: Share | None = None  #: work beside other warp groups: it waits for no pipe
+    share: Share | None = None  #: work beside other warp groups, which waits for no pipe
 
 
 def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
@@ -92,7 +92,7 @@ class Streams:
         self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
         self._own_issue = [self._issue_of(queue) for queue in program.queues]
         self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
-        #: What the compiled methods write of it (`npusim.program.timing.engine_code.code_of`).
+        #: The arrays that the compiled methods derive from it (`npusim.program.timing.engine_code.code_of`).
         self.code: Code | None = None
 
     def starts(self, phase: ProgramPhase) -> tuple[int, ...]:
@@ -114,9 +114,9 @@ class Streams:
     def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
         """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
 
-        None where no block has a loop: each begins when another ends, all of them again in step, unless each reads rows
-        of its own: then the blocks that begin behind others wait as long as the link is busy.  Programs that go on to
-        further rows stay in step; where a core holds one of them, the link writes back while all of them work.
+        None if no block has a loop: each block begins when another one ends, and all remain in step, unless each reads
+        separate rows: then blocks that begin behind others wait as long as the link is busy.  Programs that continue
+        with further rows stay in step; where a core holds one of them, the link writes back while all of them work.
         """
         known = {link: catch_up(self.device, link) for link in self.device.links}
         if self.program.goes_on:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.walk import Template
     from npusim.program.timing.stream import Streams
 
-#: How often each timed operation ran.
+#: Number of executions of each timed operation.
 OpCounts = dict[TimedOp, int]
 #: Times and cycles of an operation, by the unit it ran on and its label.
 Done = dict[tuple[str, str], list[int]]
@@ -156,7 +156,7 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
         if len(which):
             _count(streams, form.template, len(which), ran, form.counts[which].sum(0).tolist())
     names = [queue.name for queue in streams.program.queues]
-    # As its rings are called, and so its operations: by the phase, unless it is the main one.
+    # The prefix of the names of its rings and operations: the phase's name, unless it is the main phase.
     prefix = f"{phase.name} "
     prefix *= any(ring.name.startswith(prefix) for ring in streams.program.rings)
     busy = set()

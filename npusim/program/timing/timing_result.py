@@ -100,7 +100,7 @@ class Account:
 
 @dataclass(frozen=True)
 class ConstantRecord:
-    """A number of the device file, and the busy cycles of all queues that rest on it."""
+    """A number of the device file, and the busy cycles of all queues that depend on it."""
 
     key: str
     basis: str
@@ -189,7 +189,7 @@ class Limit(NamedTuple):
         return self.name if self.is_limit else f"latency ({self.name})"
 
 
-#: What a published time can be: the slowest core's busy time; the profiler's task duration; N calls that are
+#: Kinds of published times: the slowest core's busy time; the profiler's task duration; N calls that are
 #: not waited for, over N; one call that is.
 KINDS = ("core", "kernel", "back_to_back", "call")
 
@@ -234,7 +234,7 @@ class TimingRecord:
     def clock(self, nominal: float) -> float:
         """Return the clock in Hz that the cores' time has; the ``nominal`` one in files that do not say that time."""
         seconds = self.times_s.get("core", 0.0)
-        return float(f"{self.cycles / seconds:.7g}") if seconds else nominal  # as files keep the seconds
+        return float(f"{self.cycles / seconds:.7g}") if seconds else nominal  # as files store the seconds
 
     @property
     def latency_us(self) -> float:

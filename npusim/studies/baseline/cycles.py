@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Status = Literal["ok", "changed", "new", "failed", "updated"]
-#: What an acceptance says where nothing was accepted before.
+#: Reason of a first acceptance.
 FIRST = "first accepted"
 
 

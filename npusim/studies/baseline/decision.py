@@ -84,7 +84,7 @@ class Decision(NamedTuple):
 
 
 def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
-    """Return who wins; raise `SpecError` where no point of any fits."""
+    """Return the winning candidate; raise `SpecError` if no point of any candidate fits."""
     times = sorted(_time(f.best) for f in candidates)
     if not times or times[0] == float("inf"):
         raise SpecError("no point of any candidate fits")

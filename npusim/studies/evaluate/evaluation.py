@@ -52,9 +52,9 @@ class Microseconds:
     """The predicted time on a device: ``low`` to ``high`` holds nine in ten such times; None where none were measured.
 
     ``mid`` is None where the kernel has no time there; ``reason`` says why.  ``limit``: of the time, with its share.
-    ``key``: of the class of equal bits.  ``tile``: its chosen fields, on the first device those of the judged calls.
-    ``is_ranked``: there is no band, and the order of such kernels was compared with measured ones.  ``warps``: resident
-    on a core; ``is_link``: memory limits the time.
+    ``key``: the class of equal bits.  ``tile``: its chosen fields, on the first device those of the judged calls.
+    ``is_ranked``: the time has no band, but the predicted order of such kernels was compared with the measured order.
+    ``warps``: resident on a core; ``is_link``: memory limits the time.
     """
 
     low: float | None

@@ -46,7 +46,7 @@ class JudgedCase:
 
     @property
     def has_given_values(self) -> bool:
-        """Whether it is the given call, or that with other values: no other sizes, and no point of stress."""
+        """Whether it is the given call, possibly with other values: no other sizes, and no point of stress."""
         return not self.sizes and not self.point
 
 

@@ -1,4 +1,4 @@
-"""A process that stays: it answers questions about packaged kernels, which run no foreign code, one after another."""
+"""A lasting process, which answers questions about packaged kernels one after another and runs no foreign code."""
 
 from __future__ import annotations
 

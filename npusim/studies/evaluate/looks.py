@@ -1,4 +1,4 @@
-"""Faults that a wrong output looks like: the first wrong element, and the fault that would cause it."""
+"""Likely faults of a wrong output: the first wrong element, and the fault that would cause it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,9 @@ def of_attention(held: HeldOutput, written: Rows, at: tuple[int, int, int, int])
 
 
 def _dropped(held: HeldOutput, at: tuple[int, int, int, int]) -> str:
-    """Return which keys of a row are left out or counted twice, or its scale; empty where neither explains it."""
+    """Return the keys of a row that are left out or counted twice, or the row's scale; empty if neither explains the
+    row.
+    """
     batch, head, row, _ = at
     problem = held.subject.attention
     if problem is None or held.plan.schedule.sees is not None:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 #: Number of core groups with most work that are bounded alone.
 GROUPS = 1
-#: Number of operations up to which a look for repetitions takes longer than all operations one by one.
+#: Number of operations up to which a search for repetitions takes longer than a simulation of all operations.
 FEW_OPERATIONS = 500_000
 #: Most operations of a body whose waits are computed: in longer bodies they cost more than they save.
 MOST_ENTRIES = 512
 
 
 class Bound(NamedTuple):
-    """Cycles that no simulation goes below, and the core groups with most work, the busiest first."""
+    """A lower bound of the cycles of every simulation, and the core groups with most work, the busiest first."""
 
     cycles: int
     groups: tuple[int, ...] = ()
@@ -108,7 +108,7 @@ class _Part(NamedTuple):
 
     key: Hashable
     items: Callable[[], Iterable[Item]]
-    #: Whether its operations follow one another, in their order.
+    #: Whether its operations run one after another, in their order.
     is_together: bool = True
 
 
@@ -216,7 +216,7 @@ class _Works:
     def _of_items(self, items: Iterable[Item]) -> tuple[dict[int, int], list[QueueEntry]]:
         """Return the units of operations and loops by column, and the operations in order while they are not too many.
 
-        Bodies that blocks share are looked at once.
+        Bodies that blocks share are examined once.
         """
         units: dict[int, int] = {}
         entries: list[QueueEntry] = []

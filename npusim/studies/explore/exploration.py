@@ -184,7 +184,7 @@ class Exploration:
         variants, reason = self.setting.variants, misfit.reason
         try:
             variants.build(variants.named(misfit.point))
-        except TilingError as error:  # with what would fit
+        except TilingError as error:  # with a value that would fit
             reason = one_line(error)
         return f"{misfit.label()}: {reason}"
 

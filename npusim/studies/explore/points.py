@@ -45,7 +45,8 @@ _COMPILED = ("auto", "block", "fold", "steady")
 class PointTask:
     """One point by number; the point must be faster than ``cutoff_us`` to win.
 
-    ``heavier``: the other values of the family for which the point stands (`PointFamily`); None: it stands for itself.
+    ``heavier``: the other values of the family for which the point stands (`PointFamily`); None: the point represents
+    no others.
     """
 
     index: int
@@ -121,7 +122,7 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 
 
 def _candidates(job: Job, task: PointTask) -> Sequence[BuiltPlan] | str:
-    """Return the programs one of which a point has; raise `TilingError` where none fits."""
+    """Return the candidate programs of a point; raise `TilingError` if none fits."""
     return list(_variants(job.variants).candidates(task.point, task.heavier))
 
 
@@ -145,7 +146,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         bounds = [_bound(task, built, known if is_one else None) for built in candidates]
         latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
         same = task.index
-        if is_one and latency <= task.cutoff_us:  # the others lose, whatever they equal
+        if is_one and latency <= task.cutoff_us:  # the other points lose, also if they equal another point
             device, content = candidates[0].plan.device, ProgramContent(candidates[0].program)
             same = first.setdefault((Itself(device), bounds[0], content), same)
         bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""

@@ -41,27 +41,28 @@ from npusim.studies.workers.executors import executor
 from npusim.studies.workers.tasks import Executor, Lost
 
 Result = TypeVar("Result")
-#: Points simulated before the bounds of the others are compared with anything, of each group.
+#: Number of points of each group that are simulated before any bound is compared.
 SEEDS = 4
-#: Points of a space whose fastest is looked for from point to point first, and how many of those are simulated at most.
+#: Number of points of a space from which a walk from point to point comes first, and the largest number of its
+#: simulations.
 LARGE, STEPS = 2048, 96
 #: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
 BATCH, TASK, NARROWED = 64, 8, 16
-#: Stages whose time is estimated: families are bounded, and what may win is simulated.
+#: Stages whose time is estimated: the bounds of families, and the simulation of points that may win.
 BOUNDS, SIMULATION = "bounds", "simulation"
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
-#: Points with a value of which one is checked for it and for other values.
+#: Number of points with a value among which one is chosen for the check of this and other values.
 LOOKED_AT = 64
-#: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
-#: one configuration, and simulating a point.
+#: Measured seconds: of the bound of a family (5 to 60 ms), of further work for one of its points on average, of the
+#: bits of one configuration, and of the simulation of a point.
 FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
 class Progress(NamedTuple):
     """The progress of a search: points with a verdict, the best latency so far, and the current stage.
 
-    ``remaining_us``: no point without a verdict is faster than this; None where points have no bound yet.
+    ``remaining_us``: no point without a verdict is faster than this; None if points have no bound yet.
     ``remaining_s``: the estimated rest of the stage, by its rate so far; None where it is unknown.
     """
 
@@ -74,7 +75,7 @@ class Progress(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How large a search is: points, families that have one bound each, and about how many seconds it takes."""
+    """The size of a search: points, families with one bound each, and an estimate of its seconds."""
 
     points: int
     families: int
@@ -123,7 +124,7 @@ class Options:
 
 @dataclass
 class Search:
-    """One search under way."""
+    """One search in progress."""
 
     setting: SearchSpec
     options: Options
@@ -139,17 +140,18 @@ class Search:
 
     def __post_init__(self) -> None:
         self.variants = pickle.dumps(self.setting.variants)
-        #: In which each point is ranked, by number: its problem, device and (but for fronts) schedule.
+        #: The group in which each point is ranked, by number: its problem, device and (but for fronts) schedule.
         names = [n for n in self.setting.scene_names if n != "schedule" or not self.options.pareto]
         self.groups = {i: tuple(point.get(n) for n in names) for i, point in enumerate(self.points)}
-        #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
+        #: Unopened families by the number of their first point, and the waiting entries of each group by bound.
         self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
-        #: What a point shares most of its work with: its family, and the families that are bounded together.
+        #: The points with which a point shares most of its work: its family, and the families that are bounded
+        #: together.
         self._homes: dict[int, tuple[Hashable, ...]] = {}
-        #: Latency and error of what no other point beats in both, by group.
+        #: Latency and error of the points that no other point beats in both, by group.
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-        #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
+        #: Bounds of points or of their families, and the smallest bound of the points that are examined at present.
         self._least: dict[int, float] = {}
         self._lowest, self._is_bounded = math.inf, False
         self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
@@ -223,7 +225,7 @@ class Search:
                 self.options.on_outcome(outcome, len(self.points))
 
     def _tell(self, stage: str = "") -> None:
-        """Report how far the search is; raise `_OutOfTimeError` where its time is over."""
+        """Report the progress of the search; raise `_OutOfTimeError` if its time is over."""
         if stage:
             self._stage = stage
             self._begun = time.time(), self._share()
@@ -313,7 +315,7 @@ class Search:
             if self.setting.is_open() and not self.options.needs_bits:
                 remaining = [i for i in remaining if i not in self.outcomes]
         self._survey(workers, remaining)
-        if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
+        if self.options.needs_bits:  # the likely fastest points come first: they exclude most of the others
             self._later = self._put_aside()
             self._compute_bits(workers, self._waiting_families())
             self._simulate(workers)
@@ -372,7 +374,7 @@ class Search:
         most, new = self.outcomes[at].latency_us or math.inf, [i for i in beside if i not in self._classes]
         promising = [[i] for i, us in self._looked_at(workers, new).items() if us <= most]
         simulated = [o for _, some in self.done(workers, evaluate, promising) for o in some]
-        if self.options.needs_bits:  # they take longer than time does: of faster ones alone
+        if self.options.needs_bits:  # bits take longer than times: only for faster points
             simulated = [o for o in simulated if o.status == "ok" and _speed(o) < _speed(self.outcomes[at])]
             self._compute_bits(workers, [(o.index,) for o in simulated])
         self.keep(simulated)
@@ -517,7 +519,7 @@ class Search:
         while at < len(waiting) and len(opened) < families and len(wide) + len(ready) < count:
             index, at = waiting[at], at + 1
             (opened if index in self.families else wide if self.bounds[index].groups else ready).append(index)
-        # A narrow bound says nearly the time: the first few will do away with the others, families too.
+        # A narrow bound is close to the time: the first few points will exclude the others, and families too.
         is_narrow = opened or wide or not self.narrowed.isdisjoint(ready)
         few = max(1, count // NARROWED) if is_narrow else count
         ready = [*ready, *(i for i in waiting[at:] if i in self.narrowed)][:few]
@@ -526,7 +528,7 @@ class Search:
         return opened, wide, ready
 
     def _step(self, workers: Executor, opened: Sequence[int], wide: Sequence[int], chosen: Sequence[int]) -> None:
-        """Open families, narrow bounds and simulate points, none of which waits any more."""
+        """Open families, narrow bounds and simulate points; none of these waits afterwards."""
         self._open(workers, opened)
         self.narrowed.update(wide)
         of_family: dict[Hashable, list[int]] = defaultdict(list)
@@ -581,9 +583,10 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # Of many points with a value some from its middle on: the first have the other axes' first values.  Of
-            # these the one with most other values, the rarest value first; of equals the one with the lowest bound,
-            # the likeliest to be run, which has fewer operations to check too.
+            # Of many points with a value, some are chosen from the middle on: the first ones have the first values of
+            # the other axes.  Among these the point with most unchecked values is chosen, the rarest value first; among
+            # equals the point with the lowest bound, which is the likeliest to be run and has fewer operations to
+            # check.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
@@ -636,7 +639,7 @@ def run_search(setting: SearchSpec, options: Options) -> Search:
     search = Search(setting, options, points)
     with ExitStack() as stack:
         stack.callback(forget)
-        # A store is begun when there is somebody to fill it.
+        # A store is created when there are workers to fill it.
         workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
         if options.store is not None:
             about = {

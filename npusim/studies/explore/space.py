@@ -46,7 +46,7 @@ Value = int | float | str | None
 Point = dict[str, object]
 #: How a field that is left to its schedule's rule is written.
 AUTO = "auto"
-#: Of presets: all that the device computes.
+#: Word for all presets that the device computes.
 ALL = "all"
 #: Points that one task of a search has at least, and at most.
 CHUNK, LARGEST_CHUNK = 32, 128
@@ -136,7 +136,7 @@ class SearchRequest:
         try:
             tiling = Variants(self.of(name), is_open=True).build(Variant()).plan.tiling
             return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
-        except NpusimError:  # an axis may be what makes it one that runs
+        except NpusimError:  # an axis may turn it into one that runs
             return {**defaults, **named_fields(self.request.tiling)}
 
     def _decided(self, schedule: Schedule, kernels: Iterable[Value] = ()) -> frozenset[str]:
@@ -234,12 +234,12 @@ class SearchRequest:
         spaces = {}
         for name, (tiling, precision) in fields.items():
             known = [*tiling, *precision, *OPTIONS, *keys]
-            # What one schedule has and another has not is an axis of that one; what none has is refused.
+            # A field of only some schedules is an axis of those; a field of none is refused.
             axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
-            # Schedules alone are compared by what each of them can compute in.
+            # Schedules without other axes are compared in the presets that each of them can compute.
             if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
                 axes_of_schedule |= {PRECISION: common.found[name].presets(common.device)}
-            if not values:  # a schedule may declare what a search goes through that names nothing
+            if not values:  # a schedule may declare the axes of a search without named axes
                 extras = ((n, info.json_schema_extra) for n, info in common.found[name].tiling.model_fields.items())
                 searched = ((n, x.get(SEARCHED)) for n, x in extras if isinstance(x, dict))
                 axes_of_schedule |= {n: tuple(x) for n, x in searched if isinstance(x, list)}
@@ -388,7 +388,7 @@ class SearchSpec(SearchRequest):
 
     @cached_property
     def config(self) -> dict[str, object]:
-        """All that results depend on besides their points."""
+        """Everything on which results depend besides their points."""
         r = self.request
         fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": named_fields(r.tiling)}
         return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content}
@@ -426,7 +426,7 @@ class SearchSpec(SearchRequest):
 
 
 def _word(value: object) -> str:
-    """Return a value as it is compared with a default: true and True are one."""
+    """Return a value in the form in which it is compared with a default: true equals True."""
     return AUTO if value is None else str(value).lower()
 
 
@@ -438,7 +438,9 @@ def _lightest(field: TilingField, values: Sequence[object]) -> object:
 
 
 def _heavier(fields: Mapping[str, TilingField], points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the values that points have of fields that take memory, the heaviest of each first; none of one value."""
+    """Return the values of points in fields that need memory, the heaviest of each first; fields with one value are
+    omitted.
+    """
     inverse = {n: replace(f, lightest="most" if f.lightest == "least" else "least") for n, f in fields.items()}
     heaviest: Point = {n: cast("Value", _lightest(f, [p[n] for p in points])) for n, f in inverse.items()}
     distinct = {tuple(p[n] for n in fields): {n: p[n] for n in fields} for p in (heaviest, *points)}

@@ -2,8 +2,8 @@
 
 The operations of a body follow one another in each queue.  Some of them wait for operations of the same body on other
 queues: a slot has to be filled before it is read, and read before it is filled again.  The longest chain of such waits
-from a queue's first operation to its last one holds in every run of the body, whatever precedes it: all that is not
-behind the first operation is assumed to have happened long before.
+from a queue's first operation to its last one holds in every run of the body, whatever precedes it: everything that
+does not follow the first operation is assumed to have happened long before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG_BEFORE = -(1 << 62)
 class QueueEntry(NamedTuple):
     """An operation: the cycles that its queue needs for it and that its results take longer, and its sides of rings.
 
-    Of a side: whether it waits for a slot, and whether it hands a slot on.
+    Flags of a side: whether it waits for a slot, and whether it hands a slot on.
     """
 
     queue: int

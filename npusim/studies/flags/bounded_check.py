@@ -38,8 +38,8 @@ class FoundFault:
 class FlagReport:
     """The result of a check.
 
-    ``redundant``: lines of barriers, each of which may go by itself without a fault; ``removable``: such lines that may
-    go together.  Both are empty where there are faults.  ``bounds``: what was walked; ``notes``: what was assumed.
+    ``redundant``: lines of barriers, each of which can be removed alone without a fault; ``removable``: such lines that
+    may go together.  Both are empty where there are faults.  ``bounds``: what was walked; ``notes``: what was assumed.
     """
 
     program: str

@@ -37,13 +37,13 @@ class Fault:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two faults the same one in different iterations: lines, cores, flag."""
+        """Key by which faults in different iterations are one fault: lines, cores, flag."""
         places = [(x.core[0], x.line, x.pipe) for x in (self.first, self.second) if x is not None]
         return (self.kind, *sorted(places), self.flag, self.core[:1])
 
 
 class Overlaps:
-    """Which boxes of a walk have bytes in common: the same for the walk with other flags."""
+    """The boxes of a walk that have bytes in common; they do not depend on the flags."""
 
     def __init__(self, cores: Cores) -> None:
         self.number: dict[Box, int] = {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import HeadSource
 
-#: Other sizes of a batch, and of pages in keys, that are tried; queries at a time beside a decoding step, in a prompt.
+#: Tried sizes of a batch, of pages in keys, and of the chunks of a prompt beside a decoding step, in queries.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
 #: Numbers of devices that share the heads of a call.
 RANKS = (2, 4)

@@ -273,7 +273,8 @@ class _AsAsked(Generic[Part]):
             yield self._known[number]
 
 
-#: The bits of the examined rows: of the heads of one group, and of the others, which a difference in the first spares.
+#: The bits of the examined rows: those of the heads of one group, and those of the others, which are not needed if the
+#: first differ.
 _Bits = _AsAsked[Computed]
 
 
@@ -304,7 +305,7 @@ class _Examination:
         self.lengths: tuple[int, ...] = () if self.attention is None else self.attention.lengths
         self.sequence = self.lengths.index(max(self.lengths)) if self.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
-        # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
+        # The fields that the user or the run chose: one kernel for every call.  Sizes stay free to fit.
         self.asked = Request(
             request.schedule,
             problem=problem,
@@ -481,7 +482,7 @@ class _Examination:
         row are not recorded.
         """
         key = id(program), place
-        if key[0] in self._kept:  # whoever compares with it
+        if key[0] in self._kept:  # anything that is compared with it
             has_path = True
         if key in self._made:
             return self._made[key]

@@ -1,4 +1,6 @@
-"""Which arithmetic of a matrix unit explains every output: one question after the other, each with separate probes."""
+"""Finds the arithmetic of a matrix unit that explains every output: one question after another, each with separate
+probes.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,20 @@ if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
     from npusim.studies.probe.questions import ProbeCase, Probes
 
-#: Other outputs of the tiles than their diagonals that are looked at, spread over all of them.
+#: Number of compared outputs of the tiles beside the diagonals, spread over all of them.
 MOST_OTHERS = 20_000
-#: Answers that explain as many, up to which each is held to all outputs.
+#: Number of equally good answers up to which each is compared with all outputs.
 MOST_OPEN = 6
 #: How an alignment may cut.
 CUTS = ("toward_zero", "floor", "nearest_even")
-#: Of a fused step, before its width is known: enough to swallow what the structure's probes have.
+#: Width of a fused step before it is known: wide enough for the values of the structure's probes.
 SOME_FRACTION = 20
 #: Fields of a unit that an answer changes.
 Change = dict[str, Any]
 
 
 def _of(name: str, **answers: object) -> dict[str, Change]:
-    """Return answers in words, with the value of one field that each stands for."""
+    """Return answers in words, each with its value of one field."""
     return {words.replace("_", " "): {name: value} for words, value in answers.items()}
 
 
@@ -105,7 +107,9 @@ def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Ite
 
 @dataclass(frozen=True)
 class Answer:
-    """One question's answer: of how many outputs it explains how many, and which others explain as many."""
+    """The answer to one question: the numbers of its outputs and of those that the answer explains, and other answers
+    that explain as many.
+    """
 
     question: str
     answer: str
@@ -174,7 +178,7 @@ class _Unit:
     unit: AdditionTree = field(default_factory=AdditionTree)
     out: str = "nearest_even"
     answers: dict[str, Answer] = field(default_factory=dict)
-    #: By question the answers that explain as many of its outputs.
+    #: By question, the answers that explain equally many of its outputs.
     others: dict[str, dict[str, Change]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -199,14 +203,14 @@ class _Unit:
         scores = {name: self.score(replace(self.unit, **change), where) for name, change in options.items()}
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
-        # what is decided stays, where it explains as many
+        # a decided answer stays if it explains as many
         winners.sort(key=lambda name: replace(self.unit, **options[name]) != self.unit)
         self.unit = replace(self.unit, **options[winners[0]])
         self.others[question] = {name: options[name] for name in winners[1:]}
         self.answer(question, winners[0], best, len(where), tuple(winners[1:]))
 
     def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
-        """Hold answers that explain as many outputs of their question to all outputs; return which are equal.
+        """Compare answers that explain equally many outputs of their question with all outputs; return the equal ones.
 
         The one that explains more is the answer, one that explains fewer is no longer open.
         """
@@ -419,7 +423,7 @@ def identify_product(p: Probes, d: Array, stated: str = "", instruction: str = "
 def _confirmed(
     best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stated: str, instruction: str
 ) -> Identified:
-    """Hold the unit to every probe and to other outputs of the tiles, and registered ones to all outputs."""
+    """Compare the unit with every probe and other outputs of the tiles, and registered units with all outputs."""
     rows, columns = _looked_at(d)
     operands = p.a[rows], p.b[rows // d.shape[1] * d.shape[1] + columns], p.c[rows]
     wanted = d[rows, columns]

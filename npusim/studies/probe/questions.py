@@ -133,7 +133,7 @@ class _Builder:
 
     def __post_init__(self) -> None:
         self.fa, self.fb, self.acc = self.case.formats
-        #: Whether the formats hold a pair of operands: probes share most of theirs.
+        #: Whether the formats represent a pair of operands, cached because probes share most pairs.
         self._held: dict[tuple[float, float], bool] = {}
         self.is_seen = self.case.out.name != self.acc.name
         high, low = zip(*(self._range(f) for f in (self.fa, self.fb)), strict=True)

@@ -114,7 +114,9 @@ def first_rounded(tree: Tree) -> Tree:
 
 
 def with_leaves(tree: Tree, of: Callable[[int], Tree | None]) -> Any:
-    """Return a tree with each leaf replaced; None takes one away, and a node that has one part left is that part."""
+    """Return a tree with each leaf replaced; None removes a part, and a node with a single remaining part becomes that
+    part.
+    """
     if isinstance(tree, int):
         return of(tree)
     parts = [part for part in (with_leaves(p, of) for p in tree) if part is not None]

@@ -30,7 +30,7 @@ COLUMNS = (64, 100, 128, 256)
 FIRST = (0, 1, 5, 77)
 SAMPLES = 8192
 FUNCTIONS = ("exp", "exp2", "rsqrt", "tanh")
-#: M of rows that are summed, and what its weights are multiples of: lost beside M in float32 too.
+#: M of rows that are summed, and the unit of its weights: lost beside M in float32 too.
 LARGE = MappingProxyType({"float16": (2.0**15, 2.0**-24), "float32": (2.0**60, 2.0**-10)})
 #: Targets of the casts of float32.
 TARGETS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Point = Mapping[str, float]
 #: Values of a range that are tried one by one.
 LEVELS = 4
-#: ``tokens``: one key in so many is an outlier; ``sinks``: number of first keys (P-Cast has four).
+#: ``tokens``: one key in this number is an outlier; ``sinks``: number of first keys (P-Cast has four).
 OUTLIERS, SINKS = 64, 4
 #: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
 PERIODS = 4

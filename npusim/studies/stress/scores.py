@@ -27,8 +27,8 @@ class ScoreSizes:
     """Shares of scores by their size, the absolute value; of QK^T (``exact``) and of stored ones (``stored``).
 
     ``fmt``, ``largest``: the format in which products are stored, and its largest finite number.  Each entry of
-    ``exact`` and ``stored`` is the share, 0 to 1, of sizes from ``2**(LOWEST + i)`` to twice that; what is missing to 1
-    is not finite.
+    ``exact`` and ``stored`` is the share, 0 to 1, of sizes from ``2**(LOWEST + i)`` to twice that; the difference to 1
+    is the share of values that are not finite.
     """
 
     fmt: str
@@ -51,7 +51,7 @@ class ScoreCounter:
     _last: NDArray[np.int64] = field(default_factory=lambda: _sizes(np.zeros(0)))
 
     def __call__(self, moment: Moment) -> None:
-        """Look at one executed step."""
+        """Observe one executed step."""
         step = moment.step
         if moment.role != "score" or step.opcode not in (Opcode.MATMUL, Opcode.CAST):
             return

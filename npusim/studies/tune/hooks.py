@@ -87,7 +87,7 @@ class Pruner:
         if self._unmeasured and vars(tuner).get("_bench") is self._unmeasured:
             del tuner._bench  # of an earlier key, which was not measured
         if len(left) == 1 and hasattr(tuner, "_bench") and measures_the_only():
-            # The only one is not measured: what the autotuner calls for its time answers once.
+            # A single configuration is not measured: the function that the autotuner calls for its time answers once.
             self._unmeasured = tuner._bench = lambda *_, **__: vars(tuner).pop("_bench") and [0.0, 0.0, 0.0]
         return left
 
@@ -233,5 +233,5 @@ class TritonKernels:
     perf_model = staticmethod(perf_model)
 
 
-#: What users call ``npusim.triton``.
+#: The object that users call ``npusim.triton``.
 triton = TritonKernels()

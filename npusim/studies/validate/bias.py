@@ -54,7 +54,7 @@ class BiasCheck:
     def measures(self, rows: Mapping[BlockRows, NDArray[Any]]) -> Iterator[Measure]:
         """Yield the biases of an output: its slope and its mean error, of all heads and of each, and its rows' slopes.
 
-        Each is compared with the mean of the correct kernels', within some of their standard errors.
+        Each bias is compared with the mean of the correct kernels' biases, within some of their standard errors.
         """
         if len(self._head) < LEAST:
             return

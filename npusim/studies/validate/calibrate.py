@@ -32,7 +32,7 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 #: Times of one request that differ by more are no noise.
 CONTRADICTION = 0.25
 FEWEST = 4
-#: How often constants are chosen, each time about what those before were fitted to.
+#: Number of selections of constants, each about the values that the earlier ones were fitted to.
 ROUNDS = 2
 #: A constant in cycles, an integer, is fitted from this number of cycles on.
 FINE_CYCLES = 100
@@ -81,7 +81,7 @@ class Calibration:
 
     @property
     def helps(self) -> bool:
-        """Whether errors of left-out cases are less than before."""
+        """Whether the errors of left-out cases are smaller than before."""
         return bool(self.constants) and self.total.kept_out < self.total.before
 
     def check(self) -> None:
@@ -118,10 +118,10 @@ def calibrate(
 ) -> Calibration:
     """Fit a device's uncertain constants to the times of a file of measurements.
 
-    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; a complete key
-    may name a measured constant, and where the cases belong to another device every pattern may: a number measured on
-    one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out groups most and
-    that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
+    ``hw``: the device, if it is not that of the cases; ``constants``: patterns of keys that may be fitted; a complete
+    key may name a measured constant, and where the cases belong to another device every pattern may: a number measured
+    on one chip is an assumption for another.  The fit chooses constants that reduce the error of left-out groups most
+    and that the data can distinguish; times are simulated again, never interpolated.  Ranges count by their geometric
     middle.
 
     Raises `SpecError` where cases are of several devices, contradict one another or are too few, the device has no
@@ -207,7 +207,7 @@ class _Fit:
     def calibration(self, patterns: Sequence[str], source: str) -> Calibration:
         """Return the constants that are chosen and fitted, and the errors before and after."""
         candidates = self.candidates(patterns)
-        least_squares.scipy_part("optimize")  # missing, it is missing before what takes long
+        least_squares.scipy_part("optimize")  # a missing package is reported before the long work
         self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
         self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
         x, chosen, fitted = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0)), None
@@ -225,7 +225,7 @@ class _Fit:
             if fitted is not None:
                 fitted = least_squares.fit(self._along(chosen), self.measured, fitted.x)
                 x = chosen @ fitted.x
-        except KeyboardInterrupt:  # what is fitted by then is judged
+        except KeyboardInterrupt:  # the fit up to this point is judged
             if fitted is None:
                 raise
             is_whole = False

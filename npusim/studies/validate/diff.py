@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
-#: Single changes that come nearest, with which all others are tried in pairs, if they make more outputs equal than
-#: changes do by chance: so many square roots of the number of outputs.
+#: Number of nearest single changes with which all others are tried in pairs, and the excess of equal outputs over
+#: chance that they need, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
 #: Share of the outputs that differ which a change makes equal at least, to be named as the nearest: one that explains
 #: nothing makes as many equal as unequal by chance, and the best of some hundred a few more.
@@ -55,7 +55,7 @@ CLOSES = 0.5
 #: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
 FORMATS = ("float32", "float16", "bfloat16")
 SCALES = (1.0, 16.0, 256.0, 448.0)
-#: Fields that are numbers, and their values that are tried: scales of P, and powers of two that a maximum grows by.
+#: Numeric fields and their tried values: scales of P, and powers of two by which a maximum grows.
 NUMBERS = MappingProxyType({"scale": SCALES, "p_scale": SCALES, "growth": (0.0, 4.0, 8.0)})
 TILES = (16, 32, 64, 128, 256, 512)
 SPLITS = (1, 2, 4, 8)

@@ -40,9 +40,9 @@ LEGAL = frozenset(
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
 #: Number of kernels that are drawn, the share of choices in which one differs, and draws for each kernel.
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
-#: An error is refused above so many times the quantile of the drawn kernels' errors.
+#: An error is refused above this multiple of the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99
-#: And where correct kernels have large errors too, above this share of what zeros have.
+#: An error is also refused above this share of the error of zeros, if correct kernels have large errors too.
 MOST = 0.5
 #: Share of the scale by which it is moved for its derivative.
 TILT = 2.0**-8

@@ -218,7 +218,7 @@ def _fault(names: Sequence[str], text: str) -> str:
     return f"{plural(len(names), 'case')} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
 
 
-#: What a case's quantities are held against, how its time was computed, and why it has no prediction.
+#: The predictions of a case's quantities, the computation of its time, and the reason why it has no prediction.
 _Outcome = tuple[tuple["Residual", ...], str, str]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Rows that are compared, fewer where they have many keys, and the share of the distance that a neighbour's is at most:
 #: rounding, which has nothing to do with the difference of two problems, makes none as much nearer.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
-#: A neighbour counts if its error is at most so many times the error of the schedule on the neighbour's problem.
+#: A neighbour counts if its error is at most this multiple of the schedule's error on the neighbour's problem.
 ROUNDING = 4.0
 #: Features besides scale and mask that a kernel may leave out: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
@@ -59,7 +59,7 @@ class _Candidate(NamedTuple):
 def nearest_problem(
     out: Rows, predicted: Rows, problem: Problem, source: HeadSource, place: Place, predict: Callable[[Problem], Rows]
 ) -> Neighbour | None:
-    """Return the neighbour that a kernel computes, by its rows (rows, dv) from a place on; None where it is none.
+    """Return the neighbour that a kernel computes, by its rows (rows, dv) from a place on; None if it computes none.
 
     ``predicted``: the same rows of the schedule; ``predict`` returns the schedule's rows from the place on for another
     problem.  The nearest neighbour is one where the distance is no more than rounding.
@@ -110,7 +110,7 @@ class _Rows:
             return self._distance(attention(self.q, k, v, one.problem, self.place.row, self.place.head))
 
     def capped(self, error: float) -> tuple[float, _Candidate] | None:
-        """Return a soft-cap that leaves less than an error, and the error that it leaves; None where none does.
+        """Return a soft-cap that leaves less than an error, and the error that it leaves; None if none does.
 
         The distance from the output with a cap grows to both sides of the kernel's cap: the best of `CAPS` is refined
         by sections, and the cap is the shortest number that is as near.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import KernelRule, MappingFile
 
-#: The profilers' columns of a quantity: of a pipe, and of the cores.
+#: The profilers' columns of a quantity: those of a pipe, and those of the cores.
 _QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **{name: profiled_times(name) for name in MEASURED_PIPES},
@@ -307,7 +307,7 @@ def _torch(path: Path) -> Iterator[KernelLaunch]:
             yield KernelLaunch((str(event.get("name")),), time, shapes, dtype, tuple(args.get("grid", ())))
 
 
-#: What reads a profile's launches, by the profiler's name on the command line.
+#: Readers of a profile's launches, by the profiler's name on the command line.
 PROFILERS: Mapping[str, Callable[[Path], Iterator[KernelLaunch]]] = MappingProxyType(
     {"msprof": _cann, "msopprof": partial(_cann, patterns=("OpBasicInfo*.csv",)), "ncu": _ncu, "torch": _torch}
 )

@@ -113,8 +113,8 @@ class ProcessExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        A task that took its worker with it is tried once more in a new one. Where no worker has done a task before
-        all have ended, none can work: `NpusimError`.
+        A task whose worker ended is tried once more in a new one. If all workers have ended before one has finished a
+        task, none can work: `NpusimError`.
         """
         waiting, tries = dict.fromkeys(range(len(tasks))), Counter[int]()
         try:
@@ -196,7 +196,7 @@ class _Worker:
         self.pipe, theirs = multiprocessing.Pipe()
         kind = multiprocessing.get_context("fork") if is_single() else multiprocessing.get_context("spawn")
         if kind.get_start_method() == "spawn" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # which lets interrupts through when it begins
+            resource_tracker.ensure_running()  # which allows interrupts when it begins
         with _interrupts_blocked():
             self.process = kind.Process(target=_work, args=(theirs,), daemon=True)
             self.process.start()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
-#: How often a task may take its worker with it.
+#: Number of workers that may end during one task.
 TRIES = 2
 
 
