@@ -1,4 +1,4 @@
-"""Outcomes of checks as continuous integration takes them: annotations of GitHub Actions, and JUnit's XML."""
+"""Outcomes of checks in the forms of continuous integration: annotations of GitHub Actions, and JUnit's XML."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def compare(
     from npusim.report.plot import picture
 
     if html is not None:
-        altair()  # refuses before the work, not after it
+        altair()  # refuses before the work, not afterwards
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
     read = compared_runs(runs, lambda word: o.Worded.of(word).on(request), request.changed(), _watched)

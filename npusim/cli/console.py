@@ -23,12 +23,12 @@ from npusim.report.text import Block, folded, lines, markdown, to_json
 from npusim.sanitize import visible
 from npusim.units import format_duration
 
-#: Seconds for which work that has nothing to say of itself reports no progress where there is no terminal.
+#: Seconds for which work without news reports no progress if there is no terminal.
 QUIET_S = 10.0
 #: Seconds to a search's first line where there is no terminal, between lines with or without news, and between looks
 #: for news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 5.0, 0.5
-#: Seconds before which the share of the work that is done says little on the time left.
+#: Seconds before which the finished share of the work does not allow an estimate of the time left.
 LEFT_S = 5.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -154,7 +154,7 @@ def late_progress(message: str) -> Iterator[Callable[..., None]]:
 
 
 def _time_left(done: int, total: int, seconds: float, left_s: float | None) -> str:
-    """Return the time left in words; nothing within the first seconds, which say little, and at the end."""
+    """Return the time left in words; empty within the first seconds, when an estimate is unreliable, and at the end."""
     if left_s is None:
         if not 0 < done < total or seconds < LEFT_S:
             return ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = Verbs()
 
 _HOW, _OUT = "How", "Output"
-#: Seconds expected from which a search says how long it takes.
+#: Expected seconds from which a search states its duration.
 LONG_S = 2.0
 Fields = Annotated[
     list[str] | None,
@@ -173,7 +173,7 @@ def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> No
 def _searched(
     name: str, spec: "SearchSpec", options: "Options"
 ) -> "tuple[list[PointOutcome], Progress, Exploration | None]":
-    """Return the outcomes in order, how far the search came, and the search; None for one that was interrupted."""
+    """Return the outcomes in order, the progress of the search, and the search; None for an interrupted search."""
     from npusim.studies.explore.exploration import search
     from npusim.studies.explore.search import Progress, Size
 
@@ -201,7 +201,7 @@ def _searched(
             advance(now.decided, now.points, note, now.remaining_s)
 
         watched = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
-        with suppress(KeyboardInterrupt):  # what is done is shown first
+        with suppress(KeyboardInterrupt):  # finished points are shown first
             exploration = search(spec, watched)
     return sorted(done, key=lambda outcome: outcome.index), last, exploration
 

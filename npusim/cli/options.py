@@ -302,7 +302,7 @@ def sides(text: str, option: str) -> int | tuple[int, int]:
 
 
 def required_schedule(name: str | None, verb: str) -> str:
-    """Return the schedule's name; without one raise `SpecError` that lists all there are."""
+    """Return the schedule's name; without one raise `SpecError` with a list of all schedules."""
     if name is not None:
         return name
     from npusim.kernels.declare.plugins import offered

@@ -21,7 +21,7 @@ app = Verbs()
 
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
-#: What a run does before there is news of its progress.
+#: The work of a run before its progress is known.
 AT_FIRST = "choosing values of the fields that you did not name, and building the program"
 _OUTPUT = "Output"
 

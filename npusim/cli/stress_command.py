@@ -14,7 +14,7 @@ from npusim.errors import CheckFailedError, SpecError
 from npusim.simulation.request import BitsOptions, Request, command, short_name
 
 app = Verbs()
-#: Options of a search that tensors say where its worst input is run, and its tile, which a run of it gets named.
+#: Options of a search that the stored worst input replaces in its run, and the tile, which that run names.
 _OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t")
 
 

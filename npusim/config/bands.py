@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 #: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
 FILE = "validated.csv"
-#: Sizes that say how alike two problems are.
+#: Sizes that decide how similar two problems are.
 SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
 #: The schedule of all launches of Triton kernels.
 LAUNCHES = "triton"
 #: Shapes that a class has at least.
 FEWEST = 3
-#: Shapes whose errors are stated where none is like a run: nine have a rank of nine in ten.
+#: Number of nearest shapes whose errors are stated if no shape is similar to a run: nine have a rank of nine in ten.
 NEAREST = 9
 #: Shares of new errors within the two ends of a band.
 HALF, MOST = 0.5, 0.9
@@ -133,7 +133,7 @@ class Validated:
 
     @property
     def band(self) -> float | None:
-        """The relative error within which nine in ten such times are expected; None where none is known."""
+        """The relative error within which nine in ten such times are expected; None if none is known."""
         return None if self.lacks else self.most_error
 
     @property
@@ -358,7 +358,7 @@ def within(shapes: Sequence[Sequence[float]], share: float) -> float:
 
 
 def rank(shapes: Sequence[Sequence[float]], need: float) -> float:
-    """Return the absolute error that as many shapes as ``need`` says do not exceed; each shape has the same weight."""
+    """Return the absolute error that ``need`` shapes do not exceed; each shape has the same weight."""
     errors = sorted((error, 1 / len(listed)) for listed in shapes for error in listed)
     total = 0.0
     for error, weight in errors:

@@ -127,7 +127,7 @@ def _or_none(field: Any) -> tuple[Any, Any]:
     return field.rebuild_annotation() | None, Field(default=None, description=field.description)
 
 
-#: What a call may say, each of it or nothing; a learned score is a workload's.
+#: Optional keys of a call; a learned score belongs to the workload.
 _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.items() if n != "sink_logits"})
 
 
@@ -143,11 +143,11 @@ class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel
     dtype: Text | None = None
 
 
-#: What a case says besides a workload's name.
+#: Keys of a case besides a workload's name.
 OF_NAMED = (*RunSizes.model_fields, "phase")
 
 
-#: What a workload file may say of a model beside those, its names and inputs; a case may write it out.
+#: Further keys of a workload file on a model, with its names and inputs; a case may state them itself.
 _OF_FILE = ("schema_id", "name", "description", "source", "unmodelled", "data", "tensors")
 _OF_MODEL = MappingProxyType(
     {n: _or_none(f) for n, f in Workload.model_fields.items() if n not in (*_OF_FILE, *RunSizes.model_fields)}
@@ -573,7 +573,7 @@ def digest_of(case: Case, expected: ExpectedCycles | ExpectedDecision) -> str:
     return sha256(json.dumps([request, result], sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: What a file says of the values that were accepted, above them.
+#: The comment of a file above accepted values.
 _WRITTEN = (
     "Written by\nnpusim check --update --reason TEXT, with version and reason; a value edited by hand is refused."
 )

@@ -171,7 +171,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Size of the widest format there is: a block has an integer number of elements.
+#: Bytes of the widest format; a block has an integer number of elements of every format.
 WIDEST_BYTES = 8
 
 
@@ -180,7 +180,7 @@ MemoryRowSum = Literal["vector_lanes", "tree_halves"]
 RegisterRowSum = Literal["four_chains", "sequential", "vector_lanes"]
 #: How a cast of rows rounds: halves to even (CAST_RINT) or away from zero (CAST_ROUND).
 CastRounding = Literal["nearest_even", "nearest_away"]
-#: How often a product and what is added to it are rounded.
+#: Number of roundings of a product and the addition that follows.
 MultiplyAdd = Literal["once", "twice"]
 
 
@@ -289,7 +289,7 @@ class ScalarEngine(SpecModel):
 
 
 # ---------------------------------------------------------------- a streaming multiprocessor
-# A warp lives on one sub-core; sub-cores are alike.  What is said of lanes is said of one sub-core.
+# A warp lives on one sub-core; sub-cores are alike.  Numbers on lanes are those of one sub-core.
 
 
 class GapSpec(SpecModel):

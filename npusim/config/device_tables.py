@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from npusim.config.packaged import read_table
 
-#: What is said of registers that no compiler told.
+#: Words for registers that are not a compiler's.
 ESTIMATED = "estimated"
 #: Columns of an architecture's table of registers that say which kernel a row is of.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")

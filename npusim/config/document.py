@@ -30,7 +30,7 @@ from npusim.errors import SpecError
 from npusim.sanitize import regular_file
 from npusim.units import MIB, ascii_digits
 
-#: Size of one file; beyond it, it is none of ours and would only take long to read.  Profilers' tables are longer.
+#: Size of one file; a larger file is no file of npusim and would only take long to read.  Profilers' tables are longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 #: A number with commas between thousands.
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")

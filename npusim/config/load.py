@@ -70,7 +70,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
     if expected and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {expected.partition("/")[0]}:
         raise document.error("schema", f"{schema!r} is another kind of file; {expected!r} is needed here")
     try:
-        # Which families there are hangs on the packages that can be found.
+        # The known families depend on the installed packages.
         instance = _model_of(model, _Content(document.text, tuple(sys.path), document))
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
@@ -125,13 +125,13 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 # ---------------------------------------------------------------- -C key=value
 
-#: What a device that is described for its values only is read for.
+#: Keys that are read of a device that is described for its values only.
 _OF_VALUES = ("name", "group_count", "cores.*.buffers.*", "cores.*.engines.*.arithmetic.*")
-#: And as one of a node, whose file has the times of its kernels.
+#: Further keys of such a device in a node whose file has the times of its kernels.
 _OF_A_NODE = ("clock_hz", "links.hbm.*", "cores.*.per_group_count")
-#: What a node's plan of memory reads, whatever its device's family.
+#: Key that a node's plan of memory reads for every family.
 _OF_A_PLAN = "memory.gm.capacity_bytes"
-#: What one board is set to.
+#: Prefix of settings of one board.
 _OF_ONE_DEVICE = "held_"
 #: Options of the command line that set a key.
 _OPTIONS = MappingProxyType({"held_clock_hz": "--clock ", "held_power_w": "--power-watts "})

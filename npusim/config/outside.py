@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-#: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
+#: Exceptions that are no fault of code from outside; every other one is, `SystemExit` among them.
 PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
@@ -38,8 +38,8 @@ def is_outside(name: str) -> bool:
 def load(name: str, what: str) -> tuple[ModuleType, str]:
     """Return the module of ``file.py:name`` or ``module:name``, and the name, empty if there is none.
 
-    Raises `SpecError` for a missing file or module, or one that fails to import; ``what``: the purpose in errors, such
-    as a schedule.
+    Raises `SpecError` for a missing file or module, or one that fails to import; ``what``: the kind of object for
+    messages, such as a schedule.
     """
     called, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
     if not called.endswith(".py"):

@@ -35,7 +35,7 @@ Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"
 SCALED = ("float8_e4m3fn", "float8_e5m2")
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4", "nvfp4"]
-#: How a product's A and B lie in memory (`GemmProblem.operands`).
+#: Layouts of a product's A and B in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
@@ -44,16 +44,16 @@ _Side = Annotated[int, Field(strict=True, ge=-1)]
 Window = PositiveInt | tuple[_Side, _Side]
 #: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many; or each channel has one.
 ScaledKeys = Literal["token", "head", "channel"] | PositiveInt
-#: What a query that sees no key gives: 0, as FlashAttention has it; NaN, 0 over 0; or the mean of all V, as a finite
-#: number in the place of hidden scores makes it.
+#: The result of a query that sees no key: 0, as in FlashAttention; NaN, 0 over 0; or the mean of all V, as it follows
+#: from a finite number in place of hidden scores.
 Unseen = Literal["zero", "nan", "mean"]
 _UNSEEN = ", ".join(get_args(Unseen))
 #: What is added to the names of K and V for what such a cache holds of them.
 STORED, SCALES = "_stored", "_scale"
-#: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
+#: Layout of inputs and output in memory: the rows of a head together, or heads within a token (which
 #: is what CANN's BSND, BSH and TND have in common).
 Layout = Literal["bnsd", "bsnd"]
-#: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
+#: Scales by which stored float8 values are multiplied, one for each tensor.
 InputScale = Annotated[PositiveFloat, Field(description="factor of a stored value")]
 
 

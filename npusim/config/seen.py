@@ -1,4 +1,4 @@
-"""Which keys a query sees: ranges of keys, a function of where the query stands in its sequence.
+"""The keys that a query sees: ranges of keys as a function of the query's position in its sequence.
 
 The query at position p stands on key p; query row i of a call is at position i + ``causal_offset``, the last one on
 the last key.  Everything else is of ranges: which tiles are visited, which of them need a mask, how many pairs count.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Ranges = tuple[tuple[int, int], ...]
 #: ``sees(q, k)``: whether queries at positions q of a sequence see the keys at k; int64 arrays that broadcast.
 Sees = Callable[[Any, Any], Any]
-#: Elements of a user's mask that are looked at, at most.
+#: Largest number of elements of a user's mask that are examined.
 MOST_SEEN = 1 << 28
 
 
@@ -67,10 +67,11 @@ class KeyRanges:
 
     @property
     def index_work(self) -> tuple[int, int]:
-        """How many steps on a query's and a key's numbers say whether it is seen, and how many are read.
+        """Numbers of the operations on positions that decide whether a key is seen, and of the operands that they read.
 
-        A comparison each; a window has a difference too, and is joined to the other end.  In Triton's code for sm_90
-        (eight tiles) a window has 2.3 to 3.6 instructions more than a causal mask, a chunk 0.8 to 1, sinks none.
+        One comparison for each; a window needs a difference too, and its mask is joined with that of the other end.  In
+        Triton's code for sm_90 (eight tiles) a window has 2.3 to 3.6 instructions more than a causal mask, a chunk 0.8
+        to 1, sinks none.
         """
         bounds = self.prefix, self.documents, self.chunk
         steps = (self.after is not None) + 3 * (self.window is not None) + sum(bool(bound) for bound in bounds)
@@ -108,7 +109,7 @@ class KeyRanges:
         return _matrix(self, first, rows, col, cols)
 
 
-@lru_cache(maxsize=256)  # of tiles: blocks of other heads ask for the same
+@lru_cache(maxsize=256)  # tiles, since blocks of other heads need the same ones
 def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
     import numpy as np
 
@@ -130,7 +131,7 @@ class KeyFunction:
     sees: Sees
     keys: int
     is_plain = shows_all = False
-    index_work = (4, 0)  #: as a window has; what the function says is not looked at
+    index_work = (4, 0)  #: as for a window; the function's values are not examined
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""

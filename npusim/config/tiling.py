@@ -38,9 +38,9 @@ __all__ = [
     "word_of",
 ]
 
-#: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
+#: The value of a field that needs least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
-#: What a field belongs to.  Runs and searches may choose fields of the tile.  A field of the model says what is
+#: The owner of a field.  Runs and searches may choose fields of the tile.  A field of the model says what is
 #: computed: no run chooses it, and a search varies it only by name (``-f``); so it is with a field of a kernel's
 #: source, but that all its values may compute the same.
 Kind = Literal["tile", "model", "source"]
@@ -357,7 +357,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
     return tuple(fields)
 
 
-#: A value of a field as a search has it: a number, a word, or None where the field is left to a rule.
+#: A value of a field in a search: a number, a word, or None if a rule chooses the value.
 Number = int | float | str | None
 #: Rows, keys and depths that a declared space goes up to where a field has no limit.
 MOST_ELEMENTS, MOST = 1024, 64
@@ -374,7 +374,7 @@ def declared(tiling: type[Tiling]) -> dict[str, tuple[Number, ...]]:
 
 
 def _declared(field: TilingField, kind: type) -> tuple[Number, ...]:
-    if field.choices and field.default is not None:  # what is left to a preset stays with it
+    if field.choices and field.default is not None:  # fields that a preset decides stay undecided
         return tuple(c for c in field.choices if isinstance(c, str | int))
     if kind is bool:
         return ("false", "true")

@@ -24,7 +24,7 @@ from npusim.errors import SpecError
 from npusim.units import format_bytes
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
-#: What attention of models does that npusim does not compute.
+#: Features of models' attention that npusim does not compute.
 Unmodelled = Literal["bias", "layers", "rotary", "sparse"]
 UNMODELLED: Mapping[str, str] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 )
 #: Keys of a config.json that mean more than others where nothing reads them.
 UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "a type of model that is not known"})
-#: What is computed, and can be left out all the same, as what is not: what a run is like without it.
+#: Features that npusim computes but that a run may ignore like others, with a description of the run without them.
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)

@@ -53,7 +53,9 @@ def _lasts(sums: NDArray[np.float64], chunk: int) -> NDArray[np.float64]:
 
 
 def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine) -> Phases:
-    """Return the kernel that brings gates into Q and K, and both that follow; sums of a chunk's log gates are given."""
+    """Return the kernel that multiplies gates into Q and K, and the two kernels that follow; sums of a chunk's log
+    gates are inputs.
+    """
     sizes, chunk = sizes_of(problem), tiling.chunk
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
     tensors = chunk_tensors(sizes, chunk, problem.dtype, p.output)

@@ -96,7 +96,7 @@ def route(x: Value, fmt: str, parts: int) -> Value:
     share = e / e.sum()
     left = share
     for _ in range(parts):
-        left = left - exp((left - left.max()) * STEEP)  # 1 at the largest, next to nothing elsewhere
+        left = left - exp((left - left.max()) * STEEP)  # 1 at the largest, nearly 0 elsewhere
     return (share * (share - left)).to(fmt)
 
 

@@ -249,7 +249,7 @@ def softmax(
 
 
 class StandardTiling(Tiling):
-    """What the kernels between the two products are."""
+    """The kernels between the two products."""
 
     operators: Literal["fused", "added", "eager", "eager_float32"] = Field(
         default="fused",

@@ -28,7 +28,7 @@ from npusim.machine import NodeKernel, RowBlock, cut_rows, node_program
 
 
 class TilingAllReduceTiling(OverlapTiling):
-    """Row blocks, who drives the collective, and which attention runs on a device."""
+    """Row blocks, the driver of the collective, and the attention that runs on a device."""
 
     attention: str = Field(
         default="auto",

@@ -37,7 +37,7 @@ class UnifiedTiling(Tiling):
     block: int = Field(default=128, ge=16, multiple_of=16, description="query rows and keys of a block")
 
     def whole(self) -> Tiling:
-        """Return it as two levels: a vector core takes its share of a block in one piece."""
+        """Return the block size as two levels: a vector core processes its share of a block in one piece."""
         return build_tiling(FAST[0].tiling, {"block_q": self.block, "block_kv": self.block, "vector_rows": self.block})
 
 

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
 
 
-#: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
+#: Share of a call's time: a choice that gains less replaces neither the declared tile nor its bits.
 WORTH = 0.01
 #: Characters of a class of bits that a run shows.
 SHOWN = 8
-#: Pairs of a query and a key up to which a call is judged as it is (8 causal heads of 4,096 tokens), and the tokens
-#: below which none is cut.
+#: Number of (query, key) pairs up to which tiles are judged on the complete call (8 causal heads of 4,096 tokens), and
+#: number of tokens below which no call is shortened.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
 #: Pairs up to which tiles are compared again on the call as it is: where a mask makes blocks differ, and where all are
 #: alike, so that few of them are simulated.
@@ -188,7 +188,7 @@ def _fitted(
 
 
 def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
-    """Return `program_of` a plan with fields that count as named and nothing left to choose."""
+    """Return `program_of` for a plan in which the fields count as named, so that nothing remains to choose."""
     return program_of(replace(plan, tiling=_with(plan.tiling, fields), is_open=False), is_hinted=False)
 
 
@@ -242,8 +242,8 @@ def choose_tile(plan: Plan) -> TileChoice:
 def fields_of_run(plan: Plan, tiling: Tiling) -> dict[str, object]:
     """Return the fields of a run's ``tiling`` that make its tile: those that its ``plan`` names, and the chosen ones.
 
-    A request that names them has this tile whatever else of it changes; sizes that are not named may still shrink to
-    fit.
+    A request that names these fields has this tile even if its other options change; sizes that are not named may still
+    shrink to fit.
     """
     names = plan.tiling.model_fields_set | choose_tile(plan).fields.keys()
     return {n: value for n, value in tiling if n in names}
@@ -311,7 +311,7 @@ def _choice(
     l2: L2State | None,
     usual: tuple[tuple[str, object], ...] | None = None,
 ) -> TileChoice:
-    """Return the choice for a call, computed once: ``named`` distinguishes equal tilings by the origin of their fields.
+    """Return the choice for a call, computed once: ``named`` distinguishes equal tilings by the fields that are named.
 
     ``usual``: the chosen fields on the device before its numbers were changed; None: none were.
     """
@@ -347,7 +347,7 @@ def remembered(
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, files, device.model_dump_json(), *map(repr, call)
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
-    name = f"{stamp.hex()[:3]}.{kind}"  # 4096 files at most: a later value takes the place of another
+    name = f"{stamp.hex()[:3]}.{kind}"  # 4096 files at most: a later value replaces another one
     if (kept := cache.load(name, stamp)) is not None:
         value, of_files = json.loads(kept)
         if all(outside.digest_of(file) == digest for file, digest in of_files.items()):
@@ -478,7 +478,7 @@ class _Trial:
     tiling: Tiling
     l2: L2State | None
     _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
-    #: Seconds of programs: a size beyond a tensor's builds the same one, whose time is that of the first.
+    #: Seconds by program: a size beyond the tensor's builds an equal program, which is not timed again.
     _seconds: dict[ProgramContent, float] = field(default_factory=dict, init=False)
 
     def count(self) -> int:
@@ -505,7 +505,7 @@ class _Trial:
         return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
-        """Return the time of a tile, and its differences from the declared tile; None where the tile does not fit."""
+        """Return the time of a tile, and its differences from the declared tile; None if the tile does not fit."""
         try:
             tiling = _with(self.tiling, fields)
             if tiling not in self._known:
@@ -541,7 +541,8 @@ def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> An
     """Return the problem that judges tiles of an attention: shorter, then with fewer heads, until cheap; others as
     they are.
 
-    It has at most ``most`` pairs.  Fewer heads are tried first while there are more than ``heads`` of keys (0: never).
+    It has at most ``most`` pairs.  Heads are reduced first as long as there are more than ``heads`` KV heads (0:
+    never).
     """
     if (p := problem.attention) is None:
         return problem
@@ -563,7 +564,7 @@ def judged_problem(problem: AnyProblem, most: int = PAIRS, heads: int = 0) -> An
 def final_problem(problem: AnyProblem) -> AnyProblem:
     """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
 
-    Sequences stay as long as there are `HEADS` of keys: L2 does not hold them where it does not hold all.
+    Sequences stay as long as there are `HEADS` of keys: so that L2 misses them if it misses all heads.
     """
     p = problem.attention
     are_alike = p is not None and not p.lengths and p.pairs() == p.batch * p.seq_q * p.seq_kv

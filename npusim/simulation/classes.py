@@ -8,7 +8,7 @@ axes.
 
 Also left out are tiles that a mask hides completely at the end of a loop, which one block of rows visits and another
 does not. Where the states of a loop are sums and maxima, such tiles add zeros to sums that are finite, so that classes
-hold for finite inputs.  In other loops (PASA's means) all tiles that a row meets are part of the key.
+hold for finite inputs.  In other loops (PASA's means) all tiles that a row visits are part of the key.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _walks(phase: Phase) -> object:
 
 
 def _walks_of_table(blocks: WorkTable, *, is_whole: bool) -> dict[tuple[int, int], Any] | None:
-    """Return the walks of each head, joined; None where a span of rows has two walks."""
+    """Return the walks of each head, joined; None if a span of rows has two walks."""
     walks = list(dict.fromkeys(_walk(kind.runs, is_whole=is_whole) for kind in blocks.kinds))
     kinds = np.array([walks.index(_walk(kind.runs, is_whole=is_whole)) for kind in blocks.kinds], np.int64)
     start, size = blocks.numbers[:, SPANS], blocks.numbers[:, SPANS + 1]
@@ -147,7 +147,7 @@ def _rows(stage: Stage, phase: Phase) -> list[Any]:
 
 
 def _attributes(row: Instruction, phase: Phase) -> str:
-    """Return an instruction's attributes but for lanes and cost; of the order of a sum the normal form."""
+    """Return an instruction's attributes without lanes and cost; the order of a sum is in its normal form."""
     a = replace(row.attributes, warp=None, share=1.0, comparisons=0, lookups=0)
     if row.opcode is Opcode.ROW_SUM and (axes := phase.names[row.srcs[0]].axes):
         a = replace(a, order=normal_order(a.order, phase.sizes[axes[-1]]))

@@ -51,7 +51,7 @@ EXACT_DEVICE = "xeon_avx512"
 
 @dataclass(frozen=True)
 class Subject(ABC):
-    """The result of a plan's program, in the view of all who compute its bits: sizes, inputs, float64 result."""
+    """The result of a plan's program, with everything that its bits need: sizes, inputs, float64 result."""
 
     #: Word of `Sizes.features` for problems with such results.
     kind: ClassVar[str]
@@ -63,7 +63,7 @@ class Subject(ABC):
 
     @property
     def attention(self) -> Problem | None:
-        """The attention; None where the inputs are plain tensors."""
+        """The attention; None if the inputs are plain tensors."""
         return None
 
     @property

@@ -11,7 +11,7 @@ from npusim.config.tiling import build_tiling
 if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
 
-#: Options that the name of a run's folder says, and those that change what is shown of it alone.
+#: Options that the name of a run's folder contains, and options that change only the display of the run.
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )

@@ -1,5 +1,5 @@
-"""What a run on a node does otherwise: kernels have their work from ``timing`` or the node's table, bits are of all
-ranks.
+"""Differences of a run on a node: the work of kernels comes from ``timing`` or the node's table, and bits are those of
+all ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class NodeParts:
     no_bits = NO_BITS
 
     def estimate(self, plan: Plan) -> Mapping[str, float]:
-        """Return the estimate of the bits of rows that are named; a sample that takes long has no bits instead."""
+        """Return the estimate for the bits of named rows; a sample that takes long gets no bits instead."""
         r, problem = plan.request, plan.problem
         if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
             return {"bits": _seconds(problem, r.rows)}

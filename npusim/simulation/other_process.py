@@ -26,7 +26,7 @@ def is_single() -> bool:
 def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | None]:
     """Return a function for the result: a forked process computes it meanwhile, or this process if the fork fails.
 
-    None where this process may not fork, or there is no core for another one.
+    None if this process may not fork, or if no core is free.
     """
     if not is_single() or (os.cpu_count() or 1) == 1:
         yield None
@@ -44,7 +44,7 @@ def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | 
             answer = pipe.read()
         try:
             value: Value = pickle.loads(answer)
-        except (EOFError, pickle.UnpicklingError):  # it was ended, or has raised what this raises again
+        except (EOFError, pickle.UnpicklingError):  # it was killed, or it raised the error that is raised here again
             value = function()
         return value
 

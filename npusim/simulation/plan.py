@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
 PAIR_S = 0.4e-6
-#: Seconds to build, check and time a block by a method that folds what is equal.
+#: Seconds to build, check and time a block by a method that folds equal work.
 BLOCK_S = 60e-6
 #: Seconds of an operation by the methods that go through all of them one by one.
 OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
@@ -85,8 +85,8 @@ class Plan:
     #: Whether fields of the tiling that are not named are chosen (`npusim.simulation.chosen_tile`), or stay as
     #: declared.
     is_open: bool = False
-    #: References that all presets are compared with, what a problem's recipe draws, and results of references of plain
-    #: tensors by tiling: computed once.
+    #: Data that are computed once: the references of all presets, the inputs that a problem's recipe draws, and results
+    #: of references of plain tensors by tiling.
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Subject, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
@@ -100,7 +100,9 @@ class Plan:
         return made
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
-        """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
+        """Return the program, with fields of the precision changed; raise `SpecError` for a field that it does not
+        have.
+        """
         precision: Any = self.precision
         if changes and not changes.keys() <= {f.name for f in fields(precision)}:
             raise SpecError(f"precision {precision.name}: has no field {', '.join(changes)}")
@@ -326,7 +328,7 @@ def estimate(
 
 
 def traced_groups(choice: Choice, count: int) -> Groups:
-    """Return the core groups on the timeline, of so many; which is ``last`` is known once their times are."""
+    """Return the core groups on the timeline, of so many; the ``last`` one is known after the simulation."""
     return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.timing.timing_result import TimingResult
 
-#: Share of the least time within which configurations count as equally fast: times of memory-bound kernels on a chip
-#: lie as near to one another (issue 57), so that a rule decides between them.
+#: Share of the least time within which configurations count as equally fast: measured times of memory-bound kernels
+#: differ by no more than this (issue 57), so that a rule decides between them.
 TIE = 0.02
 NO_LIMIT = Limit("", 0.0)
 

@@ -46,7 +46,7 @@ CALL = (
 )
 #: Options that kernels of plain tensors read as attention does.
 OF_ROWS = ("tensors", "rows", "heads", "seed", "presets")
-#: Options of the launch of a Triton kernel, which its name may say too.
+#: Options of the launch of a Triton kernel, which may be part of its name too.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
@@ -115,7 +115,7 @@ _ASKED, _SHOWN = ("Problem", "Device", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
 _seen = partial(_what, needs="workload attention")
 _bits, _output = (partial(_option, panel) for panel in _SHOWN)
-#: What may be there or not in a run, and what is said of options that need it where it is not.
+#: Conditions of a run that options may need, and the message for options whose condition does not hold.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "workload": "the problem states the sizes (--problem); leave these options out",
@@ -131,7 +131,7 @@ NEEDS: Mapping[str, str] = MappingProxyType(
 )
 #: A size of a call: an integer, or text that is one, ``"8k"``.
 Count = int | str
-#: Of ``trace_groups``: the core group that ends last.
+#: Value of ``trace_groups`` for the core group that ends last.
 LAST: Final = "last"
 Groups = Sequence[int] | Literal["last"]
 #: Types of fields that nothing else would refuse in words.
@@ -709,7 +709,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
-    """Return one option as words; None where its value has none."""
+    """Return one option as words; None if its value has none."""
     from npusim.config.problem import Sizes
     from npusim.config.tiling import Tiling
 

@@ -42,7 +42,7 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 
     Without assumptions there are no programs.
     """
-    # Without those of which the schedule leaves no choice, or whose products read other formats.
+    # Units for which the schedule leaves no choice, or whose products read other formats, are omitted.
     built = figures(_alternatives(program, plan), lambda named: plan.program(named[1]), (SpecError, TilingError))
     return {name: variant for (name, _), variant in built}
 
@@ -98,14 +98,14 @@ class Compared:
 
 
 def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
-    """Return so many rows of the result of another program of the plan."""
+    """Return the compared rows of the result of another program of the plan."""
     (batch, head, row), subject = at, subject_of(plan, program)
     only: Any = {"batches": {batch}, "most": count}
     rows = execute_rows(program, source_of(plan, subject), [row], {head}, **only)[1][at]
     return rows[:, : subject.output.output_cols]
 
 
-#: What a precision's field says the rounding of.
+#: Fields of a precision that name a rounding, with the rounded value.
 ROUNDED = MappingProxyType({"rounding": "casts", "multiply_add": "multiply-adds"})
 
 
@@ -201,12 +201,12 @@ def other_schedules(plan: Plan) -> Iterator[Plan]:
 
 
 def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
-    """Return the first preset that gives the rows of ``bits`` without NaN or Inf; None where none does."""
+    """Return the first preset that gives the rows of ``bits`` without NaN or Inf; None if none does."""
     rows = sorted({row + n for (_, _, row), block in bits.rows.items() for n in range(len(block))})
     heads = sorted({head for _, head, _ in bits.rows})
     lost = (at for at, block in bits.rows.items() if not np.isfinite(block.astype(np.float64)).all())
     _, head, row = next(lost, (0, None, None))
-    if row is None:  # numbers where there is to be none: no preset decides that
+    if row is None:  # the output has numbers where NaN is required, which no preset changes
         return None
 
     def rmse(name: str) -> float | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
 SHARED_LINKS = "links"
 
-# Weakest first: where two constants share the blame, the weaker one names the basis.
+# Bases, the weakest first: if two constants share a cost, the weaker basis counts.
 _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class SequenceRun(NamedTuple):
-    """The run of one launch of a kernel, and of which launch before it each parameter that it reads has values."""
+    """The run of one launch of a kernel, and, for each parameter that it reads, the earlier launch that wrote the
+    values.
+    """
 
     kernel: str
     result: RunData
@@ -48,7 +50,7 @@ class _Memory:
             self._sizes[x.storage] = max(size, self._sizes.get(x.storage, 0))
 
     def view(self, x: Argument) -> Any:
-        """Return the values that a launch sees; where no launch before it wrote, the recorded or normal ones."""
+        """Return the values that a launch reads; elements without an earlier write are recorded or normal."""
         dtype = get_format(x.fmt).dtype
         if x.storage not in self._storages:
             count = -(-self._sizes[x.storage] // dtype.itemsize)

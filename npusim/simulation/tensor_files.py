@@ -65,7 +65,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     The fields are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the
     kind of a ``bias``, whose values are returned with the tensors.
 
-    None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
+    None if the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to a float8 with a scale each (`quantise`).
 
     Raises `TensorError` as `load_tensors`, where a value exceeds the range of ``dtype``, and where given tensors do not
@@ -416,7 +416,7 @@ def _as_bnsd(
 
 
 def _sequence_ends(raw: Mapping[str, NDArray[Any]], prefix: str, name: str) -> NDArray[Any] | None:
-    """Return where each sequence of packed tokens ends; None where the file does not say."""
+    """Return where each sequence of packed tokens ends; None if the file does not state it."""
     letter = "q" if name == "q" else "k"
     for key in (f"{prefix}cu_seqlens_{letter}", f"{prefix}cu_seqlens", "cu_seqlens"):
         if key in raw:

@@ -111,7 +111,7 @@ def _run(path: Path, arguments: Sequence[str], calls: Calls) -> None:
 
 @contextmanager
 def _torch_with_npu() -> Iterator[None]:
-    """Have PyTorch with an NPU that is the CPU; comparisons of results, which nothing computes, are left out."""
+    """Provide a PyTorch whose NPU is the CPU; comparisons of results are skipped, since nothing computes them."""
     torch = import_module("torch")
     with (
         replaced(torch.Tensor, npu=lambda x, *_, **__: x),

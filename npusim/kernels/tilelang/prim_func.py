@@ -167,7 +167,7 @@ class _PrimFuncReader:
         self.parameters = tuple(map(self.parameter, function.params))
 
     def begin(self) -> None:
-        """Forget the grid and the options of the launch before."""
+        """Forget the grid and the options of the previous launch."""
         self.grid, self.numbers = [1, 1, 1], ["", "", ""]
         self.threads, self.stages = 128, set[int]()
         self.accessed.clear()

@@ -1,4 +1,4 @@
-"""Statements of a TileLang kernel before any pass of a compiler: buffers of tiles, and what writes them.
+"""Statements of a TileLang kernel before any pass of a compiler: buffers of tiles, and the statements that write them.
 
 Copies, fills and ``T.Parallel`` nests are one kind, `Elementwise`: each element of a part of a buffer is an expression.
 """

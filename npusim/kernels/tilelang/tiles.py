@@ -40,7 +40,7 @@ class Box:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and the byte behind the last, in the memory, or in a buffer without address."""
+        """First byte and the byte behind the last, in the memory, or within a buffer without an address."""
         pairs = list(zip(self.ranges, self.strides, strict=True))
         low = sum(a * s for (a, _), s in pairs)
         high = sum((b - 1) * s for (_, b), s in pairs) + 1
@@ -158,7 +158,7 @@ class OpenCondition:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """A tensor of a call (``space`` is ``GM``) or a buffer of a core; ``writes`` counts what was written to it."""
+    """A tensor of a call (``space`` is ``GM``) or a buffer of a core; ``writes`` counts the writes to the tile."""
 
     name: str
     shape: tuple[int, ...]

@@ -2,9 +2,9 @@
 
 from hashlib import sha256
 
-#: What the file of recorded calls ends with; one of them is ``calls.npz::k``.
+#: Suffix of a file of recorded calls; a call of the file is ``calls.npz::k``.
 SUFFIX = ".npz"
-#: What stands between a file and a launch of one of its kernels, or the number of a recorded call.
+#: Separator between a file and a launch of one of its kernels, or the number of a recorded call.
 SIGN = "::"
 #: Letters of a kernel's name that are part of the names of files; a longer one ends with a digest there.
 _MOST_LETTERS, _LETTERS = 80, 64

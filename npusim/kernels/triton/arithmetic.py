@@ -527,7 +527,7 @@ class Arithmetic(Draft, ABC):
             raise op.fail("tl.where by a mask of values and indices: the second of its values has to be a number")
 
     def _fused(self, op: Op) -> list[bool]:
-        """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
+        """Return for each reader of a product whether it is an addition that contracts it; empty without fusion."""
         fuses = [
             reader.name in ("arith.addf", "arith.subf")
             or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
@@ -812,7 +812,7 @@ class Arithmetic(Draft, ABC):
         if not isinstance(c, Floats):
             raise op.fail("a product added to a number")
         is_sum = self._walk and self._walk.is_sum
-        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot go on from what rows wrote
+        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 

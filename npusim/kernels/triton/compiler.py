@@ -49,7 +49,7 @@ POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
     | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
 )
-#: The architecture whose TTIR is taken where a device is no GPU of NVIDIA.
+#: The architecture whose TTIR is read for devices that are no NVIDIA GPUs.
 PLAIN = 90
 _ALIGNMENT = 16
 
@@ -287,7 +287,7 @@ def _asked(call: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _idle(_process: int) -> list[_CompilerProcess]:
-    """Return the compilers that this process has started and that wait for a call; a forked process has its own."""
+    """Return the compilers that this process has started and that wait for a call; a forked process has others."""
     return []
 
 

@@ -301,7 +301,7 @@ class Draft:
     def is_read(self, iterations: int) -> Any:
         """Return in which programs and iterations of the loop the operations at hand are done, of so many iterations.
 
-        Of one iteration: whether in any of the loop.
+        For one iteration: whether they are done in any iteration of the loop.
         """
         known = np.ones((1, 1), bool) if self._only is None else self._only
         if self._walk is not None:

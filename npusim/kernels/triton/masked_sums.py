@@ -75,7 +75,9 @@ def _chain(value: str, state: str, known: Mapping[str, Op]) -> list[Op]:
 
 
 def _term_of(chain: Sequence[Op], state: str) -> tuple[str, float]:
-    """Return the term of a chain of operations, and the number that leaves the accumulator as it is; else no name."""
+    """Return the term of a chain of operations, and the number that leaves the accumulator unchanged; without such a
+    chain the name is empty.
+    """
     last, *compared = chain
     terms = [n for n in last.operands[-2:] if n != state]
     if len(terms) != 1:

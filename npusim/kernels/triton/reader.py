@@ -41,7 +41,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 #: Loops, whose operands name values of their regions too.
 _LOOPS = ("scf.for", "scf.while")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
-#: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
+#: Largest numbers of iterations of a program, and of all programs together: each has evaluated addresses of 8 bytes.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 #: Iterations of a loop that computes integers alone: a search among the sequences of a batch has a few.
 MOST_SEARCHED = 4096

@@ -47,7 +47,7 @@ def rolled(operations: list[Op]) -> list[Op]:
 
 
 def _dims(operations: Sequence[Op], ranges: Collection[str]) -> dict[str, int]:
-    """Return the dimension along which values go over some ranges; the first of two such dimensions."""
+    """Return the dimension along which values depend on some ranges, the first one if there are two."""
     dims = dict.fromkeys(ranges, 0)
     for op in operations:
         known = next((dims[n] for n in op.operands if n in dims), None)

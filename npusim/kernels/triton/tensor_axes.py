@@ -116,7 +116,7 @@ class View(Tensor):
         return tuple(made)
 
     def fitted(self, accesses: Sequence[Access]) -> View | None:
-        """Return the view with columns and rows as some accesses have them; None where their blocks are not of it."""
+        """Return the view with columns and rows as some accesses have them; None if their blocks do not fit."""
         steps = dict[str, int]()
         for pointer, _ in sorted(accesses, key=lambda a: -len(a[0].shape)):
             blocks = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if s and n > 1]

@@ -15,9 +15,10 @@ from npusim.machine import Layouts
 HEAD_DIMS = 64, 128, 192, 256
 #: Rows of its blocks and their warps that multiply; keys, fewer where K and V do not fit a block (prefill_f16.py).
 LARGE_ROWS, SMALL_ROWS, KEYS = (128, 8), (64, 4), (128, 64)
-#: The finer rows are chosen for fewer blocks of the coarser ones than so many a multiprocessor, if tiles of keys are
-#: more than so many, or with a causal mask as many; or where twice the blocks have a multiprocessor each.  Inferred
-#: from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the finer rows and 320 have not.
+#: Limits of the choice of the finer rows: blocks of the coarser rows for each multiprocessor, and tiles of keys, which
+#: must be more without and at least as many with a causal mask; the finer rows are also chosen if twice the blocks have
+#: a multiprocessor each.  Inferred from the test of tile_choice, in which 240 blocks on 188 multiprocessors have the
+#: finer rows and 320 have not.
 FILLED, FEW_TILES = 1.5, 8
 
 

@@ -24,7 +24,8 @@ from npusim.kernel import (
 )
 from npusim.machine import Layouts, needs_tma, specialised_charges
 
-#: Rows, and keys plain, causal, and with any other mask (hopper/tile_size.h); below, those where V has few columns.
+#: Rows of a block, and its keys without a mask, with a causal mask and with any other mask (hopper/tile_size.h); the
+#: second table is for V with few columns.
 TILES_OF_16_BITS: Layouts = MappingProxyType(
     {
         64: layout(192, 192, 128),
