@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: A default takes at most so much longer than the best of a search.
 MOST = 1.05
 SIZES: dict[str, Any] = {"heads": 2, "tokens": 128, "key": 64, "value": 64}
-CHUNKS: dict[str, tuple[int, ...]] = {"chunk": (16, 32, 64, 128), "block_value": (16, 32, 64)}
+CHUNKS: dict[str, tuple[int, ...]] = {"chunk": (32, 64, 128), "block_value": (16, 32, 64)}
 BLOCKS: dict[str, tuple[int, ...]] = {
     "block_q": (32, 64),
     "block_kv": (64, 128),
@@ -35,7 +35,7 @@ BLOCKS: dict[str, tuple[int, ...]] = {
     "tile_kv": (16, 64),
 }
 SPACES: dict[str, dict[str, tuple[int, ...]]] = {
-    **{name: {**CHUNKS, "block_key": (16, 32, 64)} for name in ("retention", "gla")},
+    **{name: {**CHUNKS, "block_key": (16, 64)} for name in ("retention", "gla")},
     **dict.fromkeys(("gated_delta", "ssd"), CHUNKS),
     "flash_backward": BLOCKS,
 }

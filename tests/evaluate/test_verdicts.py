@@ -17,7 +17,9 @@ from tests.evaluate.attention_kernels import RIGHT, WRONG
 
 HERE = Path(__file__).parent
 FILE, PRODUCTS = HERE / "attention_kernels.py", HERE / "tensor_kernels.py"
-CALL = {"heads": 2, "kv_heads": 1, "seq_q": 256, "seq_kv": 256, "head_dim": 64, "causal": True, "dtype": "float16"}
+CALL = {"heads": 2, "kv_heads": 1, "seq_q": 128, "seq_kv": 128, "head_dim": 64, "causal": True, "dtype": "float16"}
+#: A call that is judged sooner: one block of queries and keys.
+SMALL = {**CALL, "heads": 1, "seq_q": 64, "seq_kv": 64}
 #: Words of the diagnosis of some faults.
 LOOKS = {
     "no_scale": "a scale: scale left out",
@@ -32,17 +34,23 @@ LOOKS = {
 }
 
 
-@cache
-def corpus() -> dict[str, Evaluation]:
-    """Return the evaluations of all kernels, in one batch that shares its referee."""
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that stores the evaluations of all kernels."""
+    return tmp_path_factory.mktemp("evaluated") / "done.jsonl"
+
+
+@pytest.fixture(scope="module")
+def corpus(store: Path) -> dict[str, Evaluation]:
+    """The evaluations of all kernels, in one batch that shares its referee."""
     names = [f"{FILE}:{name}" for name in (*RIGHT, *WRONG)]
-    found = evaluate(names, hw="h200", problem=CALL, tiling={"block_kv": 64}, jobs=2)  # type: ignore[arg-type]
+    found = evaluate(names, hw="h200", problem=CALL, tiling={"block_kv": 64}, jobs=2, store=store)  # type: ignore[arg-type]
     return {e.kernel.rpartition(":")[2]: e for e in found}
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_kernel_is_right_whatever_its_order(name: str) -> None:
-    found = corpus()[name]
+def test_a_right_kernel_is_right_whatever_its_order(name: str, corpus: dict[str, Evaluation]) -> None:
+    found = corpus[name]
     assert found.verdict == "right", (found.reason, found.not_read)
     assert found.judged == 10
     assert found.us["h200"].mid is not None
@@ -51,8 +59,8 @@ def test_a_right_kernel_is_right_whatever_its_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_kernel_is_wrong_and_says_why(name: str) -> None:
-    found = corpus()[name]
+def test_a_wrong_kernel_is_wrong_and_says_why(name: str, corpus: dict[str, Evaluation]) -> None:
+    found = corpus[name]
     assert found.verdict == "wrong", (found.reason, found.not_read)
     assert found.bits == "different"
     assert not found.rank
@@ -68,7 +76,7 @@ def products() -> dict[str, Evaluation]:
     both = {**tensor_kernels.RIGHT, **tensor_kernels.WRONG}
     for reference in sorted(set(both.values())):
         names = [f"{PRODUCTS}:{name}" for name, of in both.items() if of == reference]
-        call = {**CALL, "heads": 1, "seq_q": 64, "seq_kv": 64, "causal": False}
+        call = {**SMALL, "causal": False}
         how = {"reference": f"{PRODUCTS}:{reference}", "hw": "h200", "problem": call, "jobs": 2}
         found |= {e.kernel.rpartition(":")[2]: e for e in evaluate(names, **how)}  # type: ignore[arg-type]
     return found
@@ -91,28 +99,42 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Evaluation]]:
+    """The path that the hostile candidates may not write, and their evaluations: all but the loop in one batch."""
+    folder, found = tmp_path_factory.mktemp("hostile"), {}
+    for name, (code, _) in HOSTILE.items():
+        text = code.format(elsewhere=str(folder / "elsewhere")) + "\n"
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    loop = [f"{folder / 'loop.py'}:k"]
+    others = [f"{folder / name}.py:k" for name in HOSTILE if name != "loop"]
+    for names, seconds in (loop, 2.0), (others, 5.0):  # a loop computes all the time that it has
+        done = evaluate(names, hw="h200", problem=SMALL, limits=Limits(seconds=seconds))  # type: ignore[arg-type]
+        found |= {Path(e.kernel.rpartition(":")[0]).stem: e for e in done}
+    return folder / "elsewhere", found
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_candidate_is_a_verdict_and_touches_nothing(name: str, tmp_path: Path) -> None:
-    code, words = HOSTILE[name]
-    elsewhere = tmp_path / "elsewhere"
-    kernel = tmp_path / "hostile.py"
-    kernel.write_text(code.format(elsewhere=str(elsewhere)) + "\n", encoding="utf-8")
-    limits = Limits(seconds=2.0 if name == "loop" else 5.0)  # all of which a loop computes
-    (found,) = evaluate(f"{kernel}:k", hw="h200", problem=CALL, limits=limits)  # type: ignore[arg-type]
-    assert found.verdict != "right"
-    assert words in found.reason, found
+def test_a_hostile_candidate_is_a_verdict_and_touches_nothing(
+    name: str, hostile: tuple[Path, dict[str, Evaluation]]
+) -> None:
+    elsewhere, found = hostile
+    assert found[name].verdict != "right"
+    assert HOSTILE[name][1] in found[name].reason, found[name]
     assert not elsewhere.exists()
 
 
-def test_a_stored_candidate_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = tmp_path / "done.jsonl"
-    kernel = f"{FILE}:half"
-    (first,) = evaluate(kernel, hw="h200", problem=CALL, store=store)  # type: ignore[arg-type]
-    assert len(store.read_text(encoding="utf-8").splitlines()) == 1
-    json.loads(store.read_text(encoding="utf-8"))
+def test_a_stored_candidate_is_not_computed_again(
+    corpus: dict[str, Evaluation], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = store.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(corpus)
+    assert all(json.loads(line) for line in lines)
     monkeypatch.setattr("npusim.studies.evaluate.evaluation.CandidateProcess", None)  # none is started
-    (again,) = evaluate(kernel, hw="h200", problem=CALL, store=store)  # type: ignore[arg-type]
-    assert again == first
+    call: dict[str, Any] = {"hw": "h200", "problem": CALL, "tiling": {"block_kv": 64}, "store": store}
+    (again,) = evaluate(f"{FILE}:half", **call)
+    assert again == corpus["half"]
+    assert store.read_text(encoding="utf-8").splitlines() == lines
 
 
 def test_a_product_is_computed_for_the_judged_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:

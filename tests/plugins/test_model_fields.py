@@ -27,7 +27,7 @@ def copied(q, o, D: tl.constexpr, block_q: tl.constexpr):
 """
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200"])
+@pytest.mark.parametrize("hw", ["ascend_910b2", pytest.param("ascend_950", marks=pytest.mark.exhaustive), "h200"])
 def test_a_run_chooses_the_tile_and_no_field_of_the_model(hw: str) -> None:
     result = run(SPARSE, workload="smollm2", seq=512, hw=hw, numerics=False)
     assert result.tiling.block == 64  # type: ignore[attr-defined]

@@ -123,7 +123,9 @@ def assert_drawn(key: str, count: int, at_least: int) -> None:
     assert sum(is_equal for *_, is_equal in results) >= at_least
 
 
-@pytest.mark.parametrize(("fraction", "cut"), [(33, "toward_zero"), (18, "nearest_even")])
+@pytest.mark.parametrize(
+    ("fraction", "cut"), [pytest.param(33, "toward_zero", marks=pytest.mark.exhaustive), (18, "nearest_even")]
+)
 def test_a_step_of_two_products_that_aligns_is_identified_by_c(fraction: int, cut: str) -> None:
     """No third product is in its step: C is M there, -M and the small one are its products."""
     case, p = ProbeCase.of("f16.f32"), probes("f16.f32")
@@ -167,7 +169,7 @@ def test_a_registered_arithmetic_is_identified_through_float16_results_without_c
     assert one.name == name
 
 
-@pytest.mark.parametrize("row", [40, 4_800])
+@pytest.mark.parametrize("row", [40, pytest.param(4_800, marks=pytest.mark.exhaustive)])
 def test_one_flipped_bit_of_five_thousand_outputs_is_reported(row: int) -> None:
     key = "f16.f32"
     case, p = ProbeCase.of(key), probes(key)

@@ -15,6 +15,7 @@ from npusim.program.ir.walk import ResolvedOp, Walker, walk
 from npusim.program.numerics.executor import Execution, Lane, Lockstep, TensorStore, execute
 from npusim.program.numerics.input_tensors import recipe_source
 from npusim.program.timing import METHODS
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,8 +93,7 @@ def bits(state: Execution, program: TileProgram, problem: Problem) -> np.ndarray
     return np.stack(heads).view(np.uint16)
 
 
-@pytest.mark.parametrize("case", list(PROBLEMS))
-@pytest.mark.parametrize("schedule", list(TILINGS))
+@pytest.mark.parametrize(("schedule", "case"), in_turn([*TILINGS], [*PROBLEMS]))
 def test_bits_in_the_order_of_time_are_those_of_program_order(schedule: str, case: str, one_group: DeviceSpec) -> None:
     problem = Problem(**PROBLEMS[case])
     program = build(schedule, problem, one_group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_plan
 from reports.parts.kernel import declared_tiling
+from tests.turns import every, in_turn
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -90,8 +92,7 @@ def build(schedule: str, problem: Problem, hw: str = "ascend_910b2", **fields: A
     return chosen.program(problem, build_tiling(chosen.tiling, fields), device, chosen.precision(None))
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("schedule", ATTENTION)
+@pytest.mark.parametrize(("schedule", "name"), every(2, product(ATTENTION, MODELS)))
 def test_programs_of_models_pass_checks_and_stay_within_every_memory(schedule: str, name: str) -> None:
     program = build(schedule, MODELS[name])
     check(program, device_of("ascend_910b2").flags)
@@ -293,10 +294,18 @@ def test_operations_and_rings_are_made_by_machines_only() -> None:
     assert not outside
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("schedule", "hw"),
-    [("flash", "ascend_910b2"), ("flash", "h200"), ("flash", "l40s"), ("split_kv", "a100"), ("pasa", "ascend_950")],
+    ("schedule", "hw", "dtype"),
+    in_turn(
+        [
+            pytest.param("flash", "ascend_910b2"),
+            pytest.param("flash", "h200"),
+            pytest.param("flash", "l40s"),
+            pytest.param("split_kv", "a100"),
+            pytest.param("pasa", "ascend_950"),
+        ],
+        ("float16", "bfloat16"),
+    ),
 )
 def test_a_head_of_72_is_filled_up_with_zeros_which_change_no_bit(schedule: str, hw: str, dtype: str) -> None:
     """Columns of 80 given with zeros in the last 8, and the scale of 72, are the same products."""

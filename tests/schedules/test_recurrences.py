@@ -17,6 +17,7 @@ from npusim.kernels.declare.define import machine_of
 from npusim.kernels.declare.registry import for_inputs
 from npusim.library import find_schedule, gated_delta, ssd
 from reports.parts.kernel import declared_tiling
+from tests.turns import in_turn
 
 #: A last chunk that is ragged, several heads, and a width of values that is another than that of keys.
 PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}
@@ -38,8 +39,7 @@ def _integers(draw: np.random.Generator, groups: int, density: float) -> dict[st
     return {n: (draw.integers(-1, 2, x) * (draw.random(x) < density)).astype(np.float16) for n, x in shapes.items()}
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("name", ["gated_delta", "ssd"])
+@pytest.mark.parametrize(("hw", "name"), in_turn(DEVICES, ("gated_delta", "ssd")))
 def test_results_are_those_of_the_recurrence(name: str, hw: str) -> None:
     result = _run(name, hw)
     assert result.timing.cycles > 0

@@ -33,6 +33,7 @@ from schedules.test_split_kv import (
     rounded,
 )
 from tests.config.visible import visible_keys
+from tests.turns import every
 
 F, LEAST = np.float32, np.finfo(np.float32).smallest_subnormal
 
@@ -176,8 +177,8 @@ OTHERS = ("split_kv", "flex", "gpu splits", "fp8", "pasa")
 
 
 def is_quick(run: str, kind: str) -> bool:
-    """Whether a run takes a kind by default: flash every one, those of `OTHERS` one of four, the rest one of two."""
-    step = 4 if run in OTHERS else 2
+    """Whether a run takes a kind by default: flash every one, those of `OTHERS` one of six, the rest one of three."""
+    step = 6 if run in OTHERS else 3
     return run == "flash" or ([*SEEN, *SCORES].index(kind) + [*RUNS].index(run)) % step == 0
 
 
@@ -345,7 +346,7 @@ PLACED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize(("schedule", "hw", "fields"), PLACED)
+@pytest.mark.parametrize(("schedule", "hw", "fields"), every(2, PLACED))
 def test_a_query_stands_at_its_own_position_whatever_tiles_its_mask_cuts(
     schedule: str, hw: str, fields: dict[str, Any], count: int
 ) -> None:

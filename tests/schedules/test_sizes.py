@@ -16,6 +16,7 @@ from npusim.simulation.request import Request
 from npusim.studies.baseline.cycles import request_of
 from npusim.studies.validate.measured_times import validate_times
 from reports.parts.kernel import declared_tiling
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,14 +89,12 @@ MAPPED = [
     for hw, its in FAMILIES.items()
     if its == family and name not in ("layer", "rows") and hw not in WITHOUT.get(name, ())
 ]
-EXHAUSTIVE = pytest.mark.exhaustive
-#: The first device of each schedule and each family, and the others of NVIDIA in turn; all with ``-m exhaustive``.
-FIRST = {(name, FAMILIES[hw]): hw for name, hw in reversed(MAPPED)}
-NAMES = sorted({name for name, _ in MAPPED})
+#: Each schedule on one of its devices, in turn; all with ``-m exhaustive``.
+DEVICES_OF = {name: [hw for own, hw in MAPPED if own == name] for name, _ in MAPPED}
 REPRODUCED = [
-    pytest.param(name, hw, marks=[] if is_first or (NAMES.index(name) + [*FAMILIES].index(hw)) % 3 == 0 else EXHAUSTIVE)
-    for name, hw in MAPPED
-    for is_first in (FIRST[name, FAMILIES[hw]] == hw,)
+    pytest.param(name, hw, marks=[] if place == number % len(devices) else pytest.mark.exhaustive)
+    for number, (name, devices) in enumerate(DEVICES_OF.items())
+    for place, hw in enumerate(devices)
 ]
 
 
@@ -118,8 +117,7 @@ def test_a_tiling_that_a_run_prints_reproduces_the_run_when_it_is_named(name: st
         assert npusim.run(name, tiling=printed, **bare).cycles == run.cycles
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 33])
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(("name", "tokens"), in_turn(STATES, (1, 2, 33)))
 def test_groups_of_warps_without_rows_hand_on_what_others_read(name: str, tokens: int) -> None:
     """With one token the second group has none: it released no slot, and the next load of decays came too early."""
     sizes = {"heads": 2, "tokens": tokens, "key": 16, "value": 32}
@@ -156,8 +154,7 @@ def test_an_exact_gradient_of_0_is_said() -> None:
     assert "relative RMSE - (the exact result is 0)   max |error| " in str(result)
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200"])
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(("name", "hw"), in_turn(STATES, ("ascend_910b2", "ascend_950", "h200")))
 def test_few_tokens_and_narrow_heads_are_no_contradiction(name: str, hw: str) -> None:
     """A chunk with one token reads one row of a matrix of its own, and once counted as one that reads all 64."""
     for tokens in (1, 17):

@@ -27,6 +27,7 @@ from npusim.studies.validate import validate
 from npusim.studies.validate.measured_times import TimesReport
 from tests.algorithms.interpreter import Machine, Run
 from tests.ir.toy import flatten
+from tests.turns import in_turn
 
 from .test_flash import workload
 
@@ -84,9 +85,11 @@ def test_bits_are_those_of_scalar_lines_in_the_kernels_order_of_keys(kernel: str
 
 
 @pytest.mark.parametrize(
-    "sizes", [{"head_dim": 64}, {"head_dim": 96, "causal": True}, {"head_dim": 256, "window": 300, "causal": True}]
+    ("sizes", "kernel"),
+    in_turn(
+        [{"head_dim": 64}, {"head_dim": 96, "causal": True}, {"head_dim": 256, "window": 300, "causal": True}], [*SMALL]
+    ),
 )
-@pytest.mark.parametrize("kernel", SMALL)
 def test_all_layouts_pass_the_checks_and_methods_agree_to_the_tick(kernel: str, sizes: dict[str, Any]) -> None:
     program = program_of(kernel, heads=34, seq_q=577, seq_kv=1000, **sizes)
     check(program, H200.flags)

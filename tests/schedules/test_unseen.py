@@ -20,6 +20,7 @@ from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from reports.parts.kernel import declared_tiling
+from tests.turns import in_turn
 
 #: By name: a causal mask over more queries than keys, a window that late queries leave behind, and both.
 CALLS: dict[str, dict[str, Any]] = {
@@ -44,8 +45,9 @@ def problem_of(call: str, unseen: str | None, dtype: str = "float16") -> Problem
     return Problem(**sizes, unseen=unseen, dtype=dtype)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("unseen", ["zero", "nan", "mean"])
-@pytest.mark.parametrize(("hw", "schedule", "tiling"), RUNS)
+@pytest.mark.parametrize(
+    ("hw", "schedule", "tiling", "unseen"), in_turn([pytest.param(*run) for run in RUNS], ("zero", "nan", "mean"))
+)
 def test_a_query_without_a_key_gives_the_choice(hw: str, schedule: str, tiling: dict[str, Any], unseen: str) -> None:
     """Of float64 too, so that the error is that of the queries that see keys; blocks of such queries alone also."""
     call = list(CALLS)[RUNS.index((hw, schedule, tiling)) % 2] if schedule != "flash" else "both"

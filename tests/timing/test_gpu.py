@@ -31,6 +31,7 @@ from npusim.program.ir.tile import Tile
 from npusim.program.ir.tile_program import Cost, ProgramPhase, Queue, TileProgram
 from npusim.program.timing import METHODS
 from npusim.program.timing.gpu_pipes import ONE, sharing_of, speeds
+from tests.turns import every, in_turn
 
 from .programs import booked
 
@@ -284,7 +285,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("precision", "causal", "seq", "fields", "cores"), CASES)
+@pytest.mark.parametrize(("precision", "causal", "seq", "fields", "cores"), every(2, CASES))
 def test_all_exact_methods_agree_on_attention(
     precision: str, causal: bool, seq: int, fields: dict[str, object], cores: int
 ) -> None:
@@ -320,8 +321,12 @@ def four_cores(key: str, value: float) -> DeviceSpec:
     return load_device("v100", {"group_count": "4", key: str(value)})
 
 
-@pytest.mark.parametrize(("precision", "causal"), [("acc_fp16", False), ("acc_fp32", True)])
-@pytest.mark.parametrize(("heads", "seq"), [(5, 450), (7, 300)])
+@pytest.mark.parametrize(
+    ("precision", "causal", "heads", "seq"),
+    in_turn(
+        [pytest.param("acc_fp16", False), pytest.param("acc_fp32", True)], [pytest.param(5, 450), pytest.param(7, 300)]
+    ),
+)
 def test_a_better_machine_is_not_slower(precision: str, causal: bool, heads: int, seq: int) -> None:
     what = Problem(heads=heads, kv_heads=heads, seq_q=seq, seq_kv=seq, head_dim=64, causal=causal, dtype="float16")
     # In order, blocks of equal length meet on a core where their period divides the number of cores.

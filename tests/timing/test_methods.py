@@ -20,6 +20,7 @@ from npusim.program.timing import METHODS, auto, des, mean_field
 from npusim.program.timing.engine import Run
 from npusim.program.timing.engine_code import Code, equal_groups
 from npusim.program.timing.stream import Streams
+from tests.turns import in_turn
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device
 
 if TYPE_CHECKING:
@@ -126,8 +127,10 @@ def test_auto_is_exact_where_that_is_quick(device: DeviceSpec) -> None:
     assert METHODS["des"](program, device).method == "des"
 
 
-@pytest.mark.parametrize("name", ["flash", "two_level", "unified", "pasa", "fp8_attention"])
-@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_910b4"])
+@pytest.mark.parametrize(
+    ("name", "hw"),
+    in_turn(("flash", "two_level", "unified", "pasa", "fp8_attention"), ("ascend_910b2", "ascend_910b4")),
+)
 def test_auto_states_how_far_an_approximate_time_can_be_from_exact(
     name: str, hw: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

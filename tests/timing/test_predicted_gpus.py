@@ -56,9 +56,9 @@ def test_the_clock_of_an_a100_falls_as_published() -> None:
 
 
 def test_times_of_the_h100_follow_from_public_numbers(shared_folder: Path) -> None:
-    """Nothing in its file is measured on it, or fitted: every tenth case, within what the H200 is met by."""
+    """Nothing in its file is measured on it, or fitted: one of twenty cases, within what the H200 is met by."""
     path = shared_folder / "measurements" / "h100.yaml"
-    cases = [case.name for case in load_measurements(path).cases][::10]
+    cases = [case.name for case in load_measurements(path).cases][::20]
     reports = [validate_times(path, only=name) for name in cases]
     errors = sorted(abs(row.relative_error) for report in reports for row in report.residuals)
     assert median(errors) <= 0.07
@@ -100,7 +100,7 @@ def test_others_lines_in_l2_cost_who_reads_much() -> None:
     ("hw", "tiling"),
     [
         ("t4", {"block_q": 64, "block_kv": 32, "stages": 1, "warps": 4}),
-        ("t4", {}),
+        pytest.param("t4", {}, marks=pytest.mark.exhaustive),
         ("a10", {"block_q": 128, "block_kv": 32, "stages": 3, "warps": 8}),
     ],
 )

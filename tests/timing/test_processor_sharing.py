@@ -20,6 +20,7 @@ from npusim.program.timing.gpu_pipes import ONE, ProcessorSharing, Rules
 from npusim.program.timing.stream import Streams
 
 METHODS = ("des", "block", "fold", "steady", "auto")
+EXHAUSTIVE = pytest.mark.exhaustive
 SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 #: One wave and a bit of few heads: some cores with two blocks, some with one.
 SIZES = {"batch": 1, "heads": 40, "kv_heads": 20, "seq_q": 256, "seq_kv": 288, "head_dim": 64}
@@ -37,9 +38,9 @@ def cycles(schedule: str, method: str, dtype: str, causal: bool, **tiling: int) 
         ("flash", False, {"block_q": 64, "block_kv": 32, "stages": 1, "warps": 4}),
         ("flash", True, {"block_q": 64, "block_kv": 64, "stages": 2, "warps": 8}),
         ("flash", False, {"block_q": 128, "block_kv": 32, "stages": 3, "warps": 8}),
-        ("flash", True, {"block_q": 32, "block_kv": 32, "stages": 2, "warps": 4}),
-        ("flash", False, {}),
-        ("pasa", False, {"block_q": 64, "block_kv": 32, "stages": 2, "warps": 4}),
+        pytest.param("flash", True, {"block_q": 32, "block_kv": 32, "stages": 2, "warps": 4}, marks=EXHAUSTIVE),
+        pytest.param("flash", False, {}, marks=EXHAUSTIVE),
+        pytest.param("pasa", False, {"block_q": 64, "block_kv": 32, "stages": 2, "warps": 4}, marks=EXHAUSTIVE),
         ("fp8_attention", False, {"block_q": 64, "block_kv": 32, "stages": 3, "warps": 8}),
         ("split_kv", False, {"splits": 3, "block_kv": 32, "stages": 2, "warps": 4}),  # memory catches up
     ],

@@ -10,7 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError, SpecError
-from tests.turns import in_turn
+from tests.turns import every, in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,16 +163,20 @@ def spans() -> Iterator[tuple[str, Launch]]:
         yield how, Launch("spans", (3,), {**words, "HOW": how}, "Y", each)
 
 
-def in_turns(launches: Iterator[tuple[str, Launch]], size: int) -> Any:
+def in_turns(launches: Iterator[tuple[str, Launch]], size: int, step: int = 1) -> Any:
     """Return parameters of launches and devices: each launch on one of them by default, the devices in turn.
 
-    ``size``: launches of one group, whose turns begin with another device than those of the group before.
+    ``size``: launches of one group, whose turns begin with another device than those of the group before.  ``step``:
+    one of so many launches runs by default; two groups, on both devices, have the same ones.
     """
     each = [pytest.param(x, id=n) for n, x in launches]
     groups = [each[at : at + size] for at in range(0, len(each), size)]
-    return pytest.mark.parametrize(
-        ("launch", "hw"), [x for start, group in enumerate(groups) for x in in_turn(group, DEVICES, start=start)]
-    )
+    chosen = [
+        x
+        for start, group in enumerate(groups)
+        for x in every(step, in_turn(group, DEVICES, start=start), start // len(DEVICES) % step)
+    ]
+    return pytest.mark.parametrize(("launch", "hw"), chosen)
 
 
 @in_turns(looped(), 5)
@@ -180,7 +184,7 @@ def test_a_mask_of_an_accumulator_masks_what_is_added(launch: Launch, hw: str) -
     check(launch, hw)
 
 
-@in_turns(flat(), 6)
+@in_turns(flat(), 6, step=2)
 def test_quotients_and_remainders_of_flat_indices_are_rows_and_columns(launch: Launch, hw: str) -> None:
     check(launch, hw)
 

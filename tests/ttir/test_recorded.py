@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 #: Relative RMSE of results by format: rounding, of sums in another order.
 CLOSE = {"float32": 1e-6, "float16": 4e-4}
 #: Drawn kernels of the usual run, and of all.
-FEW, ALL = 36, 300
+FEW, ALL = 20, 300
 
 
 def interpreted(words: Iterable[str], folder: Path) -> dict[str, Any]:
