@@ -82,7 +82,11 @@ UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
     ({"schedule": "flash"}, {"tensor_prefix": "layer"}, "tensor_prefix: read only with --tensors"),
     ({"schedule": "flash", "numerics": False}, {"rows": [0], "diagnose": True}, "rows, diagnose: read where bits are"),
-    ({"schedule": "flash", "numerics": False}, {"heads": "0", "seed": 1}, "heads, seed: read where bits are computed"),
+    (
+        {"schedule": "flash", "numerics": False},
+        {"heads": "0", "seed": 1},
+        r"heads, seed: read where bits are computed.*--q-heads, --kv-heads\) state the heads",
+    ),
     ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: read only where inputs are drawn"),
     (HOST, {"method": "des", "l2": "warm"}, "l2, method: read by devices with a timing model"),
     (HOST, {"trace_groups": [1], "timeline": (0, 5)}, "trace_groups, timeline: read by devices with a timing model"),

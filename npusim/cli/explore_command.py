@@ -226,7 +226,7 @@ def _given(overrides: "Mapping[str, str]", fields: "Iterable[str]") -> "tuple[di
 
 
 def _default_out(spec: "SearchSpec", schedules: "Iterable[str]", options: "Options") -> Path:
-    """Return the table of a search, under a name that another search, or the same with other options, has not."""
+    """Return the path of a search's table, whose name differs from that of other searches and options."""
     request = spec.asked
     load = request.load()
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"

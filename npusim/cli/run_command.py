@@ -186,7 +186,7 @@ def _is_run_in_sequence(request: Request, options: dict[str, Any], *, as_json: b
     from npusim.report.run_inputs import sequence_document, sequence_table
     from npusim.simulation.sequence import in_sequence
 
-    refuse(options, f"launches in sequence are listed alone; name one, {names[0]}, or leave these out")
+    refuse(options, f"launches in sequence print one table; name one launch, {names[0]}, or leave these options out")
     with said_late(f"running {len(names)} launches of {request.schedule}, one after another"):
         runs = in_sequence(names, request)
     named = request.schedule, runs

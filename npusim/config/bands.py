@@ -345,7 +345,7 @@ def _errors(cases: Iterable[MeasuredCase], *, is_estimated: bool) -> list[float]
 
 
 def within(shapes: Sequence[Sequence[float]], share: float) -> float:
-    """Return the error that a ``share`` of a new shape's are expected within, by the absolute errors of shapes.
+    """Return the error within which a ``share`` of a new shape's errors is expected, by the absolute errors of shapes.
 
     A rank where enough shapes are there: each shape has the same weight, and so has the new one, whose errors may be
     larger than all (hierarchical conformal prediction: Lee, Barber and Willett 2023).  Of fewer shapes the interval of

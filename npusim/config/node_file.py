@@ -276,7 +276,7 @@ class NodeSpec(HardwareModel):
         return self
 
 
-#: Links that a node's file states elsewhere: with the host that has them.
+#: Links that a node's file states with the host to which they belong.
 _HOST_LINKS = MappingProxyType(
     {"links.pcie.bytes_per_s": "pcie.bytes_per_s", "links.dram.bytes_per_s": "cpu.dram_bytes_per_s"}
 )

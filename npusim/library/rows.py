@@ -51,7 +51,9 @@ def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
 
 @kernel(results="sum y", x="row col", update="row col")
 def norm_by_pieces(x: Value, update: Value, fmt: str, mean: float) -> Iterator[tuple[Value, Value]]:
-    """The same of rows that do not fit: their squares piece by piece, then the results, of inputs read again."""
+    """The same for rows that do not fit: first the sums of squares piece by piece, then the results, for which the
+    inputs are read again.
+    """
     square = full("row", 0.0, WIDE)
     for xj, uj in tiles(x, update):
         wide = (xj + uj).to(WIDE)

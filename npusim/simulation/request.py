@@ -541,7 +541,7 @@ class Request:
             if need not in features:
                 read = OF_ROWS if need == "attention" and "plain" in features else ()
                 unread = {n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}
-                refuse(unread, why.replace("--problem", named))
+                refuse(unread, why.replace("--problem", named) + (_hint("heads") if "heads" in unread else ""))
 
     def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
@@ -780,6 +780,12 @@ def whole_number(name: str, text: str) -> int:
         return parse_count(text)
     except ValueError:
         raise SpecError(f"{name} {text}: write a positive whole number: 4096, 8k (8,192), 1M") from None
+
+
+def _hint(option: str) -> str:
+    from npusim.program.numerics.evaluate import HINTS  # imports numpy, which help texts do not need
+
+    return HINTS[option]
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

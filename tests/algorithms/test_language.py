@@ -244,7 +244,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         "first is True where a tile begins and False where it ends, but the body is traced once",
     ),
     "a mask on a vector": (
-        [(LAST, "        o = o + pv * where(mask, s.max(), 0.0)\n")], 7, "a mask is of tiles, row x key",
+        [(LAST, "        o = o + pv * where(mask, s.max(), 0.0)\n")], 7, "this mask is for tiles with axes row x key",
     ),
     "a masked tile": (
         [

@@ -68,7 +68,7 @@ WRONG = (
     ("run flash --hw 910B", "no device or node named '910B'. Did you mean `ascend_910b1`?"),
     ("run flash --hw 910b3", "no device or node named '910b3'. Did you mean `ascend_910b3`?"),
     ("run flash --hw h20x", "no device or node named 'h20x'. Did you mean `h20`?"),
-    ("run flash --seq 64 --heads 8", "q_heads and kv_heads state the heads of the problem"),
+    ("run flash --seq 64 --heads 8", "q_heads and kv_heads (--q-heads, --kv-heads) state the heads of the problem"),
     ("run flash --shape B4/2", "shape B4/2: 'B4/2' is no size; write B4,N32/8"),
     ("run flash --hw tpu", "no device or node named 'tpu'; allowed:"),
     ("run flash --hw none.yaml", "none.yaml: no such device or node file"),

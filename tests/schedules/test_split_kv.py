@@ -476,7 +476,7 @@ def test_packing_is_chosen_where_it_pays() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"causal": True}, "pack: a causal block has whole heads, and 32 rows hold but one of 20 queries"),
+        ({"causal": True}, "pack: a causal block has complete heads, and 32 rows are one head of 20 queries"),
         ({"layout": "bsnd"}, "pack: 20 queries a head cannot be packed: in layout bsnd they are not"),
     ],
 )

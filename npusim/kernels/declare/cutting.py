@@ -83,8 +83,8 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
         )
     if _has_whole_heads(p) and height < 2 * min(p.queries):
         raise TilingError(
-            f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
-            f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
+            f"pack: a causal block has complete heads, and {height} rows are one head of {p.seq_q} queries: packing "
+            f"would change nothing; choose a block_q of {2 * p.seq_q} or more for two heads, or pack=off"
         )
     is_placed = depends_on_position(p, p.seen)
     return of_sequences(p, lambda one: _packed_blocks(one, sizes, is_placed=is_placed))

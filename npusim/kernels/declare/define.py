@@ -509,14 +509,12 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
     used = {*kernel.axes, *kernel.results, *kernel.parameters, "q", "k", "v", "o", "mask", "scale", "score_factor"}
     used |= {n for function in functions for n in inspect.signature(function).parameters}
     if wrong := sorted(used.intersection(operands)):
-        raise SpecError(
-            f"schedule {called}: operand {wrong[0]!r} is called as something of the kernel is; call it otherwise"
-        )
+        raise SpecError(f"schedule {called}: operand {wrong[0]!r} has a name of the kernel; choose another name")
     if fields is None:
         return
     known = {n for family in FAMILIES for n in attention_fields(family).model_fields}
     if wrong := sorted(known.intersection(fields.model_fields)):
-        raise SpecError(f"schedule {called}: field {wrong[0]!r} is one of a machine's own; call it otherwise")
+        raise SpecError(f"schedule {called}: field {wrong[0]!r} is a field of a machine; choose another name")
 
 
 def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:

@@ -31,7 +31,8 @@ SAGE3 = replace(
 
 
 def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
-    """Return it with blocks of 32 that have a power of two each: Q and K along the head, V and P along keys.
+    """Return the preset with blocks of 32, each with a power of two as its scale: Q and K along the head, V and P along
+    keys.
 
     And with E4M3 as SageAttention2 has it, P to 448 and K without its mean, but Q and K in E4M3, not INT8, and without
     scales of Q, K and V; casts saturate as its conversions do (cvt.rn.satfinite: csrc/numeric_conversion.cuh).

@@ -656,7 +656,7 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source, f
             why = "it takes a mask, which is an argument of the kernel or of compare(a, b, relation)"
             fail(f"where({one}, ...): {why}")
         if one.axes != tile.axes:
-            fail(f"where({one.name}, ...) of {tile}: a mask is of tiles, {' x '.join(one.axes)}")
+            fail(f"where({one.name}, ...) of {tile}: this mask is for tiles with axes {' x '.join(one.axes)}")
         number = kept if tile is other else other
         if isinstance(number, float) and math.isinf(number) and not stored_format(tile.fmt).has_infinity:
             why = f"{tile.fmt} has no infinity; give a finite number or widen {tile}"

@@ -244,7 +244,7 @@ class _HalfJoiner:
     def whole_nest(self, s: ParallelNest) -> ParallelNest:
         rows = {self.row_of(x) for x in s.body if isinstance(x, Elementwise)}
         if len(rows) > 1:
-            raise refused(s.line, "statements of a T.Parallel nest of halves of tiles and of whole ones")
+            raise refused(s.line, "a T.Parallel nest with statements on halves of tiles and on complete tiles")
         row = next(iter(rows), "")
         axes = tuple((n, 2 * count if n == row else count) for n, count in s.axes)
         body = list[Elementwise | BoundValue]()

@@ -469,7 +469,7 @@ class Arithmetic(Draft, ABC):
         """Write a product and a sum that are rounded once."""
         blocks = [x for x in (a, b, c) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b, c)):
-            raise op.fail("tl.fma of other than blocks of floats and numbers")
+            raise op.fail("tl.fma with operands that are neither blocks of floats nor numbers")
         text = f"fma({', '.join(map(self.text, (a, b, c)))})"
         self._bind(op, Floats(text, self._joined(*blocks), blocks[0].fmt))
 

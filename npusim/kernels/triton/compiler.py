@@ -571,7 +571,7 @@ def _counting() -> Iterator[None]:
         kind.__init__ = begin
 
 
-#: Name in a module of the kernels that cannot be made, each with its error.
+#: Name, in a module, of the mapping of kernels that cannot be compiled to their errors.
 _FAULTS = "npusim's faults"
 
 

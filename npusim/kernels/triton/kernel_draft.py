@@ -75,7 +75,7 @@ class Choices:
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
-    ``parts_by_loops``: what a loop goes through of a tensor is a separate part.  ``programs``:
+    ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.
     """
 

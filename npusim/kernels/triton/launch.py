@@ -550,7 +550,7 @@ def _of_half_sums(reader: Reader, device: DeviceSpec) -> str:
     units = {device.matrix_engine(SM).arithmetic_of(FORMATS[a]) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
     if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
-        why = "products that add up in float16 beside others, or in formats without such an arithmetic"
+        why = "products that add up in float16, beside other products or in formats without such an arithmetic"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
     return half.pop()
 

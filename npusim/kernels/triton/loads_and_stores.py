@@ -288,7 +288,7 @@ class Memory(WholeNumbers):
             raise op.fail(f"{view.parameter}: loaded integers lead beyond its elements, and no mask keeps it from that")
         used = rows[np.unique(places[read])]
         if op.name.endswith("store") and len(np.unique(used)) < len(used):
-            raise op.fail(f"{view.parameter}: two indices lead a store to the same row: which comes last is free")
+            raise op.fail(f"{view.parameter}: a store writes one row by two indices, in no defined order")
 
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None

@@ -143,7 +143,9 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
     """
     line, (walk, *more) = grid.stored.line, grid.reader.walks
     if more or walk.mask is None or grid.walk is None:
-        raise ProgramError(f"{line}: a mask that is not linear along rows and keys, or moves, of one of several loops")
+        raise ProgramError(
+            f"{line}: in a kernel with several loops, a mask that is not linear along rows and keys, or that moves"
+        )
     mask = elements_in(Op("scf.for", [], [], "a mask", "", line), walk.mask)
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())

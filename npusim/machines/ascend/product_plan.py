@@ -266,7 +266,9 @@ class GemmFields(Tiling):
         "for rows not aligned to 256 bytes; default: vector for unaligned rows, as CANN's MatMulV3",
     )
     swizzle: int = Field(
-        default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
+        default=1,
+        ge=1,
+        description="rows of tiles of C in a group, which successive blocks compute column by column (CATLASS)",
     )
     unit_flag: bool = Field(
         default=False, description="whether one half of the accumulators drains while the other still adds up"

@@ -550,7 +550,7 @@ class GpuGemmFields(Tiling):
         default=None,
         ge=1,
         le=64,
-        description="tiles side by side that blocks go through together, along the side of C with fewer tiles",
+        description="tiles in a group that successive blocks compute, along the side of C with fewer tiles",
     )
 
 

@@ -25,7 +25,7 @@ ALIGNED_BYTES = 16
 #: Tiles along the shorter side of C from which a band has so many side by side (CUTLASS 0046e366,
 #: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
 BANDS = ((6, 8), (3, 4), (2, 2))
-#: Pieces of k, and how many are in shared memory, of kernels before sm_80 and since (CUTLASS,
+#: Elements of a piece of k, and number of pieces in shared memory, for kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).
 STAGED, COPIED = (32, 2), (64, 3)
 #: From a tile's end to the next one's first operand; and what a tile pays of which rows are off `ALIGNED_BYTES`.

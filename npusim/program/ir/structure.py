@@ -62,7 +62,9 @@ class Bytes:
         return self.start + (self.rows - 1) * self.pitch + self.width
 
     def overlaps(self, other: Bytes) -> bool:
-        """Return whether a byte may be common to both: exact where pitches agree that are no less than widths."""
+        """Return whether the two ranges may have a byte in common: exact if the pitches are equal and not smaller than
+        the widths.
+        """
         if self.start >= other.end or other.start >= self.end:
             return False
         if self.pitch != other.pitch:

@@ -114,7 +114,7 @@ class ChoiceCounts:
 
     def __str__(self) -> str:
         share, of_tiles = (100 * a / b for a, b in ((self.taken, self.count), (self.tiles_with_one, self.tiles)))
-        return f"in {share:.3g} % of {self.count:,} cases, {of_tiles:.3g} % of tiles have one"
+        return f"in {share:.3g} % of {self.count:,} cases, at least once in {of_tiles:.3g} % of tiles"
 
 
 @dataclass(frozen=True)

@@ -367,8 +367,11 @@ def _final(program: TileProgram) -> ProgramPhase:
 
 
 #: Ends of errors: the options by which a problem has other sizes.
-_SIZES: Mapping[str, str] = MappingProxyType(
-    {"heads": ". These are the heads whose bits are computed; q_heads and kv_heads state the heads of the problem"}
+HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "heads": ". These are the heads whose bits are computed; q_heads and kv_heads (--q-heads, --kv-heads) "
+        "state the heads of the problem"
+    }
 )
 
 
@@ -410,7 +413,7 @@ def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | 
     """Return ``sample`` or ``all`` as given, or `indices`."""
     if isinstance(choice, str) and choice in ("sample", "all"):
         return "all" if choice == "all" else "sample"
-    return indices(what, choice, count, "sample, all, or ", _SIZES.get(what, ""))
+    return indices(what, choice, count, "sample, all, or ", HINTS.get(what, ""))
 
 
 def chosen_heads(problem: Output, heads: Choice) -> set[int]:
@@ -484,7 +487,7 @@ def _describe(problem: Output, heads: set[int], written: dict[tuple[int, int, in
     total = problem.heads * problem.query_count
     count = sum(len(rows) for rows in written.values())
     if count == total:
-        return f"all {total} rows"
+        return f"all {total} rows" if total > 1 else "its only row"
     per_head: list[tuple[int, int]] = []
     for row, end in sorted({(row, row + len(rows)) for (_, _, row), rows in written.items()}):
         is_next = per_head and per_head[-1][1] == row

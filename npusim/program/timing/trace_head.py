@@ -35,7 +35,8 @@ ENOUGH_SPANS = 2_000
 def first_spans(
     streams: Streams, trace_groups: Collection[int], until: int | None = None
 ) -> tuple[tuple[Span, ...], int]:
-    """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
+    """Return the operations of some core groups at least up to cycle ``until``, and the cycle up to which they are
+    complete.
 
     Without ``until`` some two thousand operations, fewer or none where that would take too long; with it that raises
     `SpecError`.

@@ -124,7 +124,9 @@ def _items_of(phase: ProgramPhase, block: Any, loop: int) -> Iterable[Item]:
 
 
 def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[_Part], Ints, Ints]:
-    """Return bodies, how often a block of each class does each, and how many blocks of each class core groups have."""
+    """Return bodies, the runs of each body in a block of each class, and the number of blocks of each class in each
+    core group.
+    """
     families = families_of(phase) if phase.body_counts is None else None
     if families is None:
         blocks = phase.blocks if phase.body_counts is None else phase.alone
