@@ -133,6 +133,14 @@ def device() -> DeviceSpec:
     return load_device("ascend_910b2")
 
 
+@pytest.fixture(scope="module")
+def declared_tiles() -> Iterator[None]:
+    """Runs of the module have the declared tile where they name none: up to 24 others take longer than most runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("npusim.simulation.chosen_tile._may_choose", lambda _plan: False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def build_flash(device: DeviceSpec) -> FlashBuilder:
     """Return a function that builds flash on the default device: tiling fields, then the problem's."""
