@@ -27,6 +27,8 @@ from npusim.studies.validate.judge import MEASURES, Judgement, judge
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 
