@@ -26,6 +26,8 @@ from tests.turns import in_turn
 if TYPE_CHECKING:
     from npusim.kernels.form.language import Value
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 F = np.float32
 FORMATS = ["int8", "float8_e4m3fn"]
 DECODE = Problem(heads=4, kv_heads=2, seq_q=1, seq_kv=50, head_dim=16)
@@ -101,8 +103,9 @@ def test_every_schedule_reads_a_cache(hw: str, schedule: str, fmt: str) -> None:
 @pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "t4"])
 def test_bytes_of_memory_halve_and_vectors_work_more(hw: str) -> None:
     sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim": 128}
+    tiling = declared("split_kv", hw, splits=8)
     plain, cached = (
-        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8}, l2="clean")
+        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling=tiling, l2="clean")
         for more in ({}, {"cache": "int8"})
     )
     assert cached.problem.kv_bytes() == 2 * 8 * 4096 * (128 + 4)
