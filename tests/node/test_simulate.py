@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., RunData]
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 US = 10**9  # femtoseconds a microsecond
 MIB = 1 << 20
 KERNEL = NodeKernel("linear", (Child("gemm", GemmProblem(m=16, n=16, k=16)),))
