@@ -307,16 +307,16 @@ def examine(count: int, seed: int, of: str = "") -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("turn", every(3, range(3)))
+@pytest.mark.parametrize("turn", every(5, range(5)))
 def test_the_programs_as_they_are_pass_and_have_no_race(turn: int) -> None:
-    """Of each schedule's programs one of three by default, and the first one always."""
+    """Of each schedule's programs one of five by default, and the first one always."""
     families = {key.rpartition(" ")[2] for key in programs()}
     assert families == set(DEVICES)
     assert len(programs()) > 90
     of_schedule: dict[str, list[str]] = {}
     for key in programs():
         of_schedule.setdefault(key.split()[0], []).append(key)
-    for key in (key for keys in of_schedule.values() for key in keys[turn::3]):
+    for key in (key for keys in of_schedule.values() for key in keys[turn::5]):
         check(programs()[key])
         assert find_race(programs()[key], GROUPS) is None, key
 

@@ -21,7 +21,7 @@ from npusim.program.numerics.input_tensors import drawn_source, recipe_source
 from npusim.run import run
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
-from tests.turns import in_turn
+from tests.turns import every, in_turn
 
 if TYPE_CHECKING:
     from npusim.kernels.form.language import Value
@@ -91,7 +91,7 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize(("hw", "schedule", "fmt"), READS)
+@pytest.mark.parametrize(("hw", "schedule", "fmt"), every(2, READS))
 def test_every_schedule_reads_a_cache(hw: str, schedule: str, fmt: str) -> None:
     """One query a sequence, and many; the error is against what the cache says."""
     for seq_q in (1, 128):

@@ -117,7 +117,7 @@ def test_a_decoding_step_sees_all_keys_of_its_sequence(machine: Machine) -> None
     assert all(map(np.array_equal, found, expected))
 
 
-@pytest.mark.parametrize("deal", ["round_robin", "balanced", "work_list"])
+@pytest.mark.parametrize("deal", ["round_robin", pytest.param("balanced", marks=pytest.mark.exhaustive), "work_list"])
 def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
     problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)
     found, usual = (
