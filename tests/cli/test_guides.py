@@ -17,6 +17,7 @@ from npusim.cli.app import app
 from npusim.cli.guide import guides
 from npusim.report import page
 from tests.cli.transcripts import anew, blocks, shown
+from tests.declared import declare_tiles
 
 COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
 TOPICS = (
@@ -76,7 +77,7 @@ def test_a_guides_examples_do_what_it_says(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(page, "_vega", lambda: "")  # a megabyte that takes a while to put together
     if topic in MANY:  # runs whose figures the guide does not show have the declared tile
-        monkeypatch.setattr("npusim.simulation.chosen_tile._may_choose", lambda _plan: False)
+        declare_tiles(monkeypatch)
     told = CliRunner().invoke(app, ["help", topic])
     assert told.exit_code == 0
     assert told.stdout.startswith("# ")
