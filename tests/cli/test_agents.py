@@ -25,6 +25,8 @@ from tests.turns import every
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 PAGE = guides()["agents"]
 KERNEL = re.search(r"(?ms)<!-- file: fa.py -->\n```python\n(.*?)^```", guides()["triton"])
 TYPES = {
