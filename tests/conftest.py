@@ -29,6 +29,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.library import find_schedule
 from npusim.program.timing.precompile import compiled_meanwhile
+from tests.declared import declare_tiles
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -131,6 +132,14 @@ def shared_folder() -> Path:
 def device() -> DeviceSpec:
     """The default device."""
     return load_device("ascend_910b2")
+
+
+@pytest.fixture(scope="module")
+def declared_tiles() -> Iterator[None]:
+    """Runs of the module have the declared tile where they name none: up to 24 others take longer than most runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        declare_tiles(patched)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from reports.parts.kernel import declared_tiling as declared
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 ATTENTION = sorted({(s.name, s.family) for s in SCHEDULES.values() if s.problem is Problem and s.family != "node"})
 DEVICES = {"ascend": "ascend_910b2", "nvidia": "h200", "cpu": "xeon_avx512"}
 WINDOWED = """\

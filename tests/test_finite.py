@@ -10,6 +10,8 @@ import pytest
 from npusim.config.problem import Problem, UniformData
 from npusim.run import run
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 def overflowing(**fields: Any) -> Any:
     """Return a run on scores of 115,200, which float16 does not hold; PASA table 4's first case."""

@@ -21,6 +21,8 @@ from npusim.studies.invariance.examination import Invariance
 from npusim.studies.stress.worst_search import Stress
 from reports.site.build import MODULES
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 OBJECTS: tuple[type, ...] = (RunResult, Exploration, Comparison, Tuning, Stress, Invariance, Calls, Evaluation)
 
 

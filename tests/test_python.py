@@ -23,6 +23,8 @@ from npusim.report.text import to_json
 from npusim.simulation.request import Count, RunOptions
 from npusim.studies.validate.measured_times import validate_times
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 NOTEBOOK = Path(__file__).parents[1] / "reports" / "notebook" / "notebook.ipynb"
 
 

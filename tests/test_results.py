@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SCREEN = 60 * 200
 
 

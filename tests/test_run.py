@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 REAL = "smollm2_layer18_group.safetensors"
 
 

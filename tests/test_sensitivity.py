@@ -10,6 +10,8 @@ from npusim.run import run
 from npusim.simulation import sensitivity as under_test
 from npusim.simulation.sensitivity import Sensitivity, sensitivity
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 #: One tile a core: flags and latencies between the cores decide.
 SMALL = {"seq": 256, "numerics": False, "trace_groups": ()}
 

@@ -16,6 +16,8 @@ from npusim.simulation.tensor_files import load_tensors
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 BATCH, HEADS, KV_HEADS, TOKENS, SIZE = 2, 4, 2, 48, 32
 
 

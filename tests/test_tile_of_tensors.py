@@ -62,7 +62,14 @@ def test_all_schedules_of_plain_tensors_are_searched() -> None:
     assert {s.name for s in SCHEDULES.values() if "plain" in s.problem.features} == SPACES.keys()
 
 
-@pytest.mark.parametrize(("schedule", "hw"), in_turn([*SPACES], [*NAMED]))
+#: Whose spaces of chunks are searched with ``-m exhaustive`` alone: those of others have the same axes.
+LIKE_OTHERS = ("gla", "gated_delta")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "hw"),
+    in_turn([pytest.param(n, id=n, marks=[pytest.mark.exhaustive] * (n in LIKE_OTHERS)) for n in SPACES], [*NAMED]),
+)
 def test_a_run_is_near_the_best_of_a_search(schedule: str, hw: str) -> None:
     own = latency_us(schedule, hw)
     # The named fields that the run chose beside the axes are those of the search's points, too.

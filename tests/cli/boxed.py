@@ -38,7 +38,6 @@ _CROWDED_S, _IDLE_S, _COMPILING_S = 600, 60, 120
 #: Commands that import and compile what most others need.
 _WARMING = """run flash --seq 64 --report
 run pasa --seq 64 --hw h200 --sensitivity
-run volta_flash --hw v100 --seq 64
 explore flash --seq 64 -f depth=1,2 -j1 --pareto
 compare one two --html a.html
 invariant split_kv --seq 64 --vary batch
@@ -52,7 +51,6 @@ run fp8_attention --hw h200 --seq 64
 run gemm --problem m=64,n=64,k=64
 run standard --seq 64
 run mine.py:mine --seq 64
-run layer --seq 64
 explore flash --seq 64 -f depth=1 -j1 -o a.csv"""
 #: Devices on which launches of Triton kernels are compiled ahead.
 _COMPILED_FOR = ("h200", "ascend_910b2")

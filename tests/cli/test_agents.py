@@ -20,9 +20,12 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import VERBS, app
 from npusim.cli.guide import guides
+from tests.turns import every
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.usefixtures("declared_tiles")
 
 PAGE = guides()["agents"]
 KERNEL = re.search(r"(?ms)<!-- file: fa.py -->\n```python\n(.*?)^```", guides()["triton"])
@@ -101,7 +104,7 @@ def test_the_page_answers_ten_questions() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", every(2, COMMANDS))
 def test_a_command_has_the_fields_and_types_that_the_page_names(command: str) -> None:
     needs_triton(command)
     result = CliRunner().invoke(app, shlex.split(command)[1:])

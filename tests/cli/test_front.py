@@ -95,7 +95,8 @@ PHRASES = (
     r"\bwhat the profile\b",
     r"\b1 (?:processes|blocks|points|cases|configurations)\b",
 )
-DIALECT = re.compile("|".join(PHRASES))
+#: One by one: the search for an expression that begins with a text is many times as fast as for one of several.
+DIALECT = [re.compile(phrase) for phrase in PHRASES]
 
 
 def _sentences() -> dict[str, str]:
@@ -108,22 +109,26 @@ def _sentences() -> dict[str, str]:
         told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
         found[f"npusim {name} --help"] = " ".join(told.stdout.split())
     for path in sorted(path for part in ("npusim", "reports") for path in (ROOT / part).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         documented = {
             id(node.body[0].value)
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
             and node.body
             and isinstance(node.body[0], ast.Expr)
         }
-        for node in ast.walk(tree):
+        place = path.relative_to(ROOT)
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-                found[f"{path.relative_to(ROOT)}:{node.lineno}:{node.col_offset}"] = node.value
+                found[f"{place}:{node.lineno}:{node.col_offset}"] = node.value
     return found
 
 
 def test_no_phrase_of_the_old_dialect_is_left() -> None:
-    left = [f"{where}: {m[0]!r}" for where, text in _sentences().items() for m in DIALECT.finditer(text)]
+    texts = _sentences()
+    every = "\n\n".join(texts.values())
+    found = [phrase for phrase in DIALECT if phrase.search(every)]
+    left = [f"{where}: {m[0]!r}" for where, text in texts.items() for phrase in found for m in phrase.finditer(text)]
     assert not left, "\n".join(left)
 
 
@@ -184,4 +189,4 @@ def test_docstrings_and_comments_have_few_words_of_the_old_dialect() -> None:
 @pytest.mark.parametrize("phrase", PHRASES)
 def test_a_phrase_is_found_where_it_stands(phrase: str) -> None:
     plain = re.sub(r"\\b|\\", "", phrase).replace("(?:processes|blocks|points|cases|configurations)", "blocks")
-    assert DIALECT.search(plain.replace("hangs?", "hangs"))
+    assert any(d.search(plain.replace("hangs?", "hangs")) for d in DIALECT)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Commands by default: one test, since each process that runs tests prepares a box of its own.
-COUNT = 60
+COUNT = 30
 #: What Python calls its errors.  Those that a user's own module can raise as it is imported are named on purpose.
 _RAISED = "|".join(
     name

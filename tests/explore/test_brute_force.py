@@ -164,13 +164,13 @@ def _agree(number: int, folder: Path) -> None:
         drawn.agrees(drawn.search(out=store, resume=True, **limits), **limits)
 
 
-@pytest.mark.parametrize("number", [2, 7])
+@pytest.mark.parametrize("number", [7])
 def test_a_search_finds_what_runs_of_all_its_points_find(number: int, tmp_path: Path) -> None:
     _agree(number, tmp_path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [n for n in range(24) if n not in (2, 7)])
+@pytest.mark.parametrize("number", [n for n in range(24) if n != 7])
 def test_more_searches_find_what_runs_of_all_their_points_find(number: int, tmp_path: Path) -> None:
     if number in OF_TRITON and find_spec("triton") is None:
         pytest.skip("Triton is not installed: npusim[triton]")

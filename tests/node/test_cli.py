@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 LAYER = ("--hw", "h200_x2", "--seq", "2048", "--no-save")
 
 

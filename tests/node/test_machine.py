@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., RunData]
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 LAYER = LayerProblem.around(Problem(heads=2, seq_q=512, head_dim=64), hidden=256, ranks=2)
 
 

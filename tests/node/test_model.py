@@ -26,6 +26,8 @@ from npusim.program.numerics.executor import execute
 from npusim.simulation.node_run import time_on_node
 from reports.nodes.models import paper_layers
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True),
     ranks=8,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., RunData]
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 US = 10**9  # femtoseconds a microsecond
 MIB = 1 << 20
 KERNEL = NodeKernel("linear", (Child("gemm", GemmProblem(m=16, n=16, k=16)),))
@@ -235,12 +237,19 @@ def test_heads_that_ranks_do_not_divide_are_refused(run_node: Run) -> None:
 def test_search_finds_that_tiling_pays_and_that_too_many_blocks_do_not(mesh: NodeSpec) -> None:
     # The shortest length that FastAttention's section 5.2.2 prints a gain of.
     layer = LayerProblem.around(Problem(heads=5, seq_q=2048, head_dim=128, causal=True), hidden=5120, ranks=8)
-    fields = {"blocks": [1, 2, 8], "first_share": [0.25, 0.5]}
+    found = explore("tiling_allreduce", {"blocks": [1, 2, 8]}, hw=load_machine(mesh), problem=layer)
+    us: dict[Any, float] = {o.point["blocks"]: o.latency_us or 0 for o in found.feasible}
+    assert us[2] < us[1]
+    assert us[2] < us[8]
+
+
+def test_one_block_has_no_first_share(mesh: NodeSpec) -> None:
+    layer = LayerProblem.around(Problem(heads=5, seq_q=256, head_dim=128, causal=True), hidden=5120, ranks=8)
+    fields = {"blocks": [1, 2], "first_share": [0.25, 0.5]}
     found = explore("tiling_allreduce", fields, hw=load_machine(mesh), problem=layer)
     us: dict[Any, float] = {tuple(o.point.values()): o.latency_us or 0 for o in found.feasible}
-    assert us[2, 0.5] < us[1, 0.5]
-    assert us[2, 0.5] < us[8, 0.5]
     assert us[1, 0.25] == us[1, 0.5]
+    assert us[2, 0.25] != us[2, 0.5]
 
 
 def test_timeline_has_both_tracks_of_every_traced_device(mesh: NodeSpec) -> None:

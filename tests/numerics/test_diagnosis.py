@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from npusim.program.numerics.bits_result import Diagnosis
     from npusim.program.numerics.executor import HeadSource
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 #: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (reports/pcast_numerics).
 E4M3_ZERO = -10 * np.log(2)
 #: The same for float16's smallest subnormal 2^-24: P <= 2^-25.

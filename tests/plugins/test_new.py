@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

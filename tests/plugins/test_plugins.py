@@ -30,6 +30,8 @@ from npusim.program.numerics.input_tensors import recipe_source
 from npusim.studies.baseline import check_baselines
 from npusim.studies.explore import explore
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 HERE = Path(__file__).parent
 FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "gelu_product", "linear_attention")
 LATE, WINDOW, GELU, NORM, EXACT_GELU, _ = (f"{HERE / f'{name}.py'}:{name.upper()}" for name in FILES)

@@ -135,6 +135,10 @@ def _latency_us(command: str) -> float:
     return float(json.loads(done.stdout)["timing"]["latency_us"])
 
 
+#: One head on four core groups, which a few blocks fill.
+FEW: dict[str, Any] = {"tensor_parallel": 8, "overrides": {"group_count": "4"}}
+
+
 @pytest.mark.parametrize(
     ("rule", "schedule", "options", "change"),
     [
@@ -142,15 +146,15 @@ def _latency_us(command: str) -> float:
         ("few blocks", "volta_flash", {"seq": 1024, "tiling": {"block_q": 256}}, "block_q=64,arrangement=2x2"),
         ("imbalance", "flash", {"seq": 1024, "tiling": {"kernel": "pto", "deal": "round_robin"}}, "deal=balanced"),
         ("imbalance", "flash", {"seq": 2048, "hw": "h200", "tiling": {"launch": "in_order"}}, "launch=longest_first"),
-        ("vector", "pasa", {"tiling": {"vector_rows": 8}}, "vector_rows=32"),
+        ("vector", "pasa", {**FEW, "seq": 1024, "tiling": {"vector_rows": 8}}, "vector_rows=32"),
         (
             "link",
             "flash",
             {
                 "seq": 512,
-                "tensor_parallel": 4,
+                "tensor_parallel": 8,
                 "tiling": {"block_q": 32},
-                "overrides": {"links.l2.bytes_per_s": "3e11"},
+                "overrides": {"group_count": "4", "links.l2.bytes_per_s": "5e10"},
             },
             "block_q=64",
         ),
@@ -158,14 +162,14 @@ def _latency_us(command: str) -> float:
             "transfers",
             "flash",
             {
-                "seq": 512,
-                "tensor_parallel": 4,
+                "seq": 256,
+                "tensor_parallel": 8,
                 "tiling": {"block_q": 16},
-                "overrides": {"cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": "8"},
+                "overrides": {"group_count": "4", "cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": "8"},
             },
             "block_q=32",
         ),
-        ("waiting", "flash", {"seq": 1024, "tensor_parallel": 4, "tiling": {"depth": 0}}, "depth=2"),
+        ("waiting", "flash", {**FEW, "seq": 512, "tiling": {"depth": 0, "block_q": 64}}, "depth=2"),
     ],
 )
 def test_each_kind_of_advice_helps(rule: str, schedule: str, options: dict[str, Any], change: str) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from npusim.report.sheet import Part
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunData, record: RunRecord) -> None:
     folder = save_run(result, tmp_path / "a", trace=False)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}

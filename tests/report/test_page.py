@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from npusim.run import RunResult
 
 pytest.importorskip("altair", reason="the extra `report` is not installed")
+
+pytestmark = pytest.mark.usefixtures("declared_tiles")
 PLANTED = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
 
 

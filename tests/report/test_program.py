@@ -16,6 +16,7 @@ from npusim.program.ir.walk import Walker, walk
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
+from tests.turns import in_turn
 
 if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
@@ -44,8 +45,7 @@ def unrolled(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield from unrolled(item["items"])
 
 
-@pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "hw"), in_turn(SCHEDULES, DEVICES))
 def test_rings_and_waits_are_those_of_the_program(schedule: str, hw: str) -> None:
     data, built = (
         json.loads(printed(schedule, "--hw", hw, "--seq", "384", "--tp", "8", "--json")),

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 @pytest.mark.parametrize(("ulp", "words"), [(8_400, "8,400"), (65_536, "65,536"), (2_082_367_176, "not comparable")])
 def test_a_distance_in_ulp_that_means_nothing_is_not_printed(ulp: int, words: str) -> None:

@@ -23,6 +23,8 @@ from schedules.test_split_kv import bits, program_of
 if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 HW = "ascend_950"
 E4M3 = "float8_e4m3fn"
 #: Ragged in rows and keys, with a mask, more rows than one vector core's, heads that share keys.

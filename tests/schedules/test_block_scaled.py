@@ -27,6 +27,8 @@ from npusim.simulation.simulate import run_request
 from npusim.studies.validate.diff import diff
 from tests.ir.toy import flatten
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 DEVICE, BLACKWELL = load_device("ascend_950"), load_device("rtx_5090")
 
 

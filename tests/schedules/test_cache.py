@@ -21,10 +21,12 @@ from npusim.program.numerics.input_tensors import drawn_source, recipe_source
 from npusim.run import run
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
-from tests.turns import in_turn
+from tests.turns import every, in_turn
 
 if TYPE_CHECKING:
     from npusim.kernels.form.language import Value
+
+pytestmark = pytest.mark.usefixtures("declared_tiles")
 
 F = np.float32
 FORMATS = ["int8", "float8_e4m3fn"]
@@ -89,7 +91,7 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize(("hw", "schedule", "fmt"), READS)
+@pytest.mark.parametrize(("hw", "schedule", "fmt"), every(2, READS))
 def test_every_schedule_reads_a_cache(hw: str, schedule: str, fmt: str) -> None:
     """One query a sequence, and many; the error is against what the cache says."""
     for seq_q in (1, 128):
@@ -101,8 +103,9 @@ def test_every_schedule_reads_a_cache(hw: str, schedule: str, fmt: str) -> None:
 @pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "t4"])
 def test_bytes_of_memory_halve_and_vectors_work_more(hw: str) -> None:
     sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim": 128}
+    tiling = declared("split_kv", hw, splits=8)
     plain, cached = (
-        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8}, l2="clean")
+        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling=tiling, l2="clean")
         for more in ({}, {"cache": "int8"})
     )
     assert cached.problem.kv_bytes() == 2 * 8 * 4096 * (128 + 4)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.tile_program import TileProgram
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 def workload(name: str, **changes: Any) -> dict[str, Any]:
     """Return a packaged workload's problem as fields."""

@@ -21,6 +21,8 @@ from npusim.run import run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 F32, E4M3 = "float32", "float8_e4m3fn"
 #: PyTorch's issue 121558: the maximum's score times c differs from what the multiply-add takes by a rounding of 2^14.
 LARGE = np.full((1, 1, 1, 64), 133120.0, np.float32)

@@ -16,6 +16,8 @@ from reports.parts.kernel import declared_tiling
 if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 E4M3 = "float8_e4m3fn"
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 200, "head_dim": 64}
 

@@ -19,6 +19,8 @@ from npusim.run import run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 KEYS = 256
 #: Head size 16: the scale 1/4 rounds nothing.
 SIZE = 16

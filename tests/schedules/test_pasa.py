@@ -26,6 +26,8 @@ from reports.parts.kernel import declared_tiling
 if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 100, "seq_kv": 197, "head_dim": 64}
 TILINGS = {"ascend_910b2": {"block_q": 64, "block_kv": 64}, "h200": {"block_q": 64, "block_kv": 64}}
 

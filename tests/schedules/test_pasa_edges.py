@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from npusim.program.numerics.executor import Moment
     from npusim.simulation.run_result import RunData
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 D = 128
 DEVICES = ("ascend_910b2", "h200")
 HALF_PRESETS = ("fp16_mean", "fp32_mean", "fixed_reference")

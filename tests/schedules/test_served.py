@@ -117,7 +117,7 @@ def test_a_decoding_step_sees_all_keys_of_its_sequence(machine: Machine) -> None
     assert all(map(np.array_equal, found, expected))
 
 
-@pytest.mark.parametrize("deal", ["round_robin", "balanced", "work_list"])
+@pytest.mark.parametrize("deal", ["round_robin", pytest.param("balanced", marks=pytest.mark.exhaustive), "work_list"])
 def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
     problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)
     found, usual = (
@@ -242,20 +242,22 @@ def loads(program: TileProgram, names: str) -> Iterator[GlobalTile]:
 
 
 @pytest.mark.parametrize(
-    ("hw", "schedule", "fields"),
-    [
-        ("ascend_910b2", "flash", {}),
-        ("ascend_910b2", "split_kv", {"depth": 0}),
-        ("ascend_950", "split_kv", {}),  # the next block's tiles come while the last ones are read
-        ("h200", "split_kv", {}),
-        ("h200", "flash", {"stages": 1}),  # through registers
-        ("h200", "flash", {"stages": 3}),
-        ("h200", "flash", {"kernel": "cudnn"}),
-        ("h200", "flash", {"kernel": "fa3"}),  # Q K^T of a tile is issued before P V of the one before
-        ("v100", "flash", {}),
-    ],
+    ("hw", "schedule", "fields", "how"),
+    in_turn(
+        [
+            pytest.param("ascend_910b2", "flash", {}),
+            pytest.param("ascend_910b2", "split_kv", {"depth": 0}),
+            pytest.param("ascend_950", "split_kv", {}),  # the next block's tiles come while the last ones are read
+            pytest.param("h200", "split_kv", {}),
+            pytest.param("h200", "flash", {"stages": 1}),  # through registers
+            pytest.param("h200", "flash", {"stages": 3}),
+            pytest.param("h200", "flash", {"kernel": "cudnn"}),
+            pytest.param("h200", "flash", {"kernel": "fa3"}),  # Q K^T of a tile is issued before P V of the one before
+            pytest.param("v100", "flash", {}),
+        ],
+        ({"seq_q": 1, "lengths": (300, 200)}, {"seq_q": 200, "seq_kv": 300}),
+    ),
 )
-@pytest.mark.parametrize("how", [{"seq_q": 1, "lengths": (300, 200)}, {"seq_q": 200, "seq_kv": 300}])
 def test_a_tile_of_latents_is_loaded_once_for_both_products(
     hw: str, schedule: str, fields: dict[str, Any], how: dict[str, Any]
 ) -> None:

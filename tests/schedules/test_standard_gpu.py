@@ -14,6 +14,8 @@ from npusim.errors import SpecError
 from npusim.program.timing import METHODS
 from npusim.studies.validate.measured_times import validate_times
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 HELD_OUT = Path(__file__).parents[2] / "reports" / "silicon" / "h200_heldout.yaml"
 H200 = load_device("h200")
 

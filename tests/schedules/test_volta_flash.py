@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from npusim.program.ir.tile_program import Item, TileProgram
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SCHEDULE = find_schedule("volta_flash", "nvidia")
 V100 = load_device("v100", {"group_count": "3"})
 

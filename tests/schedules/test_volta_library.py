@@ -97,6 +97,7 @@ def test_published_times_of_a_v100_are_met_at_every_head_size(names: str, count:
     assert max(map(abs, errors.values())) < 0.1, errors
 
 
+@pytest.mark.exhaustive
 def test_the_published_time_of_unfused_attention_is_met() -> None:
     (error,) = published("v100_pytorch_*").values()
     assert abs(error) < 0.25

@@ -15,6 +15,8 @@ from npusim.config.head_scores import alibi_slopes
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 RNG = np.random.default_rng(0)
 TENSORS = {n: RNG.standard_normal((1, 1, 64, 64)) for n in "qkv"}
 UNIT = "hopper.wgmma.k16.f16.f32"

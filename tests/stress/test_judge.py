@@ -27,6 +27,8 @@ from npusim.studies.validate.judge import MEASURES, Judgement, judge
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -166,7 +168,7 @@ def decided(name: str) -> tuple[dict[str, Judgement], list[Judgement]]:
     return dict(zip(wrong, judged, strict=False)), judged[len(wrong) :]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.exhaustive] * (n == "window")) for n in OURS])
 def test_wrong_outputs_are_refused_and_those_of_other_correct_kernels_accepted(name: str) -> None:
     """Of each claim 5 wrong outputs and 27 right ones."""
     judged, accepted = decided(name)
@@ -178,7 +180,10 @@ def test_wrong_outputs_are_refused_and_those_of_other_correct_kernels_accepted(n
     assert sum(j.matched < j.total for j in accepted) >= len(RIGHT)  # none of numpy's has the very bits
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "window", "long", "peaked"])
+@pytest.mark.parametrize(
+    "name",
+    ["float16", "bfloat16", "long", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("window", "peaked"))],
+)
 def test_biases_below_the_rounding_of_an_output_are_refused(name: str) -> None:
     """Of each claim 7 wrong outputs, whose errors are mostly as large as right ones', and 24 right ones."""
     judged, accepted = decided(name)

@@ -31,6 +31,8 @@ from reports.stress import inputs, page
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SMALL: dict[str, Any] = {
     "problem": {"heads": 1, "seq_q": 64, "seq_kv": 128, "head_dim": 32},
     "tiling": {"block_q": 64, "block_kv": 64},

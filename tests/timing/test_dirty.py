@@ -12,6 +12,8 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 MIB = 2**20
 

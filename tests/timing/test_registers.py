@@ -24,6 +24,8 @@ from npusim.program.ir.tile import Tile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 O = Opcode
 
 

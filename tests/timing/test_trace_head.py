@@ -10,13 +10,15 @@ from npusim.program.timing.stream import Streams
 from npusim.program.timing.trace_head import first_spans
 from npusim.run import run
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 
 @pytest.mark.parametrize(
     ("schedule", "options", "until"),
     [
         ("flash", {"seq": 2048}, 20_000),
         ("pasa", {"seq": 4096}, 15_000),
-        ("pasa", {"seq": 4096}, 60_000),
+        pytest.param("pasa", {"seq": 4096}, 60_000, marks=pytest.mark.exhaustive),
         ("volta_flash", {"seq": 4096, "batch": 4}, 20_000),
     ],
 )

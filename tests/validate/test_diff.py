@@ -18,6 +18,8 @@ from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 from npusim.studies.validate.diff import Difference, diff
 
+pytestmark = pytest.mark.usefixtures("declared_tiles")
+
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden" / "attention_h200.npz"
 HEXP = "exp_variant=exp.hopper_hexp"
 FA3 = "fa3,fold=false"
