@@ -343,7 +343,8 @@ class Batch:
         """
         assert self.referee is not None
         call = self._call(candidate, case)
-        description = process.ask(Question(described, call, {"tile": dict(tile)}))
+        more = {"tile": dict(tile), "by_parameter": self.referee.judges_others}
+        description = process.ask(Question(described, call, more))
         if "error" in description:
             return description
         sizes = *description["inputs"].values(), description["output"], *description["others"].values()
@@ -355,7 +356,7 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        more = {"file": file, "tile": description["tile"], "others": self.referee.judges_others}
+        more |= {"file": file, "tile": description["tile"]}
         answer = process.ask(Question(computed, replace(call, tensors=arrays), more))
         return {**answer, "description": description}
 
