@@ -29,7 +29,7 @@ Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Stored:
+class JudgedOutput:
     """An output: its ``name``, ``shape`` and format, and the program's tensors of it, each with its sizes.
 
     ``is_argument``: the shape is that of the call's argument, of which each tensor is a part, or another arrangement.
@@ -52,11 +52,11 @@ def inputs_of(subject: Subject, *, by_parameter: bool) -> dict[str, tuple[Shape,
     return found
 
 
-def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) -> list[Stored]:
+def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) -> list[JudgedOutput]:
     """Return the outputs, the result first; ``by_parameter``: of a recorded call, the arguments that it stores to."""
     result = result_of(program)
     others = [t for t in program.tensors.values() if t.role == "output" and t.name != result.name]
-    found = dict[str, Stored]()
+    found = dict[str, JudgedOutput]()
     for t in (result, *others):
         own: Output = subject.output
         if t is not result:
@@ -64,9 +64,9 @@ def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) ->
         shape, name = (own.batch, own.heads, own.seq_q, own.output_cols), t.parameter or t.name
         if by_parameter and t.view is not None:
             before = found[name].parts if name in found else ()
-            found[name] = Stored(name, _shape_of(t), t.fmt, (*before, (t, own)), is_argument=True)
+            found[name] = JudgedOutput(name, _shape_of(t), t.fmt, (*before, (t, own)), is_argument=True)
         else:
-            found[name if name not in found else t.name] = Stored(name, shape, t.fmt, ((t, own),))
+            found[name if name not in found else t.name] = JudgedOutput(name, shape, t.fmt, ((t, own),))
     return list(found.values())
 
 
@@ -77,7 +77,7 @@ def _shape_of(t: GlobalTensor) -> Shape:
     return prod(before), heads, rows, cols
 
 
-def store(plan: Plan, program: TileProgram, source: HeadSource, output: Stored, file: str) -> None:
+def store(plan: Plan, program: TileProgram, source: HeadSource, output: JudgedOutput, file: str) -> None:
     """Store the chosen rows of an output in ``file``, and which rows these are."""
     parts = [(t, *_computed_rows(plan, program, source, t, own)) for t, own in output.parts]
     _, values, has = parts[0]
@@ -95,7 +95,7 @@ def store(plan: Plan, program: TileProgram, source: HeadSource, output: Stored, 
     np.savez(file, o=values, computed=has)
 
 
-def _not_a_number(output: Stored) -> Any:
+def _not_a_number(output: JudgedOutput) -> Any:
     """Return the bits of an element that nothing stores."""
     if formats.get_format(output.fmt).is_integer:
         raise SpecError(f"{output.name}: elements that no program stores are not judged in {output.fmt}")
