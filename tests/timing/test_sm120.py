@@ -345,8 +345,7 @@ def test_repeated_launches_find_what_fits_l2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "us"),
-    [((8, 4, 4, 4096, 256), 35.0), ((2, 32, 4, 32768, 128), 34.2), ((256, 2, 2, 512, 128), 30.9)],
+    ("sizes", "us"), [((8, 4, 4, 4096, 256), 35.0), ((2, 32, 4, 32768, 128), 34.2), ((256, 2, 2, 512, 128), 30.9)]
 )
 def test_inputs_of_the_size_of_l2_stay_in_part(sizes: tuple[int, ...], us: float) -> None:
     """Decodes of 134 MB with an L2 of 134 MB, as published: 14 to 22 % too fast if all of it stayed."""
