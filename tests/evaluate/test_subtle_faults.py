@@ -46,6 +46,14 @@ def largest(X, V, I, n, B: tl.constexpr, FAULT: tl.constexpr):
     tl.store(I + r, tl.argmax(x, 0))
 
 @triton.jit
+def lost(X, T, L, n, B: tl.constexpr, FAULT: tl.constexpr):
+    r, c = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + r * n + c, mask=c < n, other=float("-inf")).to(tl.float32)
+    m = tl.max(x, 0)
+    s = tl.log(tl.sum(tl.exp(x - m), 0)) - tl.load(X + r * n + tl.load(T + r)).to(tl.float32)
+    tl.store(L + r, s if FAULT == "maximum" else m + s)
+
+@triton.jit
 def rotated(X, C, S, O, n, H: tl.constexpr, FAULT: tl.constexpr):
     r, i = tl.program_id(0), tl.arange(0, H)
     ok = i < n // 2
@@ -69,6 +77,11 @@ def added(X, BIAS):
 
 def largest(X):
     return {"V": X.max(-1), "I": X.argmax(-1)}
+
+def lost(X, T):
+    m = X.max(-1)
+    score = np.take_along_axis(X, T.reshape(*m.shape, 1), -1)[..., 0]
+    return m + np.log(np.exp(X - m[..., None]).sum(-1)) - score
 
 def rotated(X, C, S):
     o, a, b = np.empty_like(X), X[..., ::2], X[..., 1::2]
@@ -113,6 +126,7 @@ def recorded(kernel: str, faults: tuple[str, ...], folder: Path) -> list[Any]:
     x, o, half = (np.empty((ROWS, n), np.float16) for n in (COLUMNS, COLUMNS, COLUMNS // 2))
     arguments: dict[str, tuple[Any, ...]] = {
         "largest": (x, np.empty(ROWS, np.float32), np.empty(ROWS, np.int32), COLUMNS, 128),
+        "lost": (x, np.arange(ROWS, dtype=np.int32), np.empty(ROWS, np.float32), COLUMNS, 128),
         "rotated": (x, half, half.copy(), o, COLUMNS, 64),
     }
     with npusim.record() as calls:
@@ -145,3 +159,9 @@ def test_a_tensor_in_parts_is_the_argument_of_the_call(tmp_path: Path) -> None:
     assert "right on the given sizes" in right.reason, right.reason
     assert sign.verdict == "wrong"
     assert sign.worst.first.at[3] % 2
+
+
+def test_a_reference_has_the_integers_of_a_recorded_call(tmp_path: Path) -> None:
+    right, fault = recorded("lost", ("", "maximum"), tmp_path)
+    assert "right on the given sizes" in right.reason, right.reason
+    assert fault.verdict == "wrong"
