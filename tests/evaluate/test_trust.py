@@ -89,16 +89,15 @@ def test_the_first_tenth_has_a_fast_candidate() -> None:
 
 
 def test_the_first_two_have_a_fast_candidate_of_other_kernels_too() -> None:
-    """On an H200, where no ranking was compared before: two of eight kernels have none, and lose 6 and 11 %.
+    """On an H200, where no ranking was compared before: one of eight kernels has none, and loses 6 %.
 
-    Three configurations of SGLang's decoding are predicted within 3 % of one another, and were measured within 24 %; of
-    LightLLM's prefill, tiles of 128 rows by 32 keys take twice as long as predicted.
+    Of LightLLM's prefill, tiles of 128 rows by 32 keys take twice as long as predicted.
     """
     regrets = {kernel: regret(pool) for (kernel, _), pool in sweeps(OTHER_TIMES).items()}
     assert len(regrets) == 8
     slow = {kernel: round(lost, 3) for kernel, lost in regrets.items() if lost > 0.05}
-    assert set(slow) <= {"sglang_decode_stage1", "lightllm_prefill"}, slow
-    assert max(regrets.values()) <= 0.12, slow
+    assert set(slow) <= {"lightllm_prefill"}, slow
+    assert max(regrets.values()) <= 0.06, slow
 
 
 def test_an_order_that_is_trusted_is_right_more_often_of_other_kernels_too() -> None:

@@ -164,6 +164,11 @@ class View(Tensor):
         """The parameter of the kernel whose tensor it is, or is a part of."""
         return self.name.partition(".")[0]
 
+    @property
+    def argument(self) -> tuple[int, ...]:
+        """The shape of the argument that the parameter has."""
+        return self.described or self.sizes
+
     def is_apart_from(self, other: View) -> bool:
         """Return whether it and another view of the same tensor have no element in common: an axis tells them apart."""
         own, others = dict(self.fixed), dict(other.fixed)
@@ -268,6 +273,12 @@ class GatheredView(View):
         """Elements from one row to the next, as offsets here count them: more than the view has."""
         assert self.source is not None
         return 1 + sum((n - 1) * s for n, s in zip(self.source.sizes, self.source.by, strict=True))
+
+    @property
+    def argument(self) -> tuple[int, ...]:
+        """The shape of the argument that the parameter has."""
+        assert self.source is not None
+        return self.source.argument
 
     def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape with the rows in the table's order."""

@@ -56,6 +56,10 @@ class Arranged(Protocol):
     def parameter(self) -> str:
         """The parameter of the kernel whose values they are."""
 
+    @property
+    def argument(self) -> tuple[int, ...]:
+        """The shape of the argument that the parameter has."""
+
     def array(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values as (batch, heads, rows, cols)."""
 
@@ -103,6 +107,11 @@ class GlobalTensor:
         """Bytes of the tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
         return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
+
+    @property
+    def stored_shape(self) -> tuple[int, int, int, int]:
+        """Batches, heads of the call, rows and columns in memory, where rows that share one are one row."""
+        return self.batch, self.heads * self.packed, ceil_div(self.rows // self.packed, self.shared_rows), self.cols
 
     def rows_of(self, batch: int) -> int:
         """Return the rows of one batch."""

@@ -238,19 +238,19 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
     by_name = {t.name: t for t in inputs}
 
     def stored(t: GlobalTensor, batch: int, head: int) -> Array:
-        rows, fmt = ceil_div(t.rows // t.packed, t.shared_rows), formats.get_format(t.fmt)
+        shape, fmt = t.stored_shape, formats.get_format(t.fmt)
         if given is None:
             rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
-            drawn = formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
+            drawn = formats.cast(rng.standard_normal(shape[2:], np.float32), t.fmt)
             return drawn if t.view is None else np.asarray(t.view.drawn(drawn))
-        size = t.batch * t.heads * t.packed * rows * t.cols
+        size = math.prod(shape)
         array = given.get(t.view.parameter if t.view else t.name, np.empty(0, fmt.dtype))
         if t.view is not None and array.size:
             array = t.view.array(array)
         if array.size != size or array.dtype != fmt.dtype:
             listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
             raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
-        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads * t.packed, rows, t.cols)[batch, head]
+        matrix: Array = np.ascontiguousarray(array).reshape(shape)[batch, head]
         return matrix
 
     @cache

@@ -13,10 +13,6 @@ from npusim.kernels.declare import plugins
 from npusim.kernels.triton import is_launch
 
 if TYPE_CHECKING:
-    from npusim.program.ir.tile import GlobalTensor
-    from npusim.program.ir.tile_program import TileProgram
-    from npusim.program.numerics.evaluate import Output
-    from npusim.program.numerics.executor import HeadSource
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
@@ -62,11 +58,12 @@ def described(question: Question) -> dict[str, Any]:
     """Return the sizes and formats of a candidate's inputs and output, and the chosen fields of its tile.
 
     ``tile``: chosen fields of another call, which the tile of this call has too.  Where they are refused the tile is
-    chosen again, and ``refused`` says why.
+    chosen again, and ``refused`` says why.  ``by_parameter``: tensors are the arguments of a call, in their shapes.
     """
     from npusim.simulation.chosen_tile import program_of
-    from npusim.simulation.evaluation import result_of, subject_of
+    from npusim.simulation.evaluation import subject_of
     from npusim.simulation.plan import plan_of
+    from npusim.studies.evaluate.arguments import inputs_of, outputs_of
 
     refused = ""
     try:
@@ -78,16 +75,14 @@ def described(question: Question) -> dict[str, Any]:
         refused = one_line(error)
         asked = plan_of(question.request, is_bare=True)
         plan, program = program_of(asked)
-    subject, result = subject_of(plan, program), result_of(program)
-    o = subject.output
+    by_parameter = bool(question.more.get("by_parameter"))
+    subject = subject_of(plan, program)
+    result, *others = outputs_of(program, subject, by_parameter=by_parameter)
     return {
-        "inputs": {n: [t.batch, t.heads, t.rows, t.cols, t.fmt] for n, t in subject.plain.items()},
-        "output": [o.batch, o.heads, o.seq_q, o.output_cols, result.fmt],
-        "result": result.parameter or result.name,
-        "others": {
-            t.parameter or t.name: [t.batch, t.heads * t.packed, t.rows // t.packed, t.cols, t.fmt]
-            for t in _others(program)
-        },
+        "inputs": {n: [*shape, fmt] for n, (shape, fmt) in inputs_of(subject, by_parameter=by_parameter).items()},
+        "output": [*result.shape, result.fmt],
+        "result": result.name,
+        "others": {each.name: [*each.shape, each.fmt] for each in others},
         "tile": {**(question.more.get("tile") or {} if not refused else {}), **_chosen(asked)},
         "refused": refused,
     }
@@ -109,14 +104,6 @@ def _chosen(plan: Plan) -> dict[str, Any]:
     return {n: word_of(type(plan.tiling), n, value) for n, value in choose_tile(plan).fields.items()}
 
 
-def _others(program: TileProgram) -> list[GlobalTensor]:
-    """Return the outputs of a program beside its result."""
-    from npusim.simulation.evaluation import result_of
-
-    result = result_of(program)
-    return [t for t in program.tensors.values() if t.role == "output" and t.name != result.name]
-
-
 def other_file(file: str, number: int) -> str:
     """Return the file of an output beside the result in ``file``, by its number in a description's ``others``."""
     return f"{file.removesuffix('.npz')}.{number}.npz"
@@ -125,44 +112,26 @@ def other_file(file: str, number: int) -> str:
 def computed(question: Question) -> dict[str, Any]:
     """Store the output of a request after the proof of its order and races; return the file and the arithmetic.
 
-    ``others``: whether to store the outputs beside the result too, each in `other_file`.
+    ``by_parameter``: as in `described`, and the outputs beside the result are stored too, each in `other_file`.
     """
     from npusim.program.numerics.evaluate import named_choices
     from npusim.simulation.chosen_tile import program_of
-    from npusim.simulation.evaluation import TensorSubject, result_of, source_of, subject_of
+    from npusim.simulation.evaluation import source_of, subject_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.run_result import arithmetic_evidence
     from npusim.simulation.simulate import BuiltPlan
+    from npusim.studies.evaluate.arguments import outputs_of, store
 
     file = str(question.more["file"])
     plan, program = program_of(plan_of(_with_tile(question), is_bare=True))
     BuiltPlan(plan, program).check()
     subject = subject_of(plan, program)
-    source = source_of(plan, subject)
-    _store(plan, program, source, subject.output, result_of(program).name, file)
-    for number, t in enumerate(_others(program) if question.more.get("others") else ()):
-        sizes = TensorSubject(t.batch, t.heads * t.packed, t.rows // t.packed, t.cols, ())
-        _store(plan, program, source, sizes, t.name, other_file(file, number))
+    source, by_parameter = source_of(plan, subject), bool(question.more.get("by_parameter"))
+    for number, each in enumerate(outputs_of(program, subject, by_parameter=by_parameter)):
+        if not number or by_parameter:
+            store(plan, program, source, each, other_file(file, number - 1) if number else file)
     evidence = arithmetic_evidence(named_choices(program)[0], plan.device)
     return {"file": file, "arithmetic": evidence, "notes": list(program.notes)}
-
-
-def _store(plan: Plan, program: TileProgram, source: HeadSource, output: Output, name: str, file: str) -> None:
-    """Store the chosen rows of an output, and which rows these are."""
-    import numpy as np
-
-    from npusim.program.numerics.evaluate import chosen, chosen_heads, execute_rows
-    from npusim.program.numerics.paths import bits_of as patterns
-
-    rows = chosen("rows", plan.request.rows, output.seq_q)
-    written = execute_rows(program, source, rows, chosen_heads(output, plan.request.heads), output=name)[1]
-    shape = output.batch, output.heads, output.seq_q, output.output_cols
-    first = patterns(next(iter(written.values())))
-    values, has = np.zeros(shape, first.dtype), np.zeros(shape[:3], np.bool_)
-    for (n, h, row), block in written.items():
-        values[n, h, row : row + len(block)] = patterns(block)
-        has[n, h, row : row + len(block)] = True
-    np.savez(file, o=values, computed=has)
 
 
 def timed(question: Question) -> dict[str, Any]:

@@ -19,7 +19,8 @@ import numpy as np
 
 from npusim.cache import package_stamp
 from npusim.errors import NpusimError, OutputError, SpecError, one_line
-from npusim.kernels.triton import is_launch, launch_parts
+from npusim.kernels.triton import is_launch, is_recorded, launch_parts
+from npusim.kernels.triton.calls import call_of
 from npusim.program.timing.timing_result import Limit
 from npusim.simulation.ranking import Prediction, ranked
 from npusim.simulation.request import DEFAULT_HW, LAUNCH, CallOptions, Request, schedule_name, takes_options
@@ -32,6 +33,8 @@ from npusim.studies.evaluate.referee import CaseVerdict, Referee, RefereeChoice
 from npusim.studies.tune.prediction import lettered
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.studies.evaluate.judged_inputs import JudgedCase
 
 Verdict = Literal["right", "wrong", "unproved"]
@@ -343,7 +346,8 @@ class Batch:
         """
         assert self.referee is not None
         call = self._call(candidate, case)
-        description = process.ask(Question(described, call, {"tile": dict(tile)}))
+        more = {"tile": dict(tile), "by_parameter": self.referee.judges_others}
+        description = process.ask(Question(described, call, more))
         if "error" in description:
             return description
         sizes = *description["inputs"].values(), description["output"], *description["others"].values()
@@ -355,9 +359,9 @@ class Batch:
                 arrays = self.referee.drawn(case, description)
         except NpusimError as error:
             return {"error": one_line(error), "kind": "refused"}
-        more = {"file": file, "tile": description["tile"], "others": self.referee.judges_others}
+        more |= {"file": file, "tile": description["tile"]}
         answer = process.ask(Question(computed, replace(call, tensors=arrays), more))
-        return {**answer, "description": description}
+        return {**answer, "description": {**description, "integers": _integers(call.schedule)}}
 
     def _call(self, candidate: int, case: JudgedCase) -> Request:
         """Return the candidate's request for a case: the referee's call with the candidate's fields."""
@@ -424,6 +428,13 @@ def _findings(record: Mapping[str, Any]) -> Findings:
     us = {d: Microseconds(**t) for d, t in (record["us"] or {}).items()}
     texts = {name: tuple(record[name]) for name in ("assumed", "other_tiles")}
     return Findings(**{**record, "cases": cases, "not_read": not_read, "us": us, **texts})
+
+
+def _integers(schedule: str) -> Mapping[str, NDArray[Any]]:
+    """Return the arguments of integers of a recorded call, which are data of it, with four axes or more."""
+    tensors = call_of(schedule).tensors.items() if is_recorded(schedule) else ()
+    known = {name: x.data for name, x in tensors if x.is_integer and x.data is not None}
+    return {name: x.reshape((1,) * (4 - x.ndim) + x.shape) for name, x in known.items()}
 
 
 def _content(schedule: str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.studies.stress.aspects import NEGATIVE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,7 +28,13 @@ OF_ATTENTION: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 OF_TENSORS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {"large inputs": {"scale": 4.0}, "one large column": {"channels": 64.0}, "zeros": {"zero": 1.0}}
+    {
+        "large inputs": {"scale": 4.0},
+        "small inputs": {"scale": 2.0**-10},  # an epsilon counts: within a root, or behind it
+        "negative inputs": {NEGATIVE: 1.0},  # a maximum that begins with 0, or has 0 beyond a row
+        "one large column": {"channels": 64.0},
+        "zeros": {"zero": 1.0},
+    }
 )
 
 

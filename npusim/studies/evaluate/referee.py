@@ -211,7 +211,8 @@ class FunctionReferee(Referee):
     ``by_order``: the function has the problem and then the inputs in their order, whatever a candidate calls them, and
     a row of its result depends on the same row of the first input alone: it is computed for the judged rows.
 
-    A function returns an array, or arrays by the names of the outputs: all of them.
+    A function returns an array, or arrays by the names of the outputs: all of them.  Of a recorded call it may have the
+    arguments of integers too.
 
     A correct kernel rounds inputs, or values of their size, once to the coarsest format of its tensors.  So its error
     is that of the function on inputs that are off by half a step of that format, which `DRAWN` draws have.
@@ -252,7 +253,8 @@ class FunctionReferee(Referee):
         whole = {(n, h, 0): given.values[n, h] for n in range(batch) for h in range(heads)}
         rows = given.cut(whole)
         computed = np.flatnonzero(given.has.any((0, 1))) if self.by_order else np.arange(rows_each)
-        key = case.name, repr((sizes, fmt, description["inputs"], spans(computed), description["name"]))
+        integers = {n: hash(x.tobytes()) for n, x in description["integers"].items()}
+        key = case.name, repr((sizes, fmt, description["inputs"], spans(computed), description["name"], integers))
         if key not in self.exact:
             shape = batch, heads, len(computed), cols
             self.exact[key] = self._references(case, arrays, computed, shape, description)
@@ -309,6 +311,7 @@ class FunctionReferee(Referee):
             value = self._named(self.function(call, *arrays.values()), description)
             return np.asarray(value, np.float64).reshape(shape)
         names = inspect.signature(self.function).parameters
+        arrays = {**description["integers"], **arrays}
         sizes = {n: getattr(call, n) for n in names if n not in arrays and hasattr(call, n)}
         if missing := [n for n in names if n not in arrays and n not in sizes]:
             raise SpecError(f"{self.origin}: parameter {missing[0]}: inputs are {', '.join(arrays)}; others are sizes")
