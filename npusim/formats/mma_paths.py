@@ -80,8 +80,8 @@ class MmaWork:
 #: What a kernel reads of an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N), or what
 #: they are split into.
 Lanes = tuple[Array, ...]
-#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once, and of one matrix up to
-#: which a larger batch is multiplied in parts of so many: for large matrices a call more costs little.
+#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once, and elements of one
+#: matrix up to which a larger batch is multiplied in parts of so many: for large matrices a call more costs little.
 TOGETHER, SMALL = 1 << 18, 1 << 14
 #: The A and B of each C, of one each.
 _FIRST = np.zeros((2, 1), np.int64)

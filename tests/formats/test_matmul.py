@@ -35,14 +35,16 @@ def test_tiles_and_views_change_nothing(name: str) -> None:
     np.testing.assert_array_equal(whole, matmul(a[::1], turned, arithmetic=name))
 
 
-@pytest.mark.parametrize("name", [HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32", "rtx_blackwell.mma_mxf8f6f4.k32.e4m3.f32"])
+@pytest.mark.parametrize(
+    "name", [HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32", "rtx_blackwell.mma_mxf8f6f4.k32.e4m3.f32"]
+)
 @pytest.mark.parametrize("shared", ["none", "a", "b"])
 def test_parts_of_a_batch_change_no_bit(name: str, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of small matrices is multiplied in parts; each part has the operands and scales of its own matrices."""
     unit = get_arithmetic(name)
     a = cast(halves(1 if shared == "a" else 7, 3, 64), unit.a)
     b = cast(halves(1 if shared == "b" else 7, 64, 5, seed=1), unit.b)
-    scales = {}
+    scales: dict[str, Any] = {}
     if unit.scale_block:
         powers = np.ldexp(1.0, np.random.default_rng(2).integers(-3, 4, (7, 3 + 5, 64 // unit.scale_block)))
         of_a, of_b = powers[: len(a), :3], powers[: len(b), 3:].swapaxes(1, 2)
