@@ -466,6 +466,21 @@ def test_other_heads_are_computed_only_where_the_first_ones_agree(monkeypatch: p
     assert made == [0]
 
 
+def test_rules_that_build_one_program_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, each_time = list[str](), examination._Examination._compared
+
+    def counted(self: Any, call: Any, built: Any) -> examination.Tried:
+        compared.append(call.what)
+        return each_time(self, call, built)
+
+    monkeypatch.setattr(examination._Examination, "_compared", counted)
+    more: dict[str, Any] = {"problem": DECODE, "hw": "h200", "tiling": {**FIELDS, "splits": 3}}
+    once = npusim.invariant("split_kv", vary=["rule"], **more)["rule"]
+    assert 0 < len(compared) < len(once.tried)
+    monkeypatch.setattr(examination._Examination, "_compared_once", each_time)
+    assert npusim.invariant("split_kv", vary=["rule"], **more)["rule"] == once
+
+
 @pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
 @pytest.mark.parametrize("queries", [5, 100])
 def test_rows_from_one_on_are_computed_without_the_rows_before_them(hw: str, queries: int) -> None:

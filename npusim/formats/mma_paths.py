@@ -40,6 +40,33 @@ class MmaProblem:
     a_scale: Array | None = None
     b_scale: Array | None = None
 
+    @property
+    def each(self) -> int:
+        """The elements of one A, one B and one C."""
+        return sum(math.prod(x.shape[1:]) for x in (self.a, self.b, self.out))
+
+    def parts(self, elements: int) -> Iterator[MmaProblem]:
+        """Yield the problem in parts of the batch whose operands and outputs have at most so many elements, or one
+        matrix each.
+        """
+        count = max(1, elements // self.each)
+        if count >= len(self.out):
+            yield self
+            return
+        for start in range(0, len(self.out), count):
+            of = slice(start, start + count)
+            (a, a_scale, a_of), (b, b_scale, b_of) = (
+                _used(*operand)
+                for operand in ((self.a, self.a_scale, self.a_of[of]), (self.b, self.b_scale, self.b_of[of]))
+            )
+            yield MmaProblem(self.arithmetic, a, b, self.out[of], a_of, b_of, a_scale, b_scale)
+
+
+def _used(matrices: Array, scale: Array | None, of: Array) -> tuple[Array, Array | None, Array]:
+    """Return the matrices of an operand from the first that is used to the last, their scales, and their numbers."""
+    first, last = int(of.min()), int(of.max()) + 1
+    return matrices[first:last], None if scale is None else scale[first:last], of - first
+
 
 @dataclass(frozen=True)
 class MmaWork:
@@ -53,8 +80,9 @@ class MmaWork:
 #: What a kernel reads of an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N), or what
 #: they are split into.
 Lanes = tuple[Array, ...]
-#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once.
-TOGETHER = 1 << 18
+#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once, and elements of one
+#: matrix up to which a larger batch is multiplied in parts of so many: for large matrices a call more costs little.
+TOGETHER, SMALL = 1 << 18, 1 << 14
 #: The A and B of each C, of one each.
 _FIRST = np.zeros((2, 1), np.int64)
 
@@ -312,10 +340,11 @@ def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
 def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
-    if threads == 1 and problem.a.size + problem.b.size + problem.out.size <= TOGETHER:
-        left = multiplier.prepare(operand_values(problem.a, unit.a, unit, 2), problem.a_scale, is_left=True)
-        right = multiplier.prepare(operand_values(problem.b, unit.b, unit, 1), problem.b_scale, is_left=False)
-        multiplier.run(left, right, problem.out, np.array((problem.a_of, problem.b_of)))
+    if threads == 1 and (problem.each <= SMALL or problem.each * len(problem.out) <= TOGETHER):
+        for part in problem.parts(TOGETHER):
+            left = multiplier.prepare(operand_values(part.a, unit.a, unit, 2), part.a_scale, is_left=True)
+            right = multiplier.prepare(operand_values(part.b, unit.b, unit, 1), part.b_scale, is_left=False)
+            multiplier.run(left, right, part.out, np.array((part.a_of, part.b_of)))
         return
 
     def prepared_a(n: int, rows: slice) -> Lanes:

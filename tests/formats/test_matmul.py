@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from npusim.errors import FormatError
-from npusim.formats import cast, get_arithmetic, matmul
+from npusim.formats import cast, get_arithmetic, matmul, mma_paths
 from tests.formats.mma_reference import matmul_reference
 
 HOPPER = "hopper.mma.k16.f16.f32"
@@ -32,6 +33,35 @@ def test_tiles_and_views_change_nothing(name: str) -> None:
     np.testing.assert_array_equal(whole[:, 250:270], matmul(a, b[:, 250:270], arithmetic=name))
     turned = np.ascontiguousarray(b.T).T
     np.testing.assert_array_equal(whole, matmul(a[::1], turned, arithmetic=name))
+
+
+@pytest.mark.parametrize(
+    "name", [HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32", "rtx_blackwell.mma_mxf8f6f4.k32.e4m3.f32"]
+)
+@pytest.mark.parametrize("shared", ["none", "a", "b"])
+def test_parts_of_a_batch_change_no_bit(name: str, shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of small matrices is multiplied in parts; each part has the operands and scales of its own matrices."""
+    unit = get_arithmetic(name)
+    a = cast(halves(1 if shared == "a" else 7, 3, 64), unit.a)
+    b = cast(halves(1 if shared == "b" else 7, 64, 5, seed=1), unit.b)
+    scales: dict[str, Any] = {}
+    if unit.scale_block:
+        powers = np.ldexp(1.0, np.random.default_rng(2).integers(-3, 4, (7, 3 + 5, 64 // unit.scale_block)))
+        of_a, of_b = powers[: len(a), :3], powers[: len(b), 3:].swapaxes(1, 2)
+        scales = {n: x.astype(ml_dtypes.float8_e8m0fnu) for n, x in (("a_scale", of_a), ("b_scale", of_b))}
+    one = matmul(a, b, arithmetic=unit, **scales)
+    each = a[0].size + b[0].size + one[0].size
+    parts = list(mma_paths.MmaProblem(unit, a, b, one, np.arange(7) % len(a), np.arange(7) % len(b)).parts(3 * each))
+    assert [len(part.out) for part in parts] == [3, 3, 1]
+    assert [len(part.a) for part in parts] == ([1, 1, 1] if shared == "a" else [3, 3, 1])
+    monkeypatch.setattr(mma_paths, "TOGETHER", 3 * each)
+    np.testing.assert_array_equal(one, matmul(a, b, arithmetic=unit, **scales))
+    alone = [matmul(a[n % len(a)], b[n % len(b)], arithmetic=unit, **_of(scales, n)) for n in range(7)]
+    np.testing.assert_array_equal(one, np.array(alone))
+
+
+def _of(scales: dict[str, Any], number: int) -> dict[str, Any]:
+    return {n: x[number % len(x)] for n, x in scales.items()}
 
 
 @pytest.mark.parametrize("name", ["volta.mma.k4.f16.f16", HOPPER, "ascend.cube.k16.f16.f32", "ieee.f32"])

@@ -31,8 +31,9 @@ from npusim.program.numerics.bits_result import NumericEvent
 from npusim.program.numerics.semantics import apply
 
 Array = NDArray[Any]
-#: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
-LANES = 16
+#: Lanes that run together: enough to spread the cost of a step, few enough for the caches.  Blocks of few rows run in
+#: more lanes, up to `LANE_ROWS` rows and `MOST_LANES` lanes.
+LANES, MOST_LANES, LANE_ROWS = 16, 128, 1024
 #: Events kept beside their counts: more would fill a trace with one message.
 EVENTS_KEPT = 10_000
 
@@ -251,13 +252,20 @@ def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
 
 
 def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
-    """Yield lanes of one shape, at most ``LANES`` together."""
+    """Yield lanes of one shape, so many together as run well."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(phase.shape(lane.block), []).append(lane)
     for group in groups.values():
-        for start in range(0, len(group), LANES):
-            yield group[start : start + LANES]
+        most = _most_lanes(group[0].block)
+        for start in range(0, len(group), most):
+            yield group[start : start + most]
+
+
+def _most_lanes(block: object) -> int:
+    """Return how many lanes like a block run together; a block without rows counts as a large one."""
+    rows: int = getattr(block, "rows", LANE_ROWS)
+    return min(MOST_LANES, max(LANES, LANE_ROWS // max(1, rows)))
 
 
 def changed_attributes(

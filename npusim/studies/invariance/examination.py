@@ -18,6 +18,7 @@ from npusim.kernels.attention.split_rules import RULES
 from npusim.kernels.declare.define import machine_of
 from npusim.library.split_kv import SplitFields
 from npusim.program.ir.op import Step
+from npusim.program.ir.sameness import ProgramContent
 from npusim.program.ir.tile import GlobalTile
 from npusim.program.numerics.executor import steps_of
 from npusim.program.numerics.input_tensors import drawn_source
@@ -296,7 +297,7 @@ class _Examination:
         problem, request = base.problem, plan.request
         self.base, self.problem, self.attention = base, problem, problem.attention
         self.on_tried, self.count, self.total = on_tried, 0, 0
-        self._made: dict[tuple[int, Place], _Bits] = {}
+        self._made: dict[tuple[int, Place, bool], _Bits] = {}
         self._keys: dict[tuple[int, Place], _AsAsked[Hashable]] = {}
         #: Programs that others are compared with, whose bits and keys are stored.
         self._kept: dict[int, TileProgram] = {id(base.program): base.program}
@@ -317,6 +318,8 @@ class _Examination:
         )
         self.variants = Variants(replace(self.asked, tiling=fields_of_run(plan, base.tiling)))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
+        #: Programs of the examined problem, of which several rules of splits build the same one.
+        self._same: dict[ProgramContent, Tried] = {}
         self._other: dict[str, None] = {}
         if (p := self.attention) is not None:
             self.source = drawn_source(p.model_copy(update={"page": 0}))
@@ -407,7 +410,7 @@ class _Examination:
         tiling, tried = self._tried.get(call.what, (None, None))
         if as_run and tried and tiling == built.plan.tiling:
             return tried
-        tried = self._compared(call, built)
+        tried = self._compared_once(call, built)
         self._tried.setdefault(call.what, (built.plan.tiling, tried))
         return tried
 
@@ -431,6 +434,18 @@ class _Examination:
         latencies = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
         costs = [(latencies[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
         return replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fields.items()), **_cost(costs))
+
+    def _compared_once(self, call: VariedCall, built: BuiltPlan) -> Tried:
+        """Return `_compared`, or that of an equal program: equal programs of one problem have the same bits and times.
+
+        Constants are no part of a program's content, so that programs with some are compared by themselves.
+        """
+        if call.variant != Variant(tiling=call.variant.tiling) or built.program.constants:
+            return self._compared(call, built)
+        content = ProgramContent(built.program)
+        if content not in self._same:
+            self._same[content] = self._compared(call, built)
+        return replace(self._same[content], what=call.what)
 
     def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
         """Return a varied call compared with the call that is examined, by structure and else by bits."""
@@ -475,14 +490,16 @@ class _Examination:
             self._keys[made] = key
         return key
 
-    def _computed(self, program: TileProgram, place: Place, problem: AnyProblem, *, has_path: bool) -> _Bits:
+    def _computed(
+        self, program: TileProgram, place: Place, problem: AnyProblem, *, has_path: bool, at_once: bool = False
+    ) -> _Bits:
         """Return the bits of rows of the examined sequence from a place on, of the first heads and of the others.
 
         The bits of a program with which others are compared are stored.  Without ``has_path`` the steps of the place's
-        row are not recorded.
+        row are not recorded.  ``at_once``: of all heads together, where no difference is expected in the first ones.
         """
-        key = id(program), place
-        if key[0] in self._kept:  # anything that is compared with it
+        key = id(program), place, at_once
+        if key[0] in self._kept and not at_once:  # anything that is compared with it
             has_path = True
         if key in self._made:
             return self._made[key]
@@ -495,7 +512,7 @@ class _Examination:
             source, executed = (lambda name, _batch, head: drawn(name, 0, head)), alike(program)
         heads = min(self.heads, subject.output.heads)
         first = min(self.first_heads, heads)
-        parts = ((0, first), (first, heads - first)) if heads > first else ((0, heads),)
+        parts = ((0, first), (first, heads - first)) if heads > first and not at_once else ((0, heads),)
         bits = _AsAsked(compute(executed, replace(place, head=head), source, n, has_path=has_path) for head, n in parts)
         if key[0] in self._kept:
             self._made[key] = bits
@@ -587,7 +604,7 @@ class _Examination:
         if not call.is_last_query:
             return False
         whole = (base, own, self.problem), (fixed.program, place, problem)
-        rows = [self._computed(*of, has_path=False) for of in whole]
+        rows = [self._computed(*of, has_path=False, at_once=True) for of in whole]
         return _differing(*rows) is None
 
 
