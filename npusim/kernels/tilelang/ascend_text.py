@@ -37,7 +37,9 @@ from npusim.kernels.tilelang.cores_joined import (
     without_overwritten,
     without_workspaces,
 )
-from npusim.kernels.tilelang.program import Language, PrimFunc, TensorType
+from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
+from npusim.kernels.tilelang.program import Language, PrimFunc, Symbol, TensorType
+from npusim.kernels.tilelang.slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -71,6 +73,7 @@ _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
+_TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
 
 
@@ -134,7 +137,7 @@ class AscendReader:
         """Return the kernel."""
         function = self.kernel.function
         node = _definition(function)
-        self.names = _names_of(function)
+        self.names = self.with_numbers(_names_of(function))
         for a in node.args.args:
             self.names[a.arg] = self.parameter(a.arg, function.__annotations__.get(a.arg))
         with language.walking(self.word):
@@ -170,8 +173,22 @@ class AscendReader:
         check_places(body, self.common_bytes())
         if has_products:
             body = joined_halves(body, self.vector)
+        body = fused(with_invariant_slots(body))
         body = without_workspaces(body, self.kernel.workspace_names)
+        body = self.of_tasks(without_slots(flattened(without_slots(body))))
         return without_overwritten(body)
+
+    def of_tasks(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return a loop over the tasks of a core as the statements of one task, each of which is a program."""
+        if len(self.numbers) != 1:
+            return body
+        name = f"{self.numbers[0]}_task"
+        made = tasks_of(body, self.numbers[0], self.grid[0], name)
+        if made is None:
+            return body
+        self.grid, self.numbers = (made.count,), [made.variable]
+        self.notes[_TASKS] = None
+        return made.body
 
     def common_bytes(self) -> dict[TileBuffer, set[TileBuffer]]:
         """Return the tiles of one memory that have common bytes, because the program states where they begin."""
@@ -198,6 +215,11 @@ class AscendReader:
         self.parameters.append((name, fmt))
         return TracedValue(Variable(name), self.refuse)
 
+    def with_numbers(self, names: dict[str, object]) -> dict[str, object]:
+        """Return names with the numbers of a launch in place of sizes of ``T.symbolic``."""
+        of = self.kernel.sizes
+        return {n: of.get(x.name, x) if isinstance(x, Symbol) else x for n, x in names.items()}
+
     def refuse(self, why: str) -> ProgramError:
         """Return the error of a statement that is not read."""
         return refused(self.line, why)
@@ -212,6 +234,7 @@ class AscendReader:
     def sizes(self, shape: object) -> tuple[int, ...]:
         """Return the sizes of a buffer."""
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+        sizes = tuple(self.kernel.sizes.get(n.name, n) if isinstance(n, Symbol) else n for n in sizes)
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
             raise self.refuse(f"a shape of {sizes!r:.60}: all sizes have to be numbers of the text; give them with -a")
         return sizes
@@ -331,7 +354,7 @@ class AscendReader:
             raise self.refuse(f"{called.__name__}: {error}") from None
         bound.apply_defaults()
         outer, line = self.names, self.line
-        self.names = {**_names_of(called), **bound.arguments}
+        self.names = {**self.with_numbers(_names_of(called)), **bound.arguments}
         *statements, last = _definition(called).body
         self.body(statements)
         self.line = Line(self.kernel.path, last.lineno)

@@ -6,9 +6,12 @@ Copies, fills and ``T.Parallel`` nests are one kind, `Elementwise`: each element
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.ttir_text import Line
@@ -317,6 +320,29 @@ def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, f
     sign = 1 if e.word == "+" else -1
     total = {t: a.get(t, 0) + sign * b.get(t, 0) for t in {**a, **b}}
     return {t: n for t, n in total.items() if n}
+
+
+Numbers = int | float | np.ndarray[tuple[int], np.dtype[np.int64]]
+_OPERATIONS: Mapping[str, Callable[..., Numbers]] = MappingProxyType(
+    {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
+    | {"min": np.minimum, "max": np.maximum, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+    | {"select": np.where, "cast": lambda x: x, "<<": operator.lshift, ">>": operator.rshift}
+    | {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+)
+
+
+def number_of(e: Expression, known: Mapping[str, Numbers]) -> Numbers | None:
+    """Return the value of an expression of whole numbers; None where it has a variable that is not known."""
+    if isinstance(e, Literal):
+        return int(e.value) if float(e.value).is_integer() else None
+    if isinstance(e, Variable):
+        return known.get(e.name)
+    if isinstance(e, BufferElement) or e.word not in _OPERATIONS or (e.word == "cast" and "int" not in e.fmt):
+        return None
+    operands = [number_of(x, known) for x in e.operands]
+    if any(x is None for x in operands) or (e.word in ("//", "%") and np.any(np.less(operands[1], 1))):
+        return None
+    return _OPERATIONS[e.word](*operands)
 
 
 def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
