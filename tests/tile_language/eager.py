@@ -18,13 +18,20 @@ import numpy as np
 from npusim.kernels.tilelang.program import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from npusim.kernels.tilelang.program import Language, PrimFunc
 
 Array = np.ndarray[Any, Any]
 SECONDS = 300
-FUNCTIONS = {"exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "abs": np.abs}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
+}
 FUNCTIONS |= {"ln": np.log, "rsqrt": lambda x: 1 / np.sqrt(x), "round": np.rint, "reciprocal": lambda x: 1 / x}
 FUNCTIONS |= {"sigmoid": lambda x: 1 / (1 + np.exp(-x)), "silu": lambda x: x / (1 + np.exp(-x))}
 FUNCTIONS |= {"relu": lambda x: np.maximum(x, 0)}
@@ -61,7 +68,7 @@ class Part(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.view.shape
+        return tuple(self.view.shape)
 
 
 class Buffer:
@@ -72,7 +79,7 @@ class Buffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape
+        return tuple(self.data.shape)
 
     def __getitem__(self, index: Any) -> Any:
         entries = index if isinstance(index, tuple) else (index,)
@@ -123,7 +130,7 @@ class Core:
                 np.full(tuple(shape) if isinstance(shape, tuple | list) else (shape,), np.nan), dtype, is_global=False
             )
         if name.startswith("reduce_"):
-            return lambda *a, **k: self.is_idle or self.reduced(name.removeprefix("reduce_"), *a, **k)
+            return lambda *a, **k: self.reduced(name.removeprefix("reduce_"), *a, **k)
         if name == "tile":
             return Tile(self)
         if name in FUNCTIONS:
@@ -158,7 +165,9 @@ class Core:
             yield tuple(int(i) for i in np.unravel_index(task, sizes))
 
     # ------------------------------------------------------------ words
-    def word_copy(self, source: Any, target: Any, *_: Any, transpose: bool = False, enable_relu: bool = False, **__: Any) -> None:
+    def word_copy(
+        self, source: Any, target: Any, *_: Any, transpose: bool = False, enable_relu: bool = False, **__: Any
+    ) -> None:
         if self.is_idle:
             return
         is_shared = any(getattr(getattr(x, "owner", x), "is_global", False) for x in (source, target))
@@ -173,7 +182,9 @@ class Core:
             return Block(x.owner, x.start, np.shape(array(other)))
         return Block(x, (), np.shape(array(x)))
 
-    def word_gemm_v0(self, a: Any, b: Any, c: Any, transpose_A: bool = False, transpose_B: bool = False, init: Any = False) -> None:
+    def word_gemm_v0(
+        self, a: Any, b: Any, c: Any, transpose_A: bool = False, transpose_B: bool = False, init: Any = False
+    ) -> None:
         if self.is_idle:
             return
         x, y = (array(z).reshape(np.shape(array(z))[-2:]) for z in (a, b))
@@ -187,6 +198,8 @@ class Core:
         self.word_gemm_v0(a, b, c, init=init)
 
     def reduced(self, word: str, source: Any, target: Any, dim: Any = -1, clear: bool = True, **_: Any) -> None:
+        if self.is_idle:
+            return
         x, to = array(source), array(target)
         made = {"sum": np.sum, "max": np.max, "min": np.min}[word](x, axis=int(dim)).reshape(to.shape)
         to[...] = made if clear else {"sum": np.add, "max": np.maximum, "min": np.minimum}[word](made, to)
@@ -235,7 +248,8 @@ class Core:
     def word_cast(self, x: Any, fmt: str) -> Any:
         return rounded(array(x), str(fmt))
 
-    word_Cast = lambda self, fmt, x: self.word_cast(x, fmt)  # noqa: E731
+    def word_Cast(self, fmt: str, x: Any) -> Any:
+        return self.word_cast(x, fmt)
 
     def word_use_swizzle(self, number: Any, *_: Any, **__: Any) -> Any:
         return number
@@ -356,7 +370,8 @@ class Group:
     """The cores of one program, and flags between them."""
 
     def __init__(self, program: int, names: Sequence[str]) -> None:
-        self.program, self.names, self.grid = program, names, ()
+        self.program, self.names = program, names
+        self.grid: tuple[int, ...] = ()
         self.flags: Mapping[tuple[str, str, int], threading.Semaphore] = defaultdict(lambda: threading.Semaphore(0))
         self.lock, self.error = threading.Lock(), list[BaseException]()
         self.barrier = threading.Barrier(len(names)) if "C" not in names and len(names) > 1 else None
@@ -403,7 +418,7 @@ def executed(kernel: PrimFunc, language: Language, given: Mapping[str, Any]) -> 
     text = inspect.getsource(kernel.function)
     names = ["C", "V0", "V1"] if "T.Scope" in text else ["V0", "V1"]
     cores, program, count = threading.local(), 0, 1
-    with language.walking(lambda name: cores.own.word(name)):
+    with language.walking(lambda name: cores.own.word(name)):  # noqa: PLW0108 - of the thread that asks
         while program < count:
             group = Group(program, names if "threads=" not in text else names[:1])
 
@@ -427,5 +442,3 @@ def executed(kernel: PrimFunc, language: Language, given: Mapping[str, Any]) -> 
             count = int(np.prod(group.grid))
             program += 1
     return {name: x.data for name, x in tensors.items() if isinstance(x, Buffer)}
-
-

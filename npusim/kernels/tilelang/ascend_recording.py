@@ -199,10 +199,19 @@ def _arguments(kernel: TileKernel, values: Mapping[str, object], recorder: Recor
         elif isinstance(value, Silent):
             raise SpecError(f"{kernel.line}: {name}: a number that no launch gives")
         else:
-            given[name] = recorder.argument(name, value)
+            given[name] = _in_shape(p, recorder.argument(name, value))
             if why := difference(p, given[name]):
                 raise SpecError(f"{kernel.line}: {name}: {why}")
     return given
+
+
+def _in_shape(p: TileBuffer | tuple[str, str], x: object) -> object:
+    """Return a tensor in the shape of its parameter where axes of one element alone differ: its memory is the same."""
+    if not isinstance(p, TileBuffer) or not isinstance(x, Argument) or x.shape == p.shape:
+        return x
+    sizes, wanted = ([(n, s) for n, s in zip(of.shape, of.strides, strict=True) if n != 1] for of in (x, p))
+    data = x.data if x.data is None else x.data.reshape(p.shape)
+    return replace(x, shape=p.shape, strides=p.strides, data=data) if sizes == wanted else x
 
 
 def _refuse_integers(kernel: TileKernel, given: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ import builtins
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from npusim.kernels.tilelang.statements import (
     Applied,
     BoundValue,
     BufferElement,
+    BufferPart,
     Conditional,
     CoreScope,
     CrossFlag,
@@ -57,19 +58,25 @@ from npusim.kernels.tilelang.statements import (
     Statement,
     TileBuffer,
     TileKernel,
+    TileReduction,
     Variable,
     expressions_in,
     linear,
+    only_assignment,
     parts_of,
     refused,
+    simpler,
+    substituted,
     variables_of,
     walked,
+    written_buffers,
 )
 from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
+_ZERO = Literal(0)
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
@@ -485,6 +492,11 @@ class AscendReader:
         serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
         if (rows := rows_at_once(serial)) is not None:
             self.notes[f"{line}: a loop over the rows of tiles is timed as one instruction of all rows"] = None
+        if rows is None and (summed := running_sum(serial, self._statements)) is not None:
+            self.notes[f"{line}: a running sum is timed as one instruction, and the order of its sums is assumed"] = (
+                None
+            )
+            rows = (summed,)
         self.add(*(rows or (serial,)))
 
     def persistent(self, node: ast.For, over: TracedLoop, targets: list[ast.expr]) -> None:
@@ -618,6 +630,50 @@ def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
     own = (loop.variable, int(count[Literal(1)]))
     made = [replace(x, axes=(own, *x.axes)) for x in targets]
     return tuple(ParallelNest(x.axes, (x,), x.line) for x in made)
+
+
+def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction | None:
+    """Return ``if i > 0: s[i] = s[i - 1]`` and ``s[i] = s[i] + x[i]``, where s is 0 before, as sums up to each element.
+
+    ``before``: the statements before the loop.  None: another loop.
+    """
+    i, names = Variable(loop.variable), {s.name: s.value for s in loop.body if isinstance(s, BoundValue)}
+    rest = [s for s in loop.body if not isinstance(s, BoundValue)]
+    shift, added = (rest[0], only_element(rest[1])) if len(rest) == 2 else (None, None)
+    if not isinstance(shift, Conditional) or shift.otherwise or len(shift.then) != 1 or added is None:
+        return None
+    moved, whole = only_element(shift.then[0]), substituted(added.value, names)
+    axis = next((d for d, index in enumerate(added.indices) if index == i), None)
+    if moved is None or axis is None or shift.condition != Applied("gt", (i, _ZERO)) or loop.low != _ZERO:
+        return None
+    target = BufferElement(added.buffer, added.indices)
+    earlier = tuple(simpler(Applied("-", (x, Literal(1)))) if d == axis else x for d, x in enumerate(added.indices))
+    is_shift = (moved.buffer, moved.indices) == (target.buffer, target.indices)
+    if not is_shift or moved.value != BufferElement(target.buffer, earlier) or not isinstance(whole, Applied):
+        return None
+    source = whole.operands[1] if whole.word == "+" and whole.operands[0] == target else None
+    if not isinstance(source, BufferElement) or source.buffer.is_global or source.buffer is target.buffer:
+        return None
+    tiles = source.buffer, target.buffer
+    is_of_tiles = not target.buffer.is_global and tiles[0].shape == tiles[1].shape and source.indices == target.indices
+    if not is_of_tiles or loop.high != Literal(tiles[0].shape[axis]) or not is_zero(target.buffer, before):
+        return None
+    parts = [BufferPart(b, (_ZERO,) * len(b.shape), b.shape) for b in tiles]
+    return TileReduction(parts[0], parts[1], "sum", axis, True, loop.line, cumulates=True)
+
+
+def only_element(s: Statement) -> Elementwise | None:
+    """Return the assignment of one element that a statement is; None for another statement."""
+    x = only_assignment(s)
+    return x if x is not None and not x.axes else None
+
+
+def is_zero(tile: TileBuffer, before: Sequence[Statement]) -> bool:
+    """Return whether the last of some statements that writes a tile fills it with 0."""
+    own = [s for s in before if tile in written_buffers([s])]
+    x = only_assignment(own[-1]) if own else None
+    is_fill = x is not None and isinstance(x.value, Literal) and x.value.value == 0
+    return x is not None and is_fill and math.prod(n for _, n in x.axes) == math.prod(tile.shape)
 
 
 class _Logic(ast.NodeTransformer):

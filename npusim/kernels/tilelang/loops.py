@@ -6,6 +6,7 @@ a loop over the tasks of a core.  Each change here is made only where the same n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,7 @@ from npusim.kernels.tilelang.statements import (
     expressions_in,
     linear,
     number_of,
+    only_assignment,
     parts_of,
     refused,
     substituted,
@@ -64,9 +66,8 @@ def accesses(statements: Iterable[Statement]) -> Iterator[Access]:
         parallel = frozenset[str]()
         if isinstance(s, ParallelNest):
             parallel = frozenset(n for x in s.body if isinstance(x, Elementwise) for n, _ in x.axes)
-            for x in s.body:
-                if isinstance(x, Elementwise):
-                    yield Access(x.buffer, x.indices, parallel, is_write=True)
+            targets = [x for x in s.body if isinstance(x, Elementwise)]
+            yield from (Access(x.buffer, x.indices, parallel, is_write=True) for x in targets)
         elif isinstance(s, MatrixProduct):
             yield from (_of_part(p, is_write=p is s.c) for p in (s.a, s.b, s.c))
         elif isinstance(s, TileReduction):
@@ -154,9 +155,9 @@ def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
         if any(x.moves(axis) for x in own):
             continue
         terms = [linear(x.indices[axis], {}) for x in own]
-        if all(t == terms[0] for t in terms) and terms[0].get(Variable(variable)):
-            if not any(variable in variables_of([t]) for t in terms[0] if t != Variable(variable)):
-                return True
+        is_moved = all(t == terms[0] for t in terms) and terms[0].get(Variable(variable))
+        if is_moved and not any(variable in variables_of([t]) for t in terms[0] if t != Variable(variable)):
+            return True
     return False
 
 
@@ -165,7 +166,56 @@ def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
 
 def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """Return statements with a loop over batches, each a loop over its elements, as one loop over all elements."""
-    return tuple(_one_loop(_inside(s, flattened)) for s in body)
+    written, uses = set(written_buffers(body)), Counter(x.buffer for x in accesses(body))
+
+    def inside(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+        return tuple(_one_loop(_without_copies(_inside(s, inside), written, uses)) for s in statements)
+
+    return inside(body)
+
+
+def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBuffer, int]) -> Statement:
+    """Return a loop around another one, which alone reads tiles that are copies of tensors, with the tensors there.
+
+    ``written``: what the kernel writes, and no copy of a tensor of it is left out; ``uses``: its accesses of buffers.
+    """
+    if not isinstance(s, SerialLoop) or len(s.body) < 2 or not isinstance(s.body[-1], SerialLoop):
+        return s
+    *copies, inner = s.body
+    origins = dict[TileBuffer, Elementwise]()
+    for x in map(only_assignment, copies):
+        value = x.value if x is not None else None
+        if x is None or not isinstance(value, BufferElement) or x.buffer.is_global or x.buffer in origins:
+            return s
+        moving = [(i, n) for i, n in zip(x.indices, x.buffer.shape, strict=True) if n != 1]
+        is_whole = [(Variable(name), n) for name, n in x.axes if n != 1] == moving
+        is_read_only = value.buffer.is_global and value.buffer not in written
+        if not is_whole or not is_read_only or value.buffer.fmt != x.buffer.fmt:
+            return s
+        origins[x.buffer] = x
+    own = [x for x in accesses([inner]) if x.buffer in origins]
+    parts = [b for y in walked([inner]) for b in _parts_of(y) if b.buffer in origins]
+    is_elsewhere = any(uses[b] != 1 + sum(x.buffer is b for x in own) for b in origins)
+    if parts or any(x.is_write for x in own) or not own or is_elsewhere:
+        return s
+
+    def element(e: Expression) -> Expression:
+        if isinstance(e, Applied):
+            return replace(e, operands=tuple(map(element, e.operands)))
+        if not isinstance(e, BufferElement) or e.buffer not in origins:
+            return e
+        x = origins[e.buffer]
+        pairs = zip(x.indices, e.indices, strict=True)
+        return substituted(x.value, {i.name: j for i, j in pairs if isinstance(i, Variable)})
+
+    return replace(s, body=changed([inner], element))
+
+
+def _parts_of(s: Statement) -> tuple[BufferPart, ...]:
+    """Return the parts of tiles that a product or reduction has as a whole."""
+    if isinstance(s, MatrixProduct):
+        return s.a, s.b, s.c
+    return (s.source, s.target) if isinstance(s, TileReduction) else ()
 
 
 def _one_loop(s: Statement) -> Statement:
@@ -265,8 +315,9 @@ def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) ->
     if after or found.task is None or core in variables_of(expressions_in(before)):
         return None
     inner, condition = loop.body, None
-    if len(inner) == 1 and isinstance(inner[0], Conditional) and not inner[0].otherwise:
-        inner, condition = inner[0].then, inner[0].condition
+    only = inner[0] if len(inner) == 1 else None
+    if isinstance(only, Conditional) and not only.otherwise:
+        inner, condition = only.then, only.condition
     count = found.count(condition)
     if count is None:
         return None
@@ -308,7 +359,8 @@ class _Numbers:
         runs = number_of(condition, self.known) if condition is not None else np.True_
         if made is None or runs is None:
             return None
-        done = np.sort(np.broadcast_to(made, len(next(iter(self.known.values()))))[np.broadcast_to(runs, len(made))])
+        length = len(next(iter(self.known.values())))
+        done = np.sort(np.broadcast_to(made, length)[np.broadcast_to(runs, length)])
         return len(done) if len(done) and np.array_equal(done, np.arange(len(done))) else None
 
     def with_task(self, e: Expression, task: Variable) -> Expression:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
-from importlib.abc import Loader, MetaPathFinder
 from functools import partial
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
@@ -76,8 +76,8 @@ class Symbol(Silent):
     def __eq__(self, other: object) -> bool:
         return self._answer()
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _of_sizes  # type: ignore[assignment]
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __pow__ = _of_sizes  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _of_sizes
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __pow__ = _of_sizes
     __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __bool__ = _answer  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
@@ -133,8 +133,9 @@ class PrimFunc:
         """The sizes of ``T.symbolic`` without a number, each with a parameter and the axis of it that has the size."""
         kinds = self.function.__annotations__.items()
         shapes = [(name, kind.shape) for name, kind in kinds if isinstance(kind, TensorType)]
-        found = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape) if isinstance(n, Symbol)]
-        return tuple((n.name, name, i) for n, name, i in found if n.name and n.name not in self.sizes)
+        pairs: list[tuple[object, str, int]] = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape)]
+        found = [(n.name, name, i) for n, name, i in pairs if isinstance(n, Symbol)]
+        return tuple(x for x in found if x[0] and x[0] not in self.sizes)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -247,7 +248,9 @@ def ceildiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_MATH: Mapping[str, Callable[[int], int]] = MappingProxyType({"next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length()})
+_MATH: Mapping[str, Callable[[int], int]] = MappingProxyType(
+    {"next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length()}
+)
 
 
 #: Words that have their meaning outside of a kernel too.
@@ -293,6 +296,7 @@ def _jit(language: Language, *arguments: object, **options: object) -> object:
             return replace(made, remade=remade) if isinstance(made, PrimFunc) and made.symbols else made
 
         called.__dict__["__wrapped__"] = function
+        called.__dict__["__jit_impl__"] = SimpleNamespace(target=str(options.get("target", "auto")))
         return called
 
     return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
@@ -368,7 +372,7 @@ def _autotune(language: Language, *arguments: object, configs: object = None, **
         called.__dict__["__wrapped__"] = function
         return called
 
-    return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated  # type: ignore[arg-type]
+    return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
 
 
 def _asked(module: str, name: str) -> Silent:

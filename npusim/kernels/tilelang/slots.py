@@ -29,9 +29,9 @@ from npusim.kernels.tilelang.statements import (
     TileBuffer,
     TileReduction,
     Variable,
-    expressions_in,
     linear,
     number_of,
+    only_assignment,
     parts_of,
     substituted,
     variables_of,
@@ -61,10 +61,8 @@ def _unconditional(s: Statement, loop: SerialLoop, body: Body) -> Statement:
     """Return an if that fills each slot of a tile once as its assignment; another statement as it is."""
     if not isinstance(s, Conditional) or s.otherwise or len(s.then) != 1 or not isinstance(s.then[0], ParallelNest):
         return s
-    (nest,) = s.then
-    assert isinstance(nest, ParallelNest)
-    x = nest.body[0]
-    if len(nest.body) != 1 or not isinstance(x, Elementwise) or x.condition is not None or x.buffer.is_global:
+    (nest,), x = s.then, only_assignment(s.then[0])
+    if x is None or x.buffer.is_global:
         return s
     slots = [n for i, n in zip(x.indices, x.buffer.shape, strict=True) if _offset(i, loop.variable, n) == 0]
     first = Applied("lt", (Variable(loop.variable), Literal(slots[0] if slots else 0)))
@@ -100,7 +98,9 @@ class _Leaf:
     conditions: tuple[Expression, ...]
 
 
-def _leaves(body: Iterable[Statement], loops: tuple[SerialLoop, ...] = (), rules: tuple[Expression, ...] = ()) -> Iterator[_Leaf]:
+def _leaves(
+    body: Iterable[Statement], loops: tuple[SerialLoop, ...] = (), rules: tuple[Expression, ...] = ()
+) -> Iterator[_Leaf]:
     for s in body:
         if isinstance(s, SerialLoop):
             yield from _leaves(s.body, (*loops, s), ())
@@ -163,9 +163,15 @@ class _Ring:
         within = [leaf for leaf in inner if loop in leaf.loops]
         if len(indices) == 1 and len(within) == len(inner) and not self.is_exposed(loop):
             return self.replaced(self.body, lambda x: self.tile)
-        if names != {loop.variable} or any(s not in self.before(loop) for leaf in inner if leaf not in within for s in [leaf]):
+        if names != {loop.variable} or any(
+            s not in self.before(loop) for leaf in inner if leaf not in within for s in [leaf]
+        ):
             return None
-        offsets = [(leaf, x, _offset(x.indices[self.axis], loop.variable, self.slots)) for leaf in within for x in self.own(leaf)]
+        offsets = [
+            (leaf, x, _offset(x.indices[self.axis], loop.variable, self.slots))
+            for leaf in within
+            for x in self.own(leaf)
+        ]
         if any(o is None for _, _, o in offsets):
             return None
         writes, reads = ({o for _, x, o in offsets if x.is_write is is_write} for is_write in (True, False))
@@ -180,12 +186,8 @@ class _Ring:
 
     def is_filled(self, leaf: _Leaf) -> bool:
         """Return whether a statement gives all slots equal numbers."""
-        s = leaf.statement
-        if not isinstance(s, ParallelNest) or len(s.body) != 1 or not isinstance(s.body[0], Elementwise):
-            return False
-        (x,) = s.body
-        assert isinstance(x, Elementwise)
-        return x.buffer is self.buffer and isinstance(x.value, Literal) and x.condition is None and not leaf.conditions
+        x = only_assignment(leaf.statement)
+        return x is not None and x.buffer is self.buffer and isinstance(x.value, Literal) and not leaf.conditions
 
     def is_exposed(self, loop: SerialLoop) -> bool:
         """Return whether an iteration reads the tile before it writes it."""
@@ -210,11 +212,15 @@ class _Ring:
         copies = [leaf for leaf in within if any(x.is_write for x in self.own(leaf))]
         if len(copies) != 1 or copies[0].loops[-1] is not loop or len(copies[0].conditions) > 1 or at == 0:
             return None
-        nest = copies[0].statement
-        x = nest.body[0] if isinstance(nest, ParallelNest) and len(nest.body) == 1 else None
-        if not isinstance(x, Elementwise) or x.condition is not None or not self.is_constant(x.value):
+        x = only_assignment(copies[0].statement)
+        if x is None or not self.is_constant(x.value):
             return None
-        reads = {_offset(y.indices[self.axis], loop.variable, self.slots) for leaf in within for y in self.own(leaf) if not y.is_write}
+        reads = {
+            _offset(y.indices[self.axis], loop.variable, self.slots)
+            for leaf in within
+            for y in self.own(leaf)
+            if not y.is_write
+        }
         low, high = number_of(loop.low, {}), number_of(loop.high, {})
         if reads != {0} or low != 0 or high is None:
             return None
@@ -223,10 +229,12 @@ class _Ring:
             return None
         firsts = [self.moved(x, loop.variable, Literal(slot - at)) for slot in range(min(at, int(high)))]
         starts = [s for leaf in outside if isinstance(s := leaf.statement, ParallelNest)]
-        if len(starts) != len(outside) or not all(any(_are_equal(s, f, self.axis, slot) for s in starts) for slot, f in enumerate(firsts)):
+        if len(starts) != len(outside) or not all(
+            any(_are_equal(s, f, self.axis, slot) for s in starts) for slot, f in enumerate(firsts)
+        ):
             return None
         own = self.moved(x, loop.variable, Applied("-", (Variable(loop.variable), Literal(at))))
-        first = ParallelNest(own.axes, (own,), nest.line)
+        first = ParallelNest(own.axes, (own,), own.line)
         gone = [id(leaf.statement) for leaf in (*copies, *outside)]
 
         def without(statements: Iterable[Statement]) -> Body:
@@ -267,7 +275,7 @@ class _Ring:
             return self.tile if _offset(index, loop.variable, self.slots) in (at, None) else older
 
         made = self.replaced(self.body, of, fills=older)
-        inside = next((s for s in walked(made) if isinstance(s, SerialLoop) and s.variable == loop.variable))
+        inside = next(s for s in walked(made) if isinstance(s, SerialLoop) and s.variable == loop.variable)
         exposed = Exposed(inside.body)
         if self.tile in exposed.reads or self.tile not in exposed.writes:
             return None
@@ -303,7 +311,11 @@ class _Ring:
                 return replace(e, operands=tuple(map(value, e.operands)))
             if isinstance(e, BufferElement):
                 indices = tuple(map(value, e.indices))
-                return BufferElement(tile(indices), at(indices)) if e.buffer is self.buffer else replace(e, indices=indices)
+                return (
+                    BufferElement(tile(indices), at(indices))
+                    if e.buffer is self.buffer
+                    else replace(e, indices=indices)
+                )
             return e
 
         def part(x: BufferPart) -> BufferPart:
@@ -316,10 +328,11 @@ class _Ring:
             targets = [x for x in s.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
             moved = [n for x in targets for n, _ in x.axes if n in variables_of([x.indices[self.axis]])]
             if moved:  # a fill of all slots
-                (x,) = targets
-                axes = tuple(a for a in x.axes if a[0] not in moved)
+                (one,) = targets
+                axes = tuple(a for a in one.axes if a[0] not in moved)
                 tiles = [self.tile, *([fills] if fills is not None else [])]
-                return [ParallelNest(axes, (replace(x, axes=axes, buffer=t, indices=at(x.indices)),), s.line) for t in tiles]
+                filled = [replace(one, axes=axes, buffer=t, indices=at(one.indices)) for t in tiles]
+                return [ParallelNest(axes, (x,), s.line) for x in filled]
             body = list[Elementwise | BoundValue]()
             for x in s.body:
                 if isinstance(x, Elementwise) and x.buffer is self.buffer:
@@ -348,10 +361,8 @@ class _Ring:
 
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:
     """Return whether a copy before a loop is the one that an iteration would make for a slot."""
-    x = s.body[0]
-    if len(s.body) != 1 or not isinstance(x, Elementwise) or x.condition is not None:
-        return False
-    if x.axes != wanted.axes or number_of(x.indices[axis], {}) != slot:
+    x = only_assignment(s)
+    if x is None or x.axes != wanted.axes or number_of(x.indices[axis], {}) != slot:
         return False
     pairs = [p for i, p in enumerate(zip(x.indices, wanted.indices, strict=True)) if i != axis]
     return _are_alike(x.value, wanted.value) and all(_are_alike(a, b) for a, b in pairs)
@@ -361,8 +372,9 @@ def _are_alike(a: Expression, b: Expression) -> bool:
     """Return whether two expressions have equal numbers, where whole numbers are sums."""
     if isinstance(a, BufferElement) and isinstance(b, BufferElement):
         return a.buffer is b.buffer and all(map(_are_alike, a.indices, b.indices))
-    if isinstance(a, Applied) and isinstance(b, Applied) and a.word == b.word and len(a.operands) == len(b.operands):
-        if all(map(_are_alike, a.operands, b.operands)):
-            return a.fmt == b.fmt
+    if isinstance(a, Applied) and isinstance(b, Applied) and (a.word, a.fmt) == (b.word, b.fmt):
+        pairs = zip(a.operands, b.operands, strict=True)
+        if len(a.operands) == len(b.operands) and all(_are_alike(x, y) for x, y in pairs):
+            return True
     floats = [x for e in (a, b) for x in parts_of(e) if isinstance(x, Literal) and x.fmt.startswith(("float", "bf"))]
     return a == b or (not floats and linear(a, {}) == linear(b, {}))

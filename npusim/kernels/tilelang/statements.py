@@ -220,6 +220,12 @@ class TileKernel:
     is_guarded: bool = True
 
 
+def only_assignment(s: Statement) -> Elementwise | None:
+    """Return the assignment that a nest of parallel loops is, to all its elements; None for another statement."""
+    x = s.body[0] if isinstance(s, ParallelNest) and len(s.body) == 1 else None
+    return x if isinstance(x, Elementwise) and x.condition is None else None
+
+
 def refused(line: Line, why: str) -> ProgramError:
     """Return the error of a statement that is not read, at its line."""
     return ProgramError(f"{line}: {why}")
@@ -339,8 +345,9 @@ def number_of(e: Expression, known: Mapping[str, Numbers]) -> Numbers | None:
         return known.get(e.name)
     if isinstance(e, BufferElement) or e.word not in _OPERATIONS or (e.word == "cast" and "int" not in e.fmt):
         return None
-    operands = [number_of(x, known) for x in e.operands]
-    if any(x is None for x in operands) or (e.word in ("//", "%") and np.any(np.less(operands[1], 1))):
+    every = [number_of(x, known) for x in e.operands]
+    operands = [x for x in every if x is not None]
+    if len(operands) < len(every) or (e.word in ("//", "%") and np.any(np.less(operands[1], 1))):
         return None
     return _OPERATIONS[e.word](*operands)
 
@@ -376,6 +383,9 @@ def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[
     ]
 
 
+_TRUE = Literal(1, "bool")
+
+
 class Exposed:
     """The tiles that statements read before they write them (``reads``), and those that they surely write."""
 
@@ -403,7 +413,7 @@ class Exposed:
                     self._read(*x.indices, *([] if x.condition is None else [x.condition]))
                     self._written(x.buffer, is_whole=x.condition is None)
         elif isinstance(s, MatrixProduct):
-            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == Literal(1, "bool") else [s.c.buffer])]
+            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == _TRUE else [s.c.buffer])]
             self.reads |= set(sources) - self.writes
             self._read(s.clears)
             self._written(s.c.buffer, is_whole=True)
@@ -412,7 +422,11 @@ class Exposed:
             self._written(s.target.buffer, is_whole=True)
         elif isinstance(s, SerialLoop):
             self._read(s.low, s.high)
-            self.reads |= Exposed(s.body, self.writes).reads - self.writes
+            first = Applied("eq", (Variable(s.variable), s.low))  # a product that clears then reads nothing before
+            body = [
+                replace(x, clears=_TRUE) if isinstance(x, MatrixProduct) and x.clears == first else x for x in s.body
+            ]
+            self.reads |= Exposed(body, self.writes).reads - self.writes
         elif isinstance(s, Conditional):
             self._read(s.condition)
             then, otherwise = Exposed(s.then, self.writes), Exposed(s.otherwise, self.writes)
