@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.kernels.tilelang.program import Language, PrimFunc
 
 Array = np.ndarray[Any, Any]
-SECONDS = 300
+SECONDS = 20
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "exp": np.exp,
     "exp2": np.exp2,
@@ -87,6 +87,15 @@ class Buffer:
             return self.data[tuple(entries)]
         entries = tuple(x if isinstance(x, slice) else int(x) for x in entries)
         whole = all(not isinstance(x, slice) for x in entries) and len(entries) == len(self.shape)
+        firsts = tuple(int(x.start or 0) if isinstance(x, slice) else x for x in entries)
+        ends = [
+            n if isinstance(x, slice) and x.stop is None else int(x.stop) if isinstance(x, slice) else x + 1
+            for x, n in zip(entries, self.shape, strict=False)
+        ]
+        if self.is_global and not whole and any(end > n for end, n in zip(ends, self.shape, strict=False)):
+            missing = len(self.shape) - len(entries)
+            extent = (*(end - a for a, end in zip(firsts, ends, strict=True)), *self.shape[len(entries) :])
+            return Part(np.zeros(extent), self, (*firsts, *(0,) * missing))  # beyond the tensor: a block
         view = self.data[tuple(slice(x, x + 1) if not isinstance(x, slice) else x for x in entries)]
         if whole:
             return Part(view.reshape(()) if view.size else view, self, entries)
@@ -166,18 +175,20 @@ class Core:
 
     # ------------------------------------------------------------ words
     def word_copy(
-        self, source: Any, target: Any, *_: Any, transpose: bool = False, enable_relu: bool = False, **__: Any
+        self, source: Any, target: Any, *, transpose: bool = False, enable_relu: bool = False, pad_value: Any = None
     ) -> None:
         if self.is_idle:
             return
         is_shared = any(getattr(getattr(x, "owner", x), "is_global", False) for x in (source, target))
         with self.group.together(is_shared):
             a, where = self.block(source, target), self.block(target, source)
-            x = a.numbers()
+            x = a.numbers(0.0 if pad_value is None else pad_value)
             x = np.maximum(x, 0) if enable_relu else x
             where.store(x.T if transpose else x)
 
     def block(self, x: Any, other: Any) -> Block:
+        if isinstance(x, Part) and x.start and np.shape(x.view):
+            return Block(x.owner, x.start, np.shape(x.view))
         if isinstance(x, Part) and x.start and not (isinstance(other, Part) and other.start):
             return Block(x.owner, x.start, np.shape(array(other)))
         return Block(x, (), np.shape(array(x)))
@@ -201,7 +212,8 @@ class Core:
         if self.is_idle:
             return
         x, to = array(source), array(target)
-        made = {"sum": np.sum, "max": np.max, "min": np.min}[word](x, axis=int(dim)).reshape(to.shape)
+        functions: dict[str, Callable[..., Array]] = {"sum": np.sum, "max": np.max, "min": np.min}
+        made = functions[word](x, axis=int(dim)).reshape(to.shape)
         to[...] = made if clear else {"sum": np.add, "max": np.maximum, "min": np.minimum}[word](made, to)
 
     def word_set_cross_flag(self, _pipe: Any, number: int, mode: int = 2) -> None:
@@ -267,10 +279,10 @@ class Block:
             self.extent = extent
             self.inside = tuple(slice(s, min(s + n, size)) for s, n, size in zip(start, extent, of.shape, strict=True))
 
-    def numbers(self) -> Array:
+    def numbers(self, pad: float) -> Array:
         if not self.start:
             return np.array(array(self.of))
-        made = np.zeros(self.extent)
+        made = np.full(self.extent, pad)
         found = self.of.data[self.inside]
         made[tuple(slice(0, n) for n in found.shape)] = found
         return made
@@ -332,7 +344,7 @@ class Tile:
     def cast(self, target: Any, source: Any, mode: str = "CAST_NONE", count: Any = 0) -> None:
         x = array(source)
         fmt = target.dtype if isinstance(target, Buffer) else target.owner.dtype
-        self.put(target, np.rint(x) if "int" in fmt and "RINT" in str(mode) else x)
+        self.put(target, np.rint(x) if "int" in fmt and mode != "CAST_TRUNC" else x)  # NONE: RINT
 
     def broadcast(self, target: Any, source: Any, axis: Any = None) -> None:
         to, x = array(target), array(source)

@@ -452,7 +452,8 @@ class AscendReader:
         if self.numbers:
             raise self.refuse("a second T.Kernel in one function")
         listed = names.elts if isinstance(names, ast.Tuple | ast.List) else [names] if names is not None else []
-        if any(not isinstance(n, ast.Name) for n in listed) or not 0 <= len(listed) - len(launch.grid) <= 1:
+        is_named = not listed or 0 <= len(listed) - len(launch.grid) <= 1
+        if any(not isinstance(n, ast.Name) for n in listed) or not is_named:
             raise self.refuse(f"{len(listed)} names for {len(launch.grid)} numbers of T.Kernel, and the vector core's")
         if len(listed) > len(launch.grid) and not launch.has_vector_core:
             raise self.refuse("a vector core's number in a kernel with threads=, which has none")

@@ -234,11 +234,28 @@ def _one_loop(s: Statement) -> Statement:
     size, total = int(counts[0]), int(counts.sum())
     if size < 1 or np.any(counts[:-1] != size) or not 0 < counts[-1] <= size:
         return s
+    if len(outer) == 1:
+        only = changed(inner.body, lambda e: _known(substituted(e, {s.variable: _ZERO})))
+        return replace(inner, body=only, high=Literal(total))
     both = _Flattened(s.variable, inner.variable, size)
     made = changed(inner.body, both.element)
     if {s.variable, inner.variable} - {both.number} & variables_of(expressions_in(made)) or both.is_left:
         return s
     return SerialLoop(both.number, _ZERO, Literal(total), made, s.line)
+
+
+def _known(e: Expression) -> Expression:
+    """Return a condition without the parts of it that hold in any case."""
+    if isinstance(e, BufferElement):
+        return replace(e, indices=tuple(map(_known, e.indices)))
+    if not isinstance(e, Applied):
+        return e
+    operands = tuple(map(_known, e.operands))
+    if e.word == "eq" and number_of(e, {}):
+        return Literal(1, "bool")
+    if e.word == "and" and Literal(1, "bool") in operands:
+        return operands[1] if operands[0] == Literal(1, "bool") else operands[0]
+    return replace(e, operands=operands)
 
 
 class _Flattened:

@@ -347,6 +347,17 @@ class _StandIns(MetaPathFinder, Loader):
         """Do nothing: the stand-in is complete."""
 
 
+def _made_configs(configs: object, values: Sequence[object], named: Mapping[str, object]) -> object:
+    """Return what a function of configurations makes of a kernel's arguments, or of them as a tuple and a mapping."""
+    assert callable(configs)
+    parameters = inspect.signature(configs)
+    try:
+        parameters.bind(*values, **named)
+    except TypeError:
+        return configs(tuple(values), dict(named)) if parameters.parameters else configs()
+    return configs(*values, **named)
+
+
 def _autotune(language: Language, *arguments: object, configs: object = None, **_: object) -> object:
     """Return the stand-in of ``tilelang.autotune``: a function that makes the kernels of all configurations.
 
@@ -355,7 +366,8 @@ def _autotune(language: Language, *arguments: object, configs: object = None, **
 
     def decorated(function: Callable[..., object]) -> Callable[..., object]:
         def called(*values: object, **named: object) -> object:
-            listed = configs(*values, **named) if callable(configs) and not isinstance(configs, Silent) else configs
+            is_made = callable(configs) and not isinstance(configs, Silent)
+            listed = _made_configs(configs, values, named) if is_made else configs
             order = list(inspect.signature(inspect.unwrap(function)).parameters)
             own = [dict(c) for c in listed] if isinstance(listed, list | tuple) else []
             if not own or any(n in named or (n in order and order.index(n) < len(values)) for n in own[0]):
