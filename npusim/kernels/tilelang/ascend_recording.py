@@ -24,7 +24,7 @@ from npusim.kernels.tilelang.program import (
     Language,
     PrimFunc,
     Silent,
-    Symbol,
+    SymbolicSize,
     TensorType,
     load_program,
     place_in,
@@ -153,7 +153,7 @@ class _Launches:
         if not find_spec("torch") or not isinstance(kind, TensorType) or kernel.symbols:
             return Silent(name)
         torch = import_module("torch")
-        shape = [kernel.sizes.get(n.name, n) if isinstance(n, Symbol) else n for n in kind.shape]
+        shape = [kernel.sizes.get(n.name, n) if isinstance(n, SymbolicSize) else n for n in kind.shape]
         return torch.empty(shape, dtype=getattr(torch, ALIASES.get(kind.fmt, kind.fmt), torch.float32))
 
 

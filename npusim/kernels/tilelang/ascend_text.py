@@ -38,7 +38,7 @@ from npusim.kernels.tilelang.cores_joined import (
     without_workspaces,
 )
 from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
-from npusim.kernels.tilelang.program import Language, PrimFunc, Symbol, TensorType
+from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
 from npusim.kernels.tilelang.slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.statements import (
     TYPES,
@@ -225,7 +225,7 @@ class AscendReader:
     def with_numbers(self, names: dict[str, object]) -> dict[str, object]:
         """Return names with the numbers of a launch in place of sizes of ``T.symbolic``."""
         of = self.kernel.sizes
-        return {n: of.get(x.name, x) if isinstance(x, Symbol) else x for n, x in names.items()}
+        return {n: of.get(x.name, x) if isinstance(x, SymbolicSize) else x for n, x in names.items()}
 
     def refuse(self, why: str) -> ProgramError:
         """Return the error of a statement that is not read."""
@@ -241,7 +241,7 @@ class AscendReader:
     def sizes(self, shape: object) -> tuple[int, ...]:
         """Return the sizes of a buffer."""
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        sizes = tuple(self.kernel.sizes.get(n.name, n) if isinstance(n, Symbol) else n for n in sizes)
+        sizes = tuple(self.kernel.sizes.get(n.name, n) if isinstance(n, SymbolicSize) else n for n in sizes)
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
             raise self.refuse(f"a shape of {sizes!r:.60}: all sizes have to be numbers of the text; give them with -a")
         return sizes

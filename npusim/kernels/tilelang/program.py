@@ -49,7 +49,7 @@ class Silent:
         return self._name
 
 
-class Symbol(Silent):
+class SymbolicSize(Silent):
     """A size that the tensors of a launch have (``T.symbolic``), or an expression of sizes, whose name is empty.
 
     The function around a kernel computes with it, so that the kernel's tensors have shapes of it; what the function
@@ -61,8 +61,8 @@ class Symbol(Silent):
         super().__init__(name)
         self.name, self._refuses = name, refuses
 
-    def _of_sizes(self, *_: object) -> Symbol:
-        return Symbol("", self._refuses)
+    def _of_sizes(self, *_: object) -> SymbolicSize:
+        return SymbolicSize("", self._refuses)
 
     def _answer(self, *_: object) -> bool:
         self._known()
@@ -134,7 +134,7 @@ class PrimFunc:
         kinds = self.function.__annotations__.items()
         shapes = [(name, kind.shape) for name, kind in kinds if isinstance(kind, TensorType)]
         pairs: list[tuple[object, str, int]] = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape)]
-        found = [(n.name, name, i) for n, name, i in pairs if isinstance(n, Symbol)]
+        found = [(n.name, name, i) for n, name, i in pairs if isinstance(n, SymbolicSize)]
         return tuple(x for x in found if x[0] and x[0] not in self.sizes)
 
     @property
@@ -217,11 +217,11 @@ class Language(ModuleType):
             return PLAIN[name]
         return Silent(f"T.{name}")
 
-    def size(self, name: str, *_: object) -> int | Symbol:
+    def size(self, name: str, *_: object) -> int | SymbolicSize:
         """Return a size that the tensors of a launch have: its number, where it is known."""
         known: Mapping[str, int] = self.__dict__["sizes"]
         self.asked[name] = None
-        return known[name] if name in known else Symbol(name, lambda: self.__dict__["words"] is not None)
+        return known[name] if name in known else SymbolicSize(name, lambda: self.__dict__["words"] is not None)
 
     @contextmanager
     def sized(self, sizes: Mapping[str, int]) -> Iterator[None]:

@@ -7,7 +7,7 @@ iteration before has written is a tile that the loop carries.  Other slots stay,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from npusim.kernels.tilelang.cores_joined import changed, elements_of
@@ -293,70 +293,75 @@ class _Ring:
 
         return ended(made)
 
-    # ------------------------------------------------------------ other buffers
-    def replaced(self, body: Body, of: object, fills: TileBuffer | None = None) -> Body:
+    def replaced(self, body: Body, of: Callable[[Expression], TileBuffer], fills: TileBuffer | None = None) -> Body:
         """Return statements with other tiles in place of slots; ``fills``: a second tile that a fill of all has."""
-        assert callable(of)
+        tiles = (self.tile,) if fills is None else (self.tile, fills)
+        return _SlotTiles(self.buffer, self.axis, of, tiles).statements(body)
 
-        def tile(indices: Sequence[Expression]) -> TileBuffer:
-            made = of(indices[self.axis])
-            assert isinstance(made, TileBuffer)
-            return made
 
-        def at(indices: tuple[Expression, ...]) -> tuple[Expression, ...]:
-            return tuple(Literal(0) if i == self.axis else x for i, x in enumerate(indices))
+@dataclass(frozen=True, slots=True)
+class _SlotTiles:
+    """Tiles in place of the slots of a buffer along an axis: ``of`` a slot's index, ``every`` where all are filled."""
 
-        def value(e: Expression) -> Expression:
-            if isinstance(e, Applied):
-                return replace(e, operands=tuple(map(value, e.operands)))
-            if isinstance(e, BufferElement):
-                indices = tuple(map(value, e.indices))
-                return (
-                    BufferElement(tile(indices), at(indices))
-                    if e.buffer is self.buffer
-                    else replace(e, indices=indices)
-                )
+    buffer: TileBuffer
+    axis: int
+    of: Callable[[Expression], TileBuffer]
+    every: tuple[TileBuffer, ...]
+
+    def statements(self, body: Body) -> Body:
+        """Return statements on the tiles."""
+        return tuple(x for s in changed(body, self.value) for x in self.statement(s))
+
+    def at(self, indices: tuple[Expression, ...]) -> tuple[Expression, ...]:
+        """Return the indices of a slot's element in its tile."""
+        return tuple(Literal(0) if i == self.axis else x for i, x in enumerate(indices))
+
+    def value(self, e: Expression) -> Expression:
+        """Return an expression that reads the tiles."""
+        if isinstance(e, Applied):
+            return replace(e, operands=tuple(map(self.value, e.operands)))
+        if not isinstance(e, BufferElement):
             return e
+        indices = tuple(map(self.value, e.indices))
+        if e.buffer is not self.buffer:
+            return replace(e, indices=indices)
+        return BufferElement(self.of(indices[self.axis]), self.at(indices))
 
-        def part(x: BufferPart) -> BufferPart:
-            if x.buffer is not self.buffer:
-                return x
-            extent = tuple(1 if i == self.axis else n for i, n in enumerate(x.extent))
-            return BufferPart(tile(x.start), at(x.start), extent)
+    def part(self, x: BufferPart) -> BufferPart:
+        """Return a slot as the tile."""
+        if x.buffer is not self.buffer:
+            return x
+        extent = tuple(1 if i == self.axis else n for i, n in enumerate(x.extent))
+        return BufferPart(self.of(x.start[self.axis]), self.at(x.start), extent)
 
-        def nest(s: ParallelNest) -> list[Statement]:
-            targets = [x for x in s.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
-            moved = [n for x in targets for n, _ in x.axes if n in variables_of([x.indices[self.axis]])]
-            if moved:  # a fill of all slots
-                (one,) = targets
-                axes = tuple(a for a in one.axes if a[0] not in moved)
-                tiles = [self.tile, *([fills] if fills is not None else [])]
-                filled = [replace(one, axes=axes, buffer=t, indices=at(one.indices)) for t in tiles]
-                return [ParallelNest(axes, (x,), s.line) for x in filled]
-            body = list[Elementwise | BoundValue]()
-            for x in s.body:
-                if isinstance(x, Elementwise) and x.buffer is self.buffer:
-                    body.append(replace(x, buffer=tile(x.indices), indices=at(x.indices)))
-                else:
-                    body.append(x)
-            return [replace(s, body=tuple(body))]
+    def statement(self, s: Statement) -> list[Statement]:
+        """Return a statement on the tiles; a fill of all slots is one of each tile."""
+        if isinstance(s, SerialLoop):
+            return [replace(s, body=self.statements(s.body))]
+        if isinstance(s, Conditional):
+            return [replace(s, then=self.statements(s.then), otherwise=self.statements(s.otherwise))]
+        if isinstance(s, MatrixProduct):
+            return [replace(s, a=self.part(s.a), b=self.part(s.b), c=self.part(s.c))]
+        if isinstance(s, TileReduction):
+            return [replace(s, source=self.part(s.source), target=self.part(s.target))]
+        return self.nest(s) if isinstance(s, ParallelNest) else [s]
 
-        made = list[Statement]()
-        for s in changed(body, value):
-            if isinstance(s, SerialLoop):
-                made.append(replace(s, body=self.replaced(s.body, of, fills)))
-            elif isinstance(s, Conditional):
-                then, otherwise = (self.replaced(b, of, fills) for b in (s.then, s.otherwise))
-                made.append(replace(s, then=then, otherwise=otherwise))
-            elif isinstance(s, ParallelNest):
-                made += nest(s)
-            elif isinstance(s, MatrixProduct):
-                made.append(replace(s, a=part(s.a), b=part(s.b), c=part(s.c)))
-            elif isinstance(s, TileReduction):
-                made.append(replace(s, source=part(s.source), target=part(s.target)))
+    def nest(self, s: ParallelNest) -> list[Statement]:
+        """Return parallel loops on the tiles."""
+        targets = [x for x in s.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
+        moved = [n for x in targets for n, _ in x.axes if n in variables_of([x.indices[self.axis]])]
+        if moved:
+            (one,) = targets
+            axes = tuple(a for a in one.axes if a[0] not in moved)
+            filled = [replace(one, axes=axes, buffer=t, indices=self.at(one.indices)) for t in self.every]
+            return [ParallelNest(axes, (x,), s.line) for x in filled]
+        body = list[Elementwise | BoundValue]()
+        for x in s.body:
+            if isinstance(x, Elementwise) and x.buffer is self.buffer:
+                body.append(replace(x, buffer=self.of(x.indices[self.axis]), indices=self.at(x.indices)))
             else:
-                made.append(s)
-        return tuple(made)
+                body.append(x)
+        return [replace(s, body=tuple(body))]
 
 
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:
