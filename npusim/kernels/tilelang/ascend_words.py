@@ -68,7 +68,7 @@ _BY_ROWS = MappingProxyType(
 _COMPARISONS = MappingProxyType({name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")})
 #: Modes of a cast to whole numbers, and the function before it.
 _TO_INTEGERS = MappingProxyType(
-    {"CAST_TRUNC": "", "CAST_RINT": "round", "CAST_NONE": "round", "CAST_FLOOR": "floor", "CAST_CEIL": "ceil"}
+    {"CAST_TRUNC": "", "CAST_RINT": "rint", "CAST_NONE": "rint", "CAST_FLOOR": "floor", "CAST_CEIL": "ceil"}
 )
 #: Words of a scalar expression.
 _NUMBERS = MappingProxyType(
@@ -487,7 +487,7 @@ class TileWords:
         """The nearest whole number, of two the even one."""
         if count is not None:
             self._counted("round", target, count)
-        self._made(target, source, lambda x: Applied("round", (x,)))
+        self._made(target, source, lambda x: Applied("rint", (x,)))
 
     def _counted(self, name: str, target: object, count: object) -> None:
         if count != size_of(self._words.part(target)):

@@ -57,7 +57,7 @@ _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
-    | {"round": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
+    | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
