@@ -7,8 +7,9 @@ a loop over the tasks of a core.  Each change here is made only where the same n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -98,18 +99,23 @@ def _of_part(x: BufferPart, *, is_write: bool) -> Access:
 # ---------------------------------------------------------------- several loops as one
 
 
-def fused(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements with neighbouring loops of equal bounds as one loop, where no iteration reads another's."""
+def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tuple[Statement, ...]:
+    """Return statements with neighbouring loops of equal bounds as one loop, where no iteration reads another's.
+
+    ``live``: the tiles that may be read behind the statements.
+    """
     made = list[Statement]()
     for i, s in enumerate(body):
-        one = _inside(s, fused)
+        rest = Exposed(body[i + 1 :]).reads | live
+        own = rest | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
+        one = _inside(s, partial(fused, live=own))
         before = made[-1] if made else None
-        if isinstance(one, SerialLoop) and isinstance(before, SerialLoop):
-            rest = Exposed(body[i + 1 :]).reads
-            if (both := _as_one(before, one, rest)) is not None:
-                made[-1] = both
-                continue
-        made.append(one)
+        is_pair = isinstance(one, SerialLoop) and isinstance(before, SerialLoop)
+        both = _as_one(before, one, rest) if is_pair else None  # type: ignore[arg-type]
+        if both is not None:
+            made[-1] = both
+        else:
+            made.append(one)
     return tuple(made)
 
 
@@ -123,7 +129,7 @@ def _inside(s: Statement, change: object) -> Statement:
     return s
 
 
-def _as_one(a: SerialLoop, b: SerialLoop, live: set[TileBuffer]) -> SerialLoop | None:
+def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop | None:
     """Return two loops as one; None where an iteration of one needs what another one of the other has not yet done."""
     if (a.low, a.high) != (b.low, b.high):
         return None
