@@ -256,7 +256,7 @@ def refused(kind="both", rows=64, columns=32, tile=16):
             elif kind == "word":
                 T.tile.sort(y, x, 8)  # word
             elif kind == "pad":
-                T.copy(X[row, 0], y, pad_value=-1.0)  # pad
+                T.copy(X[row, 0], y, pad_value=cid)  # pad
             elif kind == "bits":
                 T.tile.compare(bits, x, 0.0, "GT")
                 T.tile.fill(bits, 0)

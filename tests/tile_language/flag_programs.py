@@ -150,6 +150,8 @@ OTHER_SLOT = TWO_CONSUMERS.replace("{first}", TWO_CONSUMERS_MEND["first"]).repla
 OTHER_SLOT = OTHER_SLOT.replace("{free}", TWO_CONSUMERS_MEND["free"]).replace("{used}", TWO_CONSUMERS_MEND["used"])
 OTHER_SLOT = OTHER_SLOT.replace("{last}", TWO_CONSUMERS_MEND["last"])
 
+#: The published races of tile-ai/tilelang-ascend (PR 1109, #1824, #949, #1825, PR 1777) and of tile-ai/tilelang (#2613,
+#: #2927), in this order.
 #: name: (text, parameters, what the faulty form has, what the mended form has, kinds of faults of the faulty form)
 PUBLISHED = {
     "reused L1": (REUSED_L1, ONE_CORE, {}, REUSED_L1_MEND, {"race", "lost set"}),

@@ -166,7 +166,7 @@ KINDS = {
     "mode": "T.tile.cast from float32 to float32 with CAST_FLOOR; allowed: CAST_NONE, CAST_RINT",
     "count": "T.tile.cast of 8 elements, fewer or more than its target has",
     "word": "T.tile.sort: no counterpart in the language of kernels",
-    "pad": "T.copy with pad_value= other than 0",
+    "pad": "T.copy with pad_value= of a number that only a run knows",
     "bits": "a mask that no T.tile.compare of elements of this shape writes",
     "carried": "offset has a value before the loop or if, and another one in it",
     "condition": "a condition that only a run knows, outside of an if of the kernel's text",

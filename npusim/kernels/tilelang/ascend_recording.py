@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from npusim.kernels.tilelang.program import (
     Language,
     PrimFunc,
     Silent,
+    SymbolicSize,
     TensorType,
     load_program,
     place_in,
@@ -132,11 +134,13 @@ class _Launches:
         made_here = kernel.output_names | kernel.workspace_names
         names = [n for n in kernel.parameters if n not in made_here]
         names = names if len(names) == len(given) + len(named) else list(kernel.parameters)
+        names = [] if kernel.tuned and not given and not named else names  # a tuner's launch
         if len(names) != len(given) + len(named) or any(n not in names for n in named):
             said = f"{len(given) + len(named)} arguments of a launch for the parameters {', '.join(names)}"
             raise SpecError(f"{kernel.path}:{kernel.line}: {kernel.name}: {said}")
         left = iter([n for n in names if n not in named])
         values = {**{next(left): x for x in given}, **named}
+        kernel = _sized(kernel, values)
         where = f"{self._path}:{_launching_line(self._path)}"
         call = _call_of(kernel, self._language, values, where, self._recorder)
         self._recorder.calls.append(call)
@@ -146,35 +150,68 @@ class _Launches:
 
     def _allocated(self, kernel: PrimFunc, name: str) -> object:
         kind = kernel.function.__annotations__.get(name)
-        if not find_spec("torch") or not isinstance(kind, TensorType):
+        if not find_spec("torch") or not isinstance(kind, TensorType) or kernel.symbols:
             return Silent(name)
         torch = import_module("torch")
-        return torch.empty(kind.shape, dtype=getattr(torch, ALIASES.get(kind.fmt, kind.fmt), torch.float32))
+        shape = [kernel.sizes.get(n.name, n) if isinstance(n, SymbolicSize) else n for n in kind.shape]
+        return torch.empty(shape, dtype=getattr(torch, ALIASES.get(kind.fmt, kind.fmt), torch.float32))
+
+
+def _sized(kernel: PrimFunc, values: Mapping[str, object]) -> PrimFunc:
+    """Return a kernel with the sizes of ``T.symbolic`` that the tensors of a launch have; all have to be known."""
+    sizes = dict[str, int]()
+    for size, name, axis in kernel.symbols:
+        shape = getattr(values.get(name), "shape", None)
+        if isinstance(shape, Sequence) and axis < len(shape):
+            sizes.setdefault(size, int(shape[axis]))
+    if not sizes or sizes.keys() != {size for size, _, _ in kernel.symbols}:
+        return kernel
+    return kernel.remade(sizes) if kernel.remade is not None else replace(kernel, sizes=sizes)
 
 
 def _call_of(
     kernel: PrimFunc, language: Language, values: Mapping[str, object], where: str, recorder: Recorder
 ) -> Call:
-    """Return the call of a launch; one that is not read has the reason."""
+    """Return the call of a launch, with the configurations of its tuner; one that is not read has the reason."""
+    given, listed = dict[str, object](), list[CallConfiguration]()
+    for one, constants in kernel.tuned or ((kernel, {}),):
+        plain = {n: x if isinstance(x, bool | int | float | str | None) else str(x) for n, x in constants.items()}
+        try:
+            made = kernel_of(one, language)
+            if not given:
+                given = _arguments(made, values, recorder)
+            _refuse_integers(made, given)
+            listed.append(CallConfiguration(written(made), made.grid, dict(made.options), plain, "", made.notes))
+        except NpusimError as error:
+            listed.append(CallConfiguration("", (1,), {}, plain, str(error)))
+    given = given if any(not c.refused for c in listed) else {}
+    return Call(kernel.name, kernel.path, kernel.line, where, given, tuple(listed), language=LANGUAGE)
+
+
+def _arguments(kernel: TileKernel, values: Mapping[str, object], recorder: Recorder) -> dict[str, object]:
+    """Return the arguments of a launch by parameter; tensors without values have shapes alone."""
     given = dict[str, object]()
-    try:
-        made = kernel_of(kernel, language)
-        for p in made.parameters:
-            name = p.name if isinstance(p, TileBuffer) else p[0]
-            value = values.get(name, Silent(name))
-            if isinstance(value, Silent) and isinstance(p, TileBuffer):
-                given[name] = Argument(p.shape, p.strides, 0, p.fmt, recorder.fresh_storage())
-            elif isinstance(value, Silent):
-                raise SpecError(f"{made.line}: {name}: a number that no launch gives")
-            else:
-                given[name] = recorder.argument(name, value)
-                if why := difference(p, given[name]):
-                    raise SpecError(f"{made.line}: {name}: {why}")
-        _refuse_integers(made, given)
-        one = CallConfiguration(written(made), made.grid, dict(made.options), {}, "", made.notes)
-    except NpusimError as error:
-        given, one = {}, CallConfiguration("", (1,), {}, {}, str(error))
-    return Call(kernel.name, kernel.path, kernel.line, where, given, (one,), language=LANGUAGE)
+    for p in kernel.parameters:
+        name = p.name if isinstance(p, TileBuffer) else p[0]
+        value = values.get(name, Silent(name))
+        if isinstance(value, Silent) and isinstance(p, TileBuffer):
+            given[name] = Argument(p.shape, p.strides, 0, p.fmt, recorder.fresh_storage())
+        elif isinstance(value, Silent):
+            raise SpecError(f"{kernel.line}: {name}: a number that no launch gives")
+        else:
+            given[name] = _in_shape(p, recorder.argument(name, value))
+            if why := difference(p, given[name]):
+                raise SpecError(f"{kernel.line}: {name}: {why}")
+    return given
+
+
+def _in_shape(p: TileBuffer | tuple[str, str], x: object) -> object:
+    """Return a tensor in the shape of its parameter where axes of one element alone differ: its memory is the same."""
+    if not isinstance(p, TileBuffer) or not isinstance(x, Argument) or x.shape == p.shape:
+        return x
+    sizes, wanted = ([(n, s) for n, s in zip(of.shape, of.strides, strict=True) if n != 1] for of in (x, p))
+    data = x.data if x.data is None else x.data.reshape(p.shape)
+    return replace(x, shape=p.shape, strides=p.strides, data=data) if sizes == wanted else x
 
 
 def _refuse_integers(kernel: TileKernel, given: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ import builtins
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,12 +37,15 @@ from npusim.kernels.tilelang.cores_joined import (
     without_overwritten,
     without_workspaces,
 )
-from npusim.kernels.tilelang.program import Language, PrimFunc, TensorType
+from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
+from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
+from npusim.kernels.tilelang.slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
     BoundValue,
     BufferElement,
+    BufferPart,
     Conditional,
     CoreScope,
     CrossFlag,
@@ -55,22 +58,29 @@ from npusim.kernels.tilelang.statements import (
     Statement,
     TileBuffer,
     TileKernel,
+    TileReduction,
     Variable,
     expressions_in,
     linear,
+    only_assignment,
     parts_of,
     refused,
+    simpler,
+    substituted,
     variables_of,
     walked,
+    written_buffers,
 )
 from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
 from npusim.kernels.triton.ttir_text import Line
 
 _ALL, _ANY, _NOT = "__npusim_all", "__npusim_any", "__npusim_not"
+_ZERO = Literal(0)
 _LOOPS = frozenset({"serial", "unroll", "Pipelined", "Parallel", "Persistent"})
 _ORDER = "values are those of one order that the flags between cores allow; npusim check proves that others are equal"
 _FLAGS = "flags and barriers decide no value; times are those of the device's own order of tiles, not of {words}"
+_TASKS = "a core's loop over its tasks is not followed: each task is a program, which the cores share"
 _VECTOR = "{name} (a vector core's number) is one more number of the programs: each is a block of its own"
 
 
@@ -134,7 +144,7 @@ class AscendReader:
         """Return the kernel."""
         function = self.kernel.function
         node = _definition(function)
-        self.names = _names_of(function)
+        self.names = self.with_numbers(_names_of(function))
         for a in node.args.args:
             self.names[a.arg] = self.parameter(a.arg, function.__annotations__.get(a.arg))
         with language.walking(self.word):
@@ -170,8 +180,22 @@ class AscendReader:
         check_places(body, self.common_bytes())
         if has_products:
             body = joined_halves(body, self.vector)
+        body = fused(with_invariant_slots(body))
         body = without_workspaces(body, self.kernel.workspace_names)
+        body = self.of_tasks(without_slots(flattened(without_slots(body))))
         return without_overwritten(body)
+
+    def of_tasks(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """Return a loop over the tasks of a core as the statements of one task, each of which is a program."""
+        if len(self.numbers) != 1:
+            return body
+        name = f"{self.numbers[0]}_task"
+        made = tasks_of(body, self.numbers[0], self.grid[0], name)
+        if made is None:
+            return body
+        self.grid, self.numbers = (made.count,), [made.variable]
+        self.notes[_TASKS] = None
+        return made.body
 
     def common_bytes(self) -> dict[TileBuffer, set[TileBuffer]]:
         """Return the tiles of one memory that have common bytes, because the program states where they begin."""
@@ -198,6 +222,11 @@ class AscendReader:
         self.parameters.append((name, fmt))
         return TracedValue(Variable(name), self.refuse)
 
+    def with_numbers(self, names: dict[str, object]) -> dict[str, object]:
+        """Return names with the numbers of a launch in place of sizes of ``T.symbolic``."""
+        of = self.kernel.sizes
+        return {n: of.get(x.name, x) if isinstance(x, SymbolicSize) else x for n, x in names.items()}
+
     def refuse(self, why: str) -> ProgramError:
         """Return the error of a statement that is not read."""
         return refused(self.line, why)
@@ -212,6 +241,7 @@ class AscendReader:
     def sizes(self, shape: object) -> tuple[int, ...]:
         """Return the sizes of a buffer."""
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+        sizes = tuple(self.kernel.sizes.get(n.name, n) if isinstance(n, SymbolicSize) else n for n in sizes)
         if any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
             raise self.refuse(f"a shape of {sizes!r:.60}: all sizes have to be numbers of the text; give them with -a")
         return sizes
@@ -331,7 +361,7 @@ class AscendReader:
             raise self.refuse(f"{called.__name__}: {error}") from None
         bound.apply_defaults()
         outer, line = self.names, self.line
-        self.names = {**_names_of(called), **bound.arguments}
+        self.names = {**self.with_numbers(_names_of(called)), **bound.arguments}
         *statements, last = _definition(called).body
         self.body(statements)
         self.line = Line(self.kernel.path, last.lineno)
@@ -422,7 +452,8 @@ class AscendReader:
         if self.numbers:
             raise self.refuse("a second T.Kernel in one function")
         listed = names.elts if isinstance(names, ast.Tuple | ast.List) else [names] if names is not None else []
-        if any(not isinstance(n, ast.Name) for n in listed) or not 0 <= len(listed) - len(launch.grid) <= 1:
+        is_named = not listed or 0 <= len(listed) - len(launch.grid) <= 1
+        if any(not isinstance(n, ast.Name) for n in listed) or not is_named:
             raise self.refuse(f"{len(listed)} names for {len(launch.grid)} numbers of T.Kernel, and the vector core's")
         if len(listed) > len(launch.grid) and not launch.has_vector_core:
             raise self.refuse("a vector core's number in a kernel with threads=, which has none")
@@ -462,6 +493,11 @@ class AscendReader:
         serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
         if (rows := rows_at_once(serial)) is not None:
             self.notes[f"{line}: a loop over the rows of tiles is timed as one instruction of all rows"] = None
+        if rows is None and (summed := running_sum(serial, self._statements)) is not None:
+            self.notes[f"{line}: a running sum is timed as one instruction, and the order of its sums is assumed"] = (
+                None
+            )
+            rows = (summed,)
         self.add(*(rows or (serial,)))
 
     def persistent(self, node: ast.For, over: TracedLoop, targets: list[ast.expr]) -> None:
@@ -595,6 +631,50 @@ def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
     own = (loop.variable, int(count[Literal(1)]))
     made = [replace(x, axes=(own, *x.axes)) for x in targets]
     return tuple(ParallelNest(x.axes, (x,), x.line) for x in made)
+
+
+def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction | None:
+    """Return ``if i > 0: s[i] = s[i - 1]`` and ``s[i] = s[i] + x[i]``, where s is 0 before, as sums up to each element.
+
+    ``before``: the statements before the loop.  None: another loop.
+    """
+    i, names = Variable(loop.variable), {s.name: s.value for s in loop.body if isinstance(s, BoundValue)}
+    rest = [s for s in loop.body if not isinstance(s, BoundValue)]
+    shift, added = (rest[0], only_element(rest[1])) if len(rest) == 2 else (None, None)
+    if not isinstance(shift, Conditional) or shift.otherwise or len(shift.then) != 1 or added is None:
+        return None
+    moved, whole = only_element(shift.then[0]), substituted(added.value, names)
+    axis = next((d for d, index in enumerate(added.indices) if index == i), None)
+    if moved is None or axis is None or shift.condition != Applied("gt", (i, _ZERO)) or loop.low != _ZERO:
+        return None
+    target = BufferElement(added.buffer, added.indices)
+    earlier = tuple(simpler(Applied("-", (x, Literal(1)))) if d == axis else x for d, x in enumerate(added.indices))
+    is_shift = (moved.buffer, moved.indices) == (target.buffer, target.indices)
+    if not is_shift or moved.value != BufferElement(target.buffer, earlier) or not isinstance(whole, Applied):
+        return None
+    source = whole.operands[1] if whole.word == "+" and whole.operands[0] == target else None
+    if not isinstance(source, BufferElement) or source.buffer.is_global or source.buffer is target.buffer:
+        return None
+    tiles = source.buffer, target.buffer
+    is_of_tiles = not target.buffer.is_global and tiles[0].shape == tiles[1].shape and source.indices == target.indices
+    if not is_of_tiles or loop.high != Literal(tiles[0].shape[axis]) or not is_zero(target.buffer, before):
+        return None
+    parts = [BufferPart(b, (_ZERO,) * len(b.shape), b.shape) for b in tiles]
+    return TileReduction(parts[0], parts[1], "sum", axis, True, loop.line, cumulates=True)
+
+
+def only_element(s: Statement) -> Elementwise | None:
+    """Return the assignment of one element that a statement is; None for another statement."""
+    x = only_assignment(s)
+    return x if x is not None and not x.axes else None
+
+
+def is_zero(tile: TileBuffer, before: Sequence[Statement]) -> bool:
+    """Return whether the last of some statements that writes a tile fills it with 0."""
+    own = [s for s in before if tile in written_buffers([s])]
+    x = only_assignment(own[-1]) if own else None
+    is_fill = x is not None and isinstance(x.value, Literal) and x.value.value == 0
+    return x is not None and is_fill and math.prod(n for _, n in x.axes) == math.prod(tile.shape)
 
 
 class _Logic(ast.NodeTransformer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ QUIET = frozenset(
 #: Vector instructions of two operands, and of one.
 _OF_TWO = MappingProxyType(
     {"add": "+", "sub": "-", "mul": "*", "div": "/", "max": "max", "min": "min"}
-    | {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
+    | {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_lshift": "<<", "bitwise_rshift": ">>"}
 )
 _OF_ONE = MappingProxyType({"exp": "exp", "ln": "log", "abs": "fabs", "sqrt": "sqrt", "rsqrt": "rsqrt"})
 _BY_ROWS = MappingProxyType(
@@ -65,6 +66,10 @@ _BY_ROWS = MappingProxyType(
     }
 )
 _COMPARISONS = MappingProxyType({name.upper(): name for name in ("eq", "ne", "lt", "le", "gt", "ge")})
+#: Modes of a cast to whole numbers, and the function before it.
+_TO_INTEGERS = MappingProxyType(
+    {"CAST_TRUNC": "", "CAST_RINT": "rint", "CAST_NONE": "rint", "CAST_FLOOR": "floor", "CAST_CEIL": "ceil"}
+)
 #: Words of a scalar expression.
 _NUMBERS = MappingProxyType(
     {"exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "sqrt": "sqrt", "rsqrt": "rsqrt"}
@@ -167,13 +172,52 @@ class AscendWords:
         self.quiet("wait_cross_flag" if is_wait else "set_cross_flag")
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
-    def word_use_swizzle(self, panel: object, *more: object, **_: object) -> None:
-        """Another order of the blocks; one that gives a block its number is refused."""
+    def word_use_swizzle(self, panel: object, *more: object, **_: object) -> object:
+        """Another order of the blocks, which may be that of a number: the number stays as it is."""
+        if isinstance(panel, TracedValue):
+            self.reader.notes[f"{self.reader.line}: T.use_swizzle, an order of the blocks, is not followed"] = None
+            return panel
         if more and not isinstance(more[0], str):
-            raise self.reader.refuse("T.use_swizzle of a block's number: no counterpart in the language of kernels")
+            raise self.reader.refuse("T.use_swizzle of a number of the text")
         self.reader.notes[f"{self.reader.line}: T.use_swizzle({panel}) changes the time alone, and is not followed"] = (
             None
         )
+        return None
+
+    def word_func_attr(self, attributes: Mapping[str, object]) -> None:
+        """Attributes of the kernel; one that may change values is refused."""
+        if unknown := [n for n in attributes if n not in ("enable_auto_sync", "use_swizzle")]:
+            raise self.reader.refuse(f"T.func_attr: {unknown[0]} is not read")
+
+    def condition(self, x: object) -> TracedCondition | bool:
+        """Return an operand as a condition of the kernel, or of the text."""
+        x = x != 0 if isinstance(x, TracedValue) else x
+        return x if isinstance(x, TracedCondition) else bool(x)
+
+    def joined(self, word: str, *operands: object) -> TracedCondition | bool:
+        """Return conditions joined by ``and`` or ``or``."""
+        made: TracedCondition | bool = word == "and"
+        for x in map(self.condition, operands):
+            if isinstance(made, bool):
+                made = x if made is (word == "and") else made
+            elif isinstance(x, bool):
+                made = made if x is (word == "and") else x
+            else:
+                made = made.joined(word, x)
+        return made
+
+    def word_And(self, *operands: object) -> TracedCondition | bool:
+        """Whether all conditions hold."""
+        return self.joined("and", *operands)
+
+    def word_Or(self, *operands: object) -> TracedCondition | bool:
+        """Whether one of the conditions holds."""
+        return self.joined("or", *operands)
+
+    def word_Not(self, operand: object) -> TracedCondition | bool:
+        """Whether a condition does not hold."""
+        x = self.condition(operand)
+        return x.negation() if isinstance(x, TracedCondition) else not x
 
     def word_annotate_address(self, addresses: Mapping[TracedBuffer, int]) -> None:
         """Bytes at which buffers begin."""
@@ -190,8 +234,8 @@ class AscendWords:
         coalesced_width: object = None,
     ) -> None:
         """A copy; one element stands for the block that begins there, and has the other part's size."""
-        if more or pad_value not in (None, 0, 0.0):
-            raise self.reader.refuse("T.copy with pad_value= other than 0")
+        if more or isinstance(pad_value, TracedValue):
+            raise self.reader.refuse("T.copy with pad_value= of a number that only a run knows")
         if transpose:
             self.tile.transpose(target, source)
             return
@@ -202,8 +246,12 @@ class AscendWords:
         if enable_relu:
             (x,) = nest.body
             assert isinstance(x, Elementwise)
-            value = Applied("max", (x.value, _ZERO))
-            nest = ParallelNest(nest.axes, (Elementwise(x.axes, x.buffer, x.indices, value, None, x.line),), nest.line)
+            value: Expression = Applied("max", (x.value, _ZERO))
+            nest = ParallelNest(nest.axes, (replace(x, value=value),), nest.line)
+        if pad_value not in (None, 0, 0.0) and a.buffer.is_global:
+            (x,) = nest.body
+            assert isinstance(x, Elementwise)
+            nest = ParallelNest(nest.axes, (replace(x, value=_padded(x.value, self.number(pad_value))),), nest.line)
         self.add(nest)
 
     def sized(self, x: object, other: object) -> BufferPart:
@@ -288,6 +336,8 @@ class AscendWords:
         made = Applied("select", (condition.expression, self.number(a), self.number(b)))
         return TracedValue(made, self.reader.refuse)
 
+    word_Select = word_if_then_else
+
     def word_infinity(self, _fmt: object) -> float:
         """Infinity."""
         return math.inf
@@ -367,7 +417,10 @@ class TileWords:
 
     def word_fill(self, target: object, value: object) -> None:
         """A part of equal numbers."""
-        fmt, number = self._words.part(target).buffer.fmt, self._words.number(value)
+        fmt = self._words.part(target).buffer.fmt
+        if isinstance(value, TracedBuffer) and size_of(value.part) == 1:  # a number in a buffer
+            value = value[(0,) * len(value.shape)]
+        number = self._words.number(value)
         if isinstance(number, Literal):
             number = Literal(float(number.value) if fmt in FLOATS else number.value, fmt)
         self._words.assign(target, lambda _axes: number)
@@ -418,16 +471,23 @@ class TileWords:
         self._words.assign(target, lambda axes: Applied("+", (Applied("*", (x(axes), y(axes))), own(axes))))
 
     def cast(self, target: object, source: object, mode: object, count: object) -> None:
-        """A cast that rounds to the nearest number, or, to integers, towards 0."""
+        """A cast that rounds to the nearest number, or, to whole numbers, as its mode says."""
         words = self._words
         fmt, old = words.part(target).buffer.fmt, words.part(source).buffer.fmt
         self._counted("cast", target, count)
         to_integer = fmt not in FLOATS and old in FLOATS
-        allowed = {"CAST_TRUNC"} if to_integer else {"CAST_NONE", "CAST_RINT"}
+        allowed = _TO_INTEGERS if to_integer else {"CAST_NONE": "", "CAST_RINT": ""}
         if mode not in allowed:
             said = f"T.tile.cast from {old} to {fmt} with {mode}; allowed: {', '.join(sorted(allowed))}"
             raise words.reader.refuse(said)
-        self._made(target, source, lambda x: x)
+        word = allowed[str(mode)]
+        self._made(target, source, lambda x: Applied(word, (x,)) if word else x)
+
+    def round(self, target: object, source: object, count: object = None) -> None:
+        """The nearest whole number, of two the even one."""
+        if count is not None:
+            self._counted("round", target, count)
+        self._made(target, source, lambda x: Applied("rint", (x,)))
 
     def _counted(self, name: str, target: object, count: object) -> None:
         if count != size_of(self._words.part(target)):
@@ -491,6 +551,20 @@ class TileWords:
             raise words.reader.refuse(f"T.tile.select with mode {mode!r}")
         bits = TracedBuffer(words.mask(mask, words.part(target)), "bits", words.reader.refuse)
         self._computed(target, "select", bits, a, b)
+
+
+def _padded(value: Expression, pad: Expression) -> Expression:
+    """Return an element of a tensor, or a number where its indices are outside of the tensor."""
+    assert isinstance(value, BufferElement)
+    rules = [
+        Applied("lt", (index, Literal(n)))
+        for index, n in zip(value.indices, value.buffer.shape, strict=True)
+        if index != Literal(0)
+    ]
+    whole: Expression | None = None
+    for rule in rules:
+        whole = rule if whole is None else Applied("and", (whole, rule))
+    return value if whole is None else Applied("select", (whole, value, pad))
 
 
 def _sigmoid(x: Expression) -> Expression:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from npusim.errors import ProgramError
 from npusim.kernels.tilelang.statements import (
     Applied,
     BoundValue,
@@ -32,6 +33,7 @@ from npusim.kernels.tilelang.statements import (
     Variable,
     expressions_in,
     linear,
+    number_of,
     parts_of,
     refused,
     substituted,
@@ -55,11 +57,24 @@ def one_sequence(body: Sequence[Statement]) -> tuple[Statement, ...]:
     return tuple(_Sequencer().level(body))
 
 
+#: Numbers of loops that the order of flags is followed for.
+_MOST_FOLLOWED = 1 << 12
+Flags = Counter[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """Numbers of the loops around, and the flags that are set there, by the core that waits for each and by number."""
+
+    known: Mapping[str, int]
+    set: Flags
+
+
 class _Sequencer:
-    """Orders statements; ``set`` counts flags by the core that waits for them and by number."""
+    """Orders statements, for all numbers of the loops around them at once."""
 
     def __init__(self) -> None:
-        self.set = Counter[tuple[str, int]]()
+        self.followed = [_Followed({}, Counter())]
 
     def level(self, body: Sequence[Statement]) -> list[Statement]:
         """Return one level's statements in order; those outside of scopes come between those of scopes."""
@@ -78,15 +93,24 @@ class _Sequencer:
 
     def loop(self, s: SerialLoop) -> SerialLoop:
         """Return a loop around the scopes of both cores."""
-        return replace(s, body=tuple(self.iteration(s.line, lambda: self.level(s.body))))
+        return replace(s, body=tuple(self.iteration(s, lambda: self.level(s.body))))
 
-    def iteration(self, line: Line, made: Callable[[], list[Statement]]) -> list[Statement]:
-        """Return the statements of an iteration, which leaves the flags as they are before it."""
-        before = +self.set
+    def iteration(self, s: SerialLoop, made: Callable[[], list[Statement]]) -> list[Statement]:
+        """Return the statements of an iteration, each of which leaves the flags as they are before it."""
+        before, self.followed = self.followed, [x for one in self.followed for x in self.numbered(one, s)]
+        starts = [+x.set for x in self.followed]
         statements = made()
-        if before != +self.set:
-            raise refused(line, "flags between cores that an iteration leaves set, or clears, for the next one")
+        if any(start != +x.set for start, x in zip(starts, self.followed, strict=True)):
+            raise refused(s.line, "flags between cores that an iteration leaves set, or clears, for the next one")
+        self.followed = before
         return statements
+
+    def numbered(self, one: _Followed, s: SerialLoop) -> list[_Followed]:
+        """Return what is followed for each number of a loop; for none where only a run knows the numbers."""
+        low, high = (number_of(x, one.known) for x in (s.low, s.high))
+        if not isinstance(low, int) or not isinstance(high, int) or high - low > _MOST_FOLLOWED // len(self.followed):
+            return [replace(one, set=Counter(one.set))]
+        return [_Followed({**one.known, s.variable: k}, Counter(one.set)) for k in range(low, high)]
 
     def merged(self, matrix: Sequence[Statement], vector: Sequence[Statement]) -> list[Statement]:
         """Return the statements of both cores; each runs until it waits for a flag, or for a loop of the other."""
@@ -96,32 +120,78 @@ class _Sequencer:
             for core in ("C", "V"):
                 self.advanced(core, rest[core], made)
             if len(rest["C"]) + len(rest["V"]) == before:
-                made.append(self.loop_of_both(rest))
+                made.append(self.next_loop(rest))
         return made
 
     def advanced(self, core: str, rest: list[Statement], made: list[Statement]) -> None:
         """Move the statements of a core that nothing stops."""
-        other = {"C": "V", "V": "C"}[core]
         while rest:
             s = rest[0]
             if isinstance(s, CrossFlag):
-                if s.is_wait and not self.set[core, s.number]:
+                if not all(self.passed(core, s, x.set) for x in self.followed):
                     return
-                self.set[(core, s.number) if s.is_wait else (other, s.number)] += -1 if s.is_wait else 1
             elif any(isinstance(x, CrossFlag) for x in walked([s])):
                 return
             else:
                 made.append(s)
             rest.pop(0)
 
+    def passed(self, core: str, s: CrossFlag, flags: Flags) -> bool:
+        """Set or clear a flag; return False where it is waited for and not set."""
+        if s.is_wait and not flags[core, s.number]:
+            return False
+        other = {"C": "V", "V": "C"}[core]
+        flags[(core, s.number) if s.is_wait else (other, s.number)] += -1 if s.is_wait else 1
+        return True
+
+    def next_loop(self, rest: dict[str, list[Statement]]) -> Statement:
+        """Return the next loop of both cores as one, or that of one core, for which all flags are set before."""
+        before, waiting = copied(self.followed), {core: list(rest[core]) for core in rest}
+        try:
+            return self.loop_of_both(rest)
+        except ProgramError:
+            for core in ("C", "V"):
+                self.followed = copied(before)
+                rest[core][:] = waiting[core]
+            for core in ("C", "V"):
+                if rest[core] and not isinstance(rest[core][0], CrossFlag) and self.runs(core, rest[core][0]):
+                    return without_flags([rest[core].pop(0)])[0]
+                self.followed = copied(before)
+            raise
+
+    def runs(self, core: str, s: Statement) -> bool:
+        """Return whether nothing stops a loop or if of a core; flags are then those behind it."""
+        return all(self.ran(core, [s], x.known, x.set) for x in self.followed)
+
+    def ran(self, core: str, body: Iterable[Statement], known: Mapping[str, int], flags: Flags) -> bool:
+        """Set and clear the flags of statements; return False where one waits, or only a run knows which are run."""
+        for s in body:
+            if isinstance(s, CrossFlag):
+                if not self.passed(core, s, flags):
+                    return False
+            elif not any(isinstance(x, CrossFlag) for x in walked([s])):
+                continue
+            elif isinstance(s, SerialLoop):
+                low, high = (number_of(x, known) for x in (s.low, s.high))
+                if low is None or high is None or high - low > _MOST_FOLLOWED:
+                    return False
+                if not all(self.ran(core, s.body, {**known, s.variable: k}, flags) for k in range(int(low), int(high))):
+                    return False
+            elif isinstance(s, Conditional):
+                answer = number_of(s.condition, known)
+                if answer is None or not self.ran(core, s.then if answer else s.otherwise, known, flags):
+                    return False
+        return True
+
     def loop_of_both(self, rest: Mapping[str, list[Statement]]) -> Statement:
         """Return the next loop of both cores as one."""
         ones = [rest[core][0] for core in ("C", "V") if rest[core]]
         stopped = next((s for s in ones if isinstance(s, CrossFlag)), None)
-        if stopped is not None:
-            raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag comes before it")
         first, second = ones[0], ones[-1]
-        if len(ones) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
+        loops = [s for s in ones if isinstance(s, SerialLoop)]
+        if stopped is not None and not loops:
+            raise refused(stopped.line, f"wait_cross_flag {stopped.number}: no set_cross_flag comes before it")
+        if len(loops) < 2 or not isinstance(first, SerialLoop) or not isinstance(second, SerialLoop):
             raise refused(first.line, "flags between cores in a loop or if that the other core does not have too")
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
@@ -130,8 +200,27 @@ class _Sequencer:
         renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
         for core in ("C", "V"):
             rest[core].pop(0)
-        body = self.iteration(first.line, lambda: self.merged(first.body, renamed))
+        body = self.iteration(first, lambda: self.merged(first.body, renamed))
         return replace(first, body=tuple(body))
+
+
+def copied(followed: Iterable[_Followed]) -> list[_Followed]:
+    """Return numbers with flags of their own."""
+    return [replace(x, set=Counter(x.set)) for x in followed]
+
+
+def without_flags(body: Iterable[Statement]) -> tuple[Statement, ...]:
+    """Return statements without flags between cores, and without ifs that have nothing else."""
+    made = list[Statement]()
+    for s in body:
+        if isinstance(s, SerialLoop):
+            made.append(replace(s, body=without_flags(s.body)))
+        elif isinstance(s, Conditional):
+            then, otherwise = without_flags(s.then), without_flags(s.otherwise)
+            made += [replace(s, then=then, otherwise=otherwise)] if then or otherwise else []
+        elif not isinstance(s, CrossFlag):
+            made.append(s)
+    return tuple(made)
 
 
 # ---------------------------------------------------------------- halves of tiles
@@ -211,8 +300,8 @@ class _HalfJoiner:
 
     def follow_reduction(self, s: TileReduction) -> None:
         a, b = s.source.buffer, s.target.buffer
-        left = [i for i, n in enumerate(a.shape) if n != 1 and i != s.axis]
-        pairs = dict(zip(left, [i for i, n in enumerate(b.shape) if n != 1], strict=False))
+        left = [i for i, n in enumerate(s.source.extent) if n != 1 and i != s.axis]
+        pairs = dict(zip(left, [i for i, n in enumerate(s.target.extent) if n != 1], strict=False))
         if a in self.halves:
             if self.halves[a] == s.axis:
                 raise refused(s.line, f"T.reduce_{s.word} along the axis of which each vector core has a half")
@@ -300,10 +389,10 @@ class _HalfJoiner:
         """Return a part of a tile as that of the whole tile."""
         if x.buffer not in self.halves:
             return x
-        if not x.is_whole:
+        axis, whole = self.halves[x.buffer], self.buffers[x.buffer]
+        if x.extent[axis] != x.buffer.shape[axis]:
             raise refused(line, f"a part of {x.buffer.name}, which is a half of a tile on each vector core")
-        whole = self.buffers[x.buffer]
-        return BufferPart(whole, x.start, whole.shape)
+        return BufferPart(whole, x.start, tuple(whole.shape[i] if i == axis else n for i, n in enumerate(x.extent)))
 
     def element(self, e: Expression) -> Expression:
         """Return an expression with whole tiles in place of halves."""

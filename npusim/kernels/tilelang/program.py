@@ -8,11 +8,12 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 
 from npusim.errors import SpecError
 from npusim.kernels.tilelang.tiles import WIDTHS
@@ -48,6 +49,44 @@ class Silent:
         return self._name
 
 
+class SymbolicSize(Silent):
+    """A size that the tensors of a launch have (``T.symbolic``), or an expression of sizes, whose name is empty.
+
+    The function around a kernel computes with it, so that the kernel's tensors have shapes of it; what the function
+    returns is read only after it has run again with the numbers of a launch.  ``refuses``: whether it is one of a
+    kernel that is being read, which has numbers in place of it.
+    """
+
+    def __init__(self, name: str, refuses: Callable[[], bool]) -> None:
+        super().__init__(name)
+        self.name, self._refuses = name, refuses
+
+    def _of_sizes(self, *_: object) -> SymbolicSize:
+        return SymbolicSize("", self._refuses)
+
+    def _answer(self, *_: object) -> bool:
+        self._known()
+        return True
+
+    def _known(self) -> int:
+        if self._refuses():
+            raise SpecError("T.symbolic: a size that no tensor of the launch has; give it with -a NAME=VALUE")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return self._answer()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _of_sizes
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __pow__ = _of_sizes
+    __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __bool__ = _answer  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __int__(self) -> int:
+        return self._known()
+
+    __index__ = __int__
+
+
 class Format(str):
     """The name of a format; a call of it converts a scalar."""
 
@@ -75,7 +114,9 @@ class TensorType:
 class PrimFunc:
     """A ``T.prim_func``: the function; pass configurations, numbers of outputs and workspaces of its ``tilelang.jit``.
 
-    ``launched``: called with the kernel and the arguments of a launch.
+    ``launched``: called with the kernel and the arguments of a launch.  ``remade``: makes the kernel with numbers in
+    place of sizes of ``T.symbolic``.  ``tuned``: the kernels of a tuner's configurations, with their constants.
+    ``sizes``: the numbers of ``T.symbolic``.
     """
 
     function: FunctionType
@@ -83,6 +124,18 @@ class PrimFunc:
     outputs: tuple[int, ...] = ()
     workspaces: tuple[int, ...] = ()
     launched: Callable[[PrimFunc, Sequence[object], Mapping[str, object]], object] | None = None
+    remade: Callable[[Mapping[str, int]], PrimFunc] | None = None
+    tuned: tuple[tuple[PrimFunc, Mapping[str, object]], ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def symbols(self) -> tuple[tuple[str, str, int], ...]:
+        """The sizes of ``T.symbolic`` without a number, each with a parameter and the axis of it that has the size."""
+        kinds = self.function.__annotations__.items()
+        shapes = [(name, kind.shape) for name, kind in kinds if isinstance(kind, TensorType)]
+        pairs: list[tuple[object, str, int]] = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape)]
+        found = [(n.name, name, i) for n, name, i in pairs if isinstance(n, SymbolicSize)]
+        return tuple(x for x in found if x[0] and x[0] not in self.sizes)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -129,8 +182,11 @@ class PrimFunc:
 class Language(ModuleType):
     """``tilelang.language``: ``words`` gives the words of the kernel that is being walked, if one is.
 
-    ``launched``: called where the program launches a kernel (`PrimFunc`).
+    ``launched``: called where the program launches a kernel (`PrimFunc`).  ``sizes``: those of ``T.symbolic`` that are
+    known, by name; ``asked``: the names that the program asks for.
     """
+
+    asked: dict[str, None]
 
     launched: Callable[[PrimFunc, Sequence[object], Mapping[str, object]], object] | None = None
 
@@ -138,6 +194,8 @@ class Language(ModuleType):
         super().__init__("tilelang.language")
         self.__dict__["words"] = None
         self.__dict__["__path__"] = []
+        self.__dict__["sizes"] = dict[str, int]()
+        self.__dict__["asked"] = dict[str, None]()
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -150,12 +208,30 @@ class Language(ModuleType):
             return lambda function: PrimFunc(function, {}, (), (), self.launched)
         if name == "macro":
             return _macro
+        if name in ("symbolic", "dynamic"):
+            return self.size
         words: Callable[[str], object] | None = self.__dict__["words"]
         if words is not None:
             return words(name)
         if name in PLAIN:
             return PLAIN[name]
         return Silent(f"T.{name}")
+
+    def size(self, name: str, *_: object) -> int | SymbolicSize:
+        """Return a size that the tensors of a launch have: its number, where it is known."""
+        known: Mapping[str, int] = self.__dict__["sizes"]
+        self.asked[name] = None
+        return known[name] if name in known else SymbolicSize(name, lambda: self.__dict__["words"] is not None)
+
+    @contextmanager
+    def sized(self, sizes: Mapping[str, int]) -> Iterator[None]:
+        """Have sizes of ``T.symbolic`` while a program makes a kernel."""
+        before = self.__dict__["sizes"]
+        self.__dict__["sizes"] = {**before, **sizes}
+        try:
+            yield
+        finally:
+            self.__dict__["sizes"] = before
 
     @contextmanager
     def walking(self, words: Callable[[str], object]) -> Iterator[None]:
@@ -170,6 +246,11 @@ class Language(ModuleType):
 def ceildiv(a: int, b: int) -> int:
     """Return a quotient rounded up."""
     return -(-a // b)
+
+
+_MATH: Mapping[str, Callable[[int], int]] = MappingProxyType(
+    {"next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length()}
+)
 
 
 #: Words that have their meaning outside of a kernel too.
@@ -197,7 +278,7 @@ def _macro(function: FunctionType) -> FunctionType:
     return function
 
 
-def _jit(*arguments: object, **options: object) -> object:
+def _jit(language: Language, *arguments: object, **options: object) -> object:
     """Return the stand-in of ``tilelang.jit``: a function whose kernels have its pass configurations and outputs."""
 
     def decorated(function: Callable[..., object]) -> Callable[..., object]:
@@ -205,9 +286,17 @@ def _jit(*arguments: object, **options: object) -> object:
             return _configured(function, options)  # type: ignore[return-value]  # `tilelang.jit` of a kernel
 
         def called(*values: object, **named: object) -> object:
-            return _configured(function(*values, **named), options)
+            def remade(sizes: Mapping[str, int]) -> PrimFunc:
+                with language.sized(sizes):
+                    again = _configured(function(*values, **named), options)
+                assert isinstance(again, PrimFunc)
+                return replace(again, sizes=sizes)
+
+            made = _configured(function(*values, **named), options)
+            return replace(made, remade=remade) if isinstance(made, PrimFunc) and made.symbols else made
 
         called.__dict__["__wrapped__"] = function
+        called.__dict__["__jit_impl__"] = SimpleNamespace(target=str(options.get("target", "auto")))
         return called
 
     return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
@@ -249,16 +338,53 @@ class _StandIns(MetaPathFinder, Loader):
         module = ModuleType(spec.name)
         module.__dict__["__getattr__"] = lambda name: _asked(spec.name, name)
         if spec.name == "tilelang":
-            jitted = {"jit": _jit, "compile": lambda kernel, *_, **k: _configured(kernel, k)}
-            module.__dict__.update(jitted, language=self.language, DataType=Format, autotune=_autotune)
+            jitted = {"jit": partial(_jit, self.language), "compile": lambda kernel, *_, **k: _configured(kernel, k)}
+            tuned, plain = partial(_autotune, self.language), {"cdiv": ceildiv, "math": SimpleNamespace(**_MATH)}
+            module.__dict__.update(jitted, language=self.language, DataType=Format, autotune=tuned, **plain)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: the stand-in is complete."""
 
 
-def _autotune(*arguments: object, **_: object) -> object:
-    return arguments[0] if arguments and callable(arguments[0]) else lambda function: function
+def _made_configs(configs: object, values: Sequence[object], named: Mapping[str, object]) -> object:
+    """Return what a function of configurations makes of a kernel's arguments, or of them as a tuple and a mapping."""
+    assert callable(configs)
+    parameters = inspect.signature(configs)
+    try:
+        parameters.bind(*values, **named)
+    except TypeError:
+        return configs(tuple(values), dict(named)) if parameters.parameters else configs()
+    return configs(*values, **named)
+
+
+def _autotune(language: Language, *arguments: object, configs: object = None, **_: object) -> object:
+    """Return the stand-in of ``tilelang.autotune``: a function that makes the kernels of all configurations.
+
+    As TileLang, it makes one kernel where the program gives a value to a parameter that configurations have.
+    """
+
+    def decorated(function: Callable[..., object]) -> Callable[..., object]:
+        def called(*values: object, **named: object) -> object:
+            is_made = callable(configs) and not isinstance(configs, Silent)
+            listed = _made_configs(configs, values, named) if is_made else configs
+            order = list(inspect.signature(inspect.unwrap(function)).parameters)
+            own = [dict(c) for c in listed] if isinstance(listed, list | tuple) else []
+            if not own or any(n in named or (n in order and order.index(n) < len(values)) for n in own[0]):
+                return function(*values, **named)
+            made = [(function(*values, **{**named, **config}), config) for config in own]
+            kernels = tuple((kernel, config) for kernel, config in made if isinstance(kernel, PrimFunc))
+            if len(kernels) < len(made):
+                return made[0][0]
+            first = replace(kernels[0][0], tuned=kernels)
+            if language.launched is not None:  # as a tuner launches them
+                language.launched(first, (), {})
+            return first
+
+        called.__dict__["__wrapped__"] = function
+        return called
+
+    return decorated(arguments[0]) if arguments and callable(arguments[0]) else decorated
 
 
 def _asked(module: str, name: str) -> Silent:
@@ -309,7 +435,7 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
             names = runpy.run_path(str(path), run_name="npusim_checked")
             made = names.get(name)
             if callable(made) and not isinstance(made, PrimFunc):
-                made = _called(path, name, made, arguments)
+                made = _called(path, name, made, arguments, language)
         except SpecError:
             raise
         except Exception as error:
@@ -321,16 +447,23 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
     return made
 
 
-def _called(path: Path, name: str, function: Callable[..., object], arguments: Mapping[str, object]) -> object:
+def _called(
+    path: Path, name: str, function: Callable[..., object], arguments: Mapping[str, object], language: Language
+) -> object:
+    """Return what a function returns; arguments that it does not have are sizes of ``T.symbolic``."""
     parameters = inspect.signature(function).parameters
-    listed = ", ".join(parameters) or "none"
-    if unknown := [n for n in arguments if n not in parameters]:
-        raise SpecError(f"{path}::{name}: no argument {', '.join(unknown)}; allowed: {listed}")
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in arguments]
+    own, sizes = ({n: x for n, x in arguments.items() if (n in parameters) is of} for of in (True, False))
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in own]
     if missing := [n for n in missing if parameters[n].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD,)]:
         given = " ".join(f"-a {n}=..." for n in missing)
         raise SpecError(f"{path}::{name}: {', '.join(missing)} needed: {given}")
-    return function(**arguments)
+    numbers = {n: x for n, x in sizes.items() if isinstance(x, int) and not isinstance(x, bool) and x > 0}
+    with language.sized(numbers):
+        made = function(**own)
+    if unknown := [n for n in sizes if n not in numbers or n not in language.asked]:
+        listed = ", ".join([*parameters, *(n for n in language.asked if n not in parameters)]) or "none"
+        raise SpecError(f"{path}::{name}: no argument {', '.join(unknown)}; allowed: {listed}")
+    return replace(made, sizes=numbers) if isinstance(made, PrimFunc) else made
 
 
 def argument_values(texts: Sequence[str]) -> dict[str, object]:

@@ -6,9 +6,12 @@ Copies, fills and ``T.Parallel`` nests are one kind, `Elementwise`: each element
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.ttir_text import Line
@@ -217,6 +220,12 @@ class TileKernel:
     is_guarded: bool = True
 
 
+def only_assignment(s: Statement) -> Elementwise | None:
+    """Return the assignment that a nest of parallel loops is, to all its elements; None for another statement."""
+    x = s.body[0] if isinstance(s, ParallelNest) and len(s.body) == 1 else None
+    return x if isinstance(x, Elementwise) and x.condition is None else None
+
+
 def refused(line: Line, why: str) -> ProgramError:
     """Return the error of a statement that is not read, at its line."""
     return ProgramError(f"{line}: {why}")
@@ -319,6 +328,30 @@ def linear(e: Expression, bound: Mapping[str, Expression]) -> dict[Expression, f
     return {t: n for t, n in total.items() if n}
 
 
+Numbers = int | float | np.ndarray[tuple[int], np.dtype[np.int64]]
+_OPERATIONS: Mapping[str, Callable[..., Numbers]] = MappingProxyType(
+    {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
+    | {"min": np.minimum, "max": np.maximum, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+    | {"select": np.where, "cast": lambda x: x, "<<": operator.lshift, ">>": operator.rshift}
+    | {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+)
+
+
+def number_of(e: Expression, known: Mapping[str, Numbers]) -> Numbers | None:
+    """Return the value of an expression of whole numbers; None where it has a variable that is not known."""
+    if isinstance(e, Literal):
+        return int(e.value) if float(e.value).is_integer() else None
+    if isinstance(e, Variable):
+        return known.get(e.name)
+    if isinstance(e, BufferElement) or e.word not in _OPERATIONS or (e.word == "cast" and "int" not in e.fmt):
+        return None
+    every = [number_of(x, known) for x in e.operands]
+    operands = [x for x in every if x is not None]
+    if len(operands) < len(every) or (e.word in ("//", "%") and np.any(np.less(operands[1], 1))):
+        return None
+    return _OPERATIONS[e.word](*operands)
+
+
 def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Return bounds of a whole number, both included, from those of variables; infinite where nothing is known."""
     unknown = (-math.inf, math.inf)
@@ -350,6 +383,9 @@ def interval(x: Expression, ranges: Mapping[str, tuple[float, float]]) -> tuple[
     ]
 
 
+_TRUE = Literal(1, "bool")
+
+
 class Exposed:
     """The tiles that statements read before they write them (``reads``), and those that they surely write."""
 
@@ -377,7 +413,7 @@ class Exposed:
                     self._read(*x.indices, *([] if x.condition is None else [x.condition]))
                     self._written(x.buffer, is_whole=x.condition is None)
         elif isinstance(s, MatrixProduct):
-            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == Literal(1, "bool") else [s.c.buffer])]
+            sources = [s.a.buffer, s.b.buffer, *([] if s.clears == _TRUE else [s.c.buffer])]
             self.reads |= set(sources) - self.writes
             self._read(s.clears)
             self._written(s.c.buffer, is_whole=True)
@@ -386,7 +422,11 @@ class Exposed:
             self._written(s.target.buffer, is_whole=True)
         elif isinstance(s, SerialLoop):
             self._read(s.low, s.high)
-            self.reads |= Exposed(s.body, self.writes).reads - self.writes
+            first = Applied("eq", (Variable(s.variable), s.low))  # a product that clears then reads nothing before
+            body = [
+                replace(x, clears=_TRUE) if isinstance(x, MatrixProduct) and x.clears == first else x for x in s.body
+            ]
+            self.reads |= Exposed(body, self.writes).reads - self.writes
         elif isinstance(s, Conditional):
             self._read(s.condition)
             then, otherwise = Exposed(s.then, self.writes), Exposed(s.otherwise, self.writes)

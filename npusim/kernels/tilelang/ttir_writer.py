@@ -57,6 +57,7 @@ _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
+    | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
 #: A result that an operation has, and the names that a line has.
@@ -260,6 +261,8 @@ class _Writer:
     def applied(self, e: Applied) -> TileValue:
         if e.word == "cast":
             return self.cast(self.value(e.operands[0]), e.fmt)
+        if e.word == "select" and (known := self.decided(e.operands[0])) is not None:
+            return self.value(e.operands[1 if known else 2])
         if e.word == "select":
             c, a, b = (self.value(x) for x in e.operands)
             c, a, b = self.alike(c, *self.promoted(a, b))
@@ -287,6 +290,17 @@ class _Writer:
         if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
             return self.floored(e.word, made, *(self.value(x) for x in e.operands))
         return made
+
+    def decided(self, e: Expression) -> bool | None:
+        """Return the answer of a comparison of whole numbers that bounds alone decide; None for another condition."""
+        if isinstance(e, Applied) and e.word == "and":
+            answers = [self.decided(x) for x in e.operands]
+            return False if False in answers else None if None in answers else True
+        if not isinstance(e, Applied) or e.word != "lt":
+            return None
+        ranges = self.ranges | {name: (0, self.limits.get(name, n) - 1) for name, n in self.axes}
+        (low, high), (least, most) = (interval(x, ranges) for x in e.operands)
+        return True if high < least else False if low >= most else None
 
     def floored(self, word: str, made: TileValue, a: TileValue, b: TileValue) -> TileValue:
         """Return a quotient or remainder that is rounded down, from one rounded to 0; the divisor is positive."""
