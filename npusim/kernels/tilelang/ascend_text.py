@@ -39,7 +39,6 @@ from npusim.kernels.tilelang.cores_joined import (
 )
 from npusim.kernels.tilelang.loops import flattened, fused, tasks_of
 from npusim.kernels.tilelang.program import Language, PrimFunc, SymbolicSize, TensorType
-from npusim.kernels.tilelang.slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.statements import (
     TYPES,
     Applied,
@@ -71,6 +70,7 @@ from npusim.kernels.tilelang.statements import (
     walked,
     written_buffers,
 )
+from npusim.kernels.tilelang.tile_slots import with_invariant_slots, without_slots
 from npusim.kernels.tilelang.tiles import width_of
 from npusim.kernels.tilelang.ttir_writer import chosen_value
 from npusim.kernels.triton.ttir_text import Line
