@@ -24,6 +24,7 @@ from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
 from npusim.machines.published_kernel import (
     AscendKernel,
+    GradientKernel,
     KernelTile,
     Layouts,
     PublishedKernel,
@@ -69,6 +70,7 @@ __all__ = [
     "EnginePricing",
     "Footprint",
     "Frame",
+    "GradientKernel",
     "Item",
     "KernelTile",
     "Layouts",

@@ -13,7 +13,7 @@ from npusim.formats import get_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.machines.decisions import CodeWork, Due, GpuDecisions
 from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers, fill_passes
-from npusim.machines.sm.group_cost import ACCESS_BYTES
+from npusim.machines.sm.group_cost import ACCESS_BYTES, FRAGMENT_ROWS
 from npusim.program.ir.tile import Tile
 from npusim.units import ceil_div
 
@@ -45,6 +45,8 @@ class GroupWork(NamedTuple):
         Whether the warps wait for a product's last result.
     is_spread
         Whether warps share the columns of what a kernel else repeats.
+    sharers
+        Groups, or warps, that share the columns of a result with fewer rows than all of them compute at once.
     is_even
         Whether elements are distributed evenly, since no product needs them in fragments.
     copies, loads
@@ -67,6 +69,7 @@ class GroupWork(NamedTuple):
     is_fenced: bool = False
     is_awaited: bool = True
     is_spread: bool = False
+    sharers: int = 1
     is_even: bool = False
     copies: int = 0
     loads: int = 0
@@ -164,7 +167,14 @@ class Works:
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not decided.ahead if decided.alternates else not adds_up or decided.stages == 1
         met = int(is_near and decided.roles == "alike")
-        return work._replace(is_awaited=is_awaited, depth=self._width(left), barriers=met, pays=("multiply_add",))
+        how = {"depth": self._width(left), "barriers": met, "sharers": self._sharers(s.rows[0].dst)}
+        return work._replace(is_awaited=is_awaited, pays=("multiply_add",), **how)
+
+    def _sharers(self, n: str) -> int:
+        """Return how many share the columns of a tile's own result, whose rows are too few for all warps."""
+        decided, frame = self.decided, self.frame
+        down = decided.groups * decided.warps // (decided.across * decided.repeats)
+        return max(1, down * FRAGMENT_ROWS // frame.height(n)) if frame.axes(n)[0] == frame.loop_axis else 1
 
     def beside(self, s: Stage, work: GroupWork) -> GroupWork:
         """Return work that overlaps with a product, if the warps waited for its start alone."""

@@ -99,6 +99,11 @@ class GlobalTensor:
     parameter: str = field(default="", compare=False)
 
     @property
+    def place(self) -> str:
+        """Name of the tensor that owns the memory."""
+        return self.name if self.of is None else self.of.name
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch)) // max(1, self.added)
