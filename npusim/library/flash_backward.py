@@ -433,16 +433,17 @@ class GpuBackwardFields(BackwardFields):
     """The same, and whose kernel computes all gradients."""
 
     kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
-        default=None,
-        description="published kernel, or your own FILE.py:NAME; its blocks are of keys; default: none",
+        default=None, description="published kernel, or your own FILE.py:NAME; its blocks are of keys; default: none"
     )
 
     @property
     def published(self) -> GradientKernel | None:
         """The kernel of gradients of the published kernel that the fields name."""
         named = find_kernel(GpuKernel, self.kernel)
-        if named is None or named.gradients is not None:
-            return named and named.gradients
+        if named is None:
+            return None
+        if named.gradients is not None:
+            return named.gradients
         raise TilingError(f"kernel: {self.kernel} has no gradients=; a GradientKernel is needed")
 
 

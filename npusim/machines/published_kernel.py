@@ -294,6 +294,12 @@ def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
     return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
 
 
+def gradient_charges(_use: KernelUse) -> tuple[Charge, ...]:
+    """Return the cost of an iteration of a kernel of gradients with specialised warps, and the cost between blocks."""
+    at = "WARPS.sharing.specialised"
+    return Charge(f"{at}.step_cycles"), Charge(f"{at}.gradient_block_cycles", 1, "end")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendKernel(PublishedKernel):
     """A kernel on an Ascend device.

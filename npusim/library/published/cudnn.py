@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Phase, Problem, get_format, layout
-from npusim.machine import GradientKernel, needs_tma, specialised_charges
+from npusim.machine import GradientKernel, gradient_charges, needs_tma, specialised_charges
 
 #: Head dims, and rows and keys of all tiles, as the kernels are called.
 HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
@@ -78,6 +78,6 @@ CUDNN = GpuKernel(
         leaves=frozenset({"gradient"}),
         needs=_needs,
         order=_last_keys_first,
-        charges=specialised_charges,
+        charges=gradient_charges,
     ),
 )

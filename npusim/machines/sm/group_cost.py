@@ -524,7 +524,7 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
     """
     if work.decided.is_transposed:
         return work.decided.rows, work.columns
-    if work.sharers > 1:
+    if work.sharers:
         return work.sharers * tile.rows, ceil_div(tile.cols, work.sharers)
     return max(work.decided.rows, tile.rows), max(work.columns, tile.cols)
 

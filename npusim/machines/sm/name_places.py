@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
@@ -83,11 +84,19 @@ class BlockPlaces:
         self._place_operands(who)
         #: Stores that warps do not wait for: the queue, and what waits there, two tiles at most.
         self.storer = f"{SM}.B{number}STG"
-        self.left: dict[str, Ring] = {}
-        for n in (n for n, place in frame.places.items() if place == "out" and decided.code):
-            size = frame.size_bytes(n, frame.height(n) * frame.width(n))
-            self.left[n] = core.allocator.ring(
-                RF, f"{who} {frame.label(n)} stored", size, 2, producers=warps, consumers=(self.storer,)
+        self.left: dict[tuple[str, int], Ring] = {}
+        for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
+            if not (decided.code or (decided.alternates and frame.is_visited(n))):
+                continue
+            size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
+            slots = 2 if decided.code else 1
+            self.left[n, g] = core.allocator.ring(
+                RF,
+                f"{who}W{g} {frame.label(n)} stored",
+                size,
+                slots,
+                producers=warps[g : g + 1],
+                consumers=(self.storer,),
             )
         #: Operands that a block without a loop loads where a product begins, and the flag that it does.
         self.late = self._late()

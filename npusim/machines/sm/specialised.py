@@ -120,10 +120,14 @@ def specialised_gradients(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -
     depth = next((n for n in range(decided.depth, 0, -1) if staged_bytes(phase, n, leaves=False) <= most), 0)
     if not depth:
         taken = staged_bytes(phase, 1, leaves=False)
-        raise BufferOverflowError(f"shared memory: tiles of {rows} keys and {columns} queries take {taken:,} of {most:,}")
-    fmt = phase.tensors["q"].fmt
+        raise BufferOverflowError(
+            f"shared memory: tiles of {rows} keys and {columns} queries take {taken:,} of {most:,}"
+        )
+    fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     dims = {axis: kernel.head_dim(fmt, sizes[axis]) for axis in ("key_dim", "value")}
     charges = kernel.paid(KernelUse(phase, device, rows, columns, *dims.values()))
     decided = decided._replace(groups=groups, warps=GROUP_WARPS, depth=depth, turns=None, charges=charges)
-    note = f"kernel={called}: {groups} warp groups on tiles of {columns} queries and {rows} keys, {depth} of Q and of dO"
+    note = (
+        f"kernel={called}: {groups} warp groups on tiles of {columns} queries and {rows} keys, {depth} of Q and of dO"
+    )
     return SmTiling(widths={phase.loop_axis: columns, **dims}, decided=decided), note
