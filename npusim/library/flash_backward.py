@@ -317,8 +317,9 @@ def backward(
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
     of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p, "results": [t.delta]}
     delta = row_sums.phase("delta", grid(t.do, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
-    of_queries = replace(of_queries, is_named=True, flops=_operations(problem, 2, 1))
-    return [delta, of_queries, replace(last, is_named=True, flops=_operations(problem, 2, 2))]
+    of_queries = replace(of_queries, is_named=True, flops=_operations(problem, "key_dim", "value", "key_dim"))
+    flops = _operations(problem, "key_dim", "value", "value", "key_dim")
+    return [delta, of_queries, replace(last, is_named=True, flops=flops)]
 
 
 def _in_memory(
@@ -355,7 +356,8 @@ def _in_memory(
         results[1:] = (Stacked("member", group, replace(x, batch=x.batch * group)) for x in of_heads)
     cells = query_cells(problem, tile.tile_kv, tile.tile_q, part=stack.axis, sums=sums, is_series=is_series)
     of_all = all_parts.phase("dkdvdq", cells, results=results, **of_keys)
-    yield replace(of_all, notes=(note,), flops=_operations(problem, 3, 2))
+    flops = _operations(problem, "key_dim", "value", "value", "key_dim", "key_dim")
+    yield replace(of_all, notes=(note,), flops=flops)
     total = replace(parts, name="sum", batch=problem.batch * sums, added=0, of=parts)
     yield _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.rows, p)
     for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
@@ -368,10 +370,10 @@ def _read_once(tensor: GlobalTensor) -> GlobalTensor:
     return replace(tensor, name=f"{tensor.name}_rows", of=tensor)
 
 
-def _operations(problem: Problem, of_keys: int, of_values: int) -> int:
-    """Return operations of so many products along channels of keys, and of values, over the pairs of the mask."""
-    width = of_keys * problem.head_dim + of_values * problem.value_head_dim
-    return 2 * problem.heads * problem.pairs() * width
+def _operations(problem: Problem, *channels: str) -> int:
+    """Return operations over the pairs of the mask of a product along each axis of ``channels``."""
+    widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
+    return 2 * problem.heads * problem.pairs() * sum(widths[axis] for axis in channels)
 
 
 def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows: int, p: BackwardPrecision) -> Phase:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from npusim.config.core_units import WarpIssue
 from npusim.config.load import list_devices, load_device
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.problem import Problem
+    from npusim.config.problem import KernelProblem, Problem
     from npusim.kernels.attention.call_blocks import BlockOrder
     from npusim.kernels.attention.split_rules import Parts, SplitCall
 
@@ -253,16 +253,12 @@ class GradientKernel(GpuKernel):
 
     edges: ClassVar[tuple[str, str]] = ("tile_q", "tile_kv")
 
-    def tile(self, problem: Any, _device: DeviceSpec) -> KernelTile:
+    def tile(self, problem: Problem | KernelProblem, _device: DeviceSpec) -> KernelTile:
         """Return the queries of a tile, the keys of a block, and its warps; raise `TilingError` without a layout."""
-        sizes = problem.sizes
+        sizes = cast("KernelProblem", problem).sizes
         dim = self.head_dim(problem.dtype, max(sizes["key"], sizes["value"]))
         layouts = self.tiles[get_format(problem.dtype).size_bytes][dim]
         return layouts[2 if sizes["window"] else int(bool(sizes["causal"]))]
-
-    def own(self, problem: Any, device: DeviceSpec) -> dict[str, object]:
-        """Return the kernel's fields for a problem."""
-        return self._whole(problem, device)
 
 
 def warps_of(device: DeviceSpec) -> WarpIssue | None:

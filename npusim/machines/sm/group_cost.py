@@ -525,7 +525,10 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
     if work.decided.is_transposed:
         return work.decided.rows, work.columns
     if work.sharers:
-        return work.sharers * tile.rows, ceil_div(tile.cols, work.sharers)
+        rows, groups = work.sharers * tile.rows, work.decided.consumers
+        if groups and rows % GROUP_ROWS:  # as its transpose, whose rows fill all groups (FlashAttention-3's dQ_swapAB)
+            return ceil_div(tile.cols, groups), groups * tile.rows
+        return rows, ceil_div(tile.cols, work.sharers)
     return max(work.decided.rows, tile.rows), max(work.columns, tile.cols)
 
 
