@@ -256,7 +256,7 @@ class GradientKernel(GpuKernel):
     def tile(self, problem: Problem | KernelProblem, _device: DeviceSpec) -> KernelTile:
         """Return the queries of a tile, the keys of a block, and its warps; raise `TilingError` without a layout."""
         sizes = cast("KernelProblem", problem).sizes
-        dim = self.head_dim(problem.dtype, max(sizes["key"], sizes["value"]))
+        dim = self.head_dim(problem.dtype, int(max(sizes["key"], sizes["value"])))
         layouts = self.tiles[get_format(problem.dtype).size_bytes][dim]
         return layouts[2 if sizes["window"] else int(bool(sizes["causal"]))]
 
