@@ -24,9 +24,11 @@ from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
 from npusim.machines.published_kernel import (
     AscendKernel,
+    GradientKernel,
     KernelTile,
     Layouts,
     PublishedKernel,
+    gradient_charges,
     needs_tma,
     specialised_charges,
     warps_of,
@@ -69,6 +71,7 @@ __all__ = [
     "EnginePricing",
     "Footprint",
     "Frame",
+    "GradientKernel",
     "Item",
     "KernelTile",
     "Layouts",
@@ -95,6 +98,7 @@ __all__ = [
     "cut_rows",
     "find_kernel",
     "get_format",
+    "gradient_charges",
     "kernels",
     "list_devices",
     "load_device",

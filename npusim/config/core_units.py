@@ -358,6 +358,10 @@ class SpecialisedSpec(IssueSpec):
     element_cycles: Quantity = Field(
         description="time of a block's end for each element of O in a thread, in addition to the counted instructions"
     )
+    gradient_block_cycles: Quantity | None = Field(
+        default=None,
+        description="time between blocks of a kernel of gradients, in addition to the counted instructions and copies",
+    )
 
     @property
     def slowing(self) -> float:

@@ -59,7 +59,7 @@ class Tiling(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @property
-    def published(self) -> object | None:
+    def published(self) -> Any:
         """The published kernel that the fields name; None for fields without one."""
         return None
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from npusim.kernel import (
     Accumulate,
     Field,
     GlobalTensor,
+    GpuKernel,
     KernelProblem,
     MaskKind,
     NamedFormats,
@@ -34,6 +36,7 @@ from npusim.kernel import (
     SpecError,
     Stacked,
     Tiling,
+    TilingError,
     Turned,
     Value,
     attention_cells,
@@ -49,6 +52,7 @@ from npusim.kernel import (
     lightest,
     mask_of,
     on,
+    one_of,
     part_of,
     query_cells,
     schedule,
@@ -57,7 +61,7 @@ from npusim.kernel import (
     where,
     with_columns,
 )
-from npusim.machine import Machine
+from npusim.machine import GradientKernel, Machine, find_kernel, kernels
 
 F32 = "float32"
 
@@ -311,9 +315,11 @@ def backward(
     )
     cells = query_cells(problem, tile.tile_kv, tile.tile_q)
     last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
-    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p, "results": [t.delta]}
+    of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p, "results": [t.delta]}
     delta = row_sums.phase("delta", grid(t.do, ("row", tile.rows)), {**widths, "row": tile.rows}, **of_rows)
-    return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]
+    of_queries = replace(of_queries, is_named=True, flops=_operations(problem, "key_dim", "value", "key_dim"))
+    flops = _operations(problem, "key_dim", "value", "value", "key_dim")
+    return [delta, of_queries, replace(last, is_named=True, flops=flops)]
 
 
 def _in_memory(
@@ -336,7 +342,7 @@ def _in_memory(
     stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
     rows, sizes = grid(t.do, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
-    of_rows: dict[str, Any] = {"do": t.do, "forward": t.forward, "p": p}
+    of_rows: dict[str, Any] = {"do": _read_once(t.do), "forward": t.forward, "p": p}
     if is_series:
         note = f"deterministic: {sums} sums of dQ, {size}; each in the order of keys, then one after the other"
         yield zeros.phase("clear", tuple(places), sizes, [stack])
@@ -349,12 +355,25 @@ def _in_memory(
         of_heads = (replace(x, name=f"{n}_heads", role="workspace") for n, x in (("dk", t.dk), ("dv", t.dv)))
         results[1:] = (Stacked("member", group, replace(x, batch=x.batch * group)) for x in of_heads)
     cells = query_cells(problem, tile.tile_kv, tile.tile_q, part=stack.axis, sums=sums, is_series=is_series)
-    yield replace(all_parts.phase("dkdvdq", cells, results=results, **of_keys), notes=(note,))
+    of_all = all_parts.phase("dkdvdq", cells, results=results, **of_keys)
+    flops = _operations(problem, "key_dim", "value", "value", "key_dim", "key_dim")
+    yield replace(of_all, notes=(note,), flops=flops)
     total = replace(parts, name="sum", batch=problem.batch * sums, added=0, of=parts)
     yield _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.rows, p)
     for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
         if isinstance(of_members, Stacked):
             yield _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
+
+
+def _read_once(tensor: GlobalTensor) -> GlobalTensor:
+    """Return a tensor under another name, for a kernel of rows: its reads find less in L2 than those of tiles do."""
+    return replace(tensor, name=f"{tensor.name}_rows", of=tensor)
+
+
+def _operations(problem: Problem, *channels: str) -> int:
+    """Return operations over the pairs of the mask of a product along each axis of ``channels``."""
+    widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
+    return 2 * problem.heads * problem.pairs() * sum(widths[axis] for axis in channels)
 
 
 def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows: int, p: BackwardPrecision) -> Phase:
@@ -410,6 +429,24 @@ class BackwardFields(Tiling):
         description="gradient with the bits and errors that a run shows; all are computed",
         json_schema_extra=part_of("model"),
     )
+
+
+class GpuBackwardFields(BackwardFields):
+    """The same, and whose kernel computes all gradients."""
+
+    kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
+        default=None, description="published kernel, or your own FILE.py:NAME; its blocks are of keys; default: none"
+    )
+
+    @property
+    def published(self) -> GradientKernel | None:
+        """The kernel of gradients of the published kernel that the fields name."""
+        named = find_kernel(GpuKernel, self.kernel)
+        if named is None:
+            return None
+        if named.gradients is not None:
+            return named.gradients
+        raise TilingError(f"kernel: {self.kernel} has no gradients=; a GradientKernel is needed")
 
 
 #: Tiles ahead: L0C of an NPU holds dK and dV of a block of keys together with scores.
@@ -512,7 +549,7 @@ SCHEDULES = schedule(
     problem=KernelProblem,
     sizes=SIZES,
     precisions=[BackwardPrecision("fp32", exp_variant=AS_FAMILY, accumulate="chained")],
-    tiling=BackwardFields,
+    tiling=MappingProxyType({"gpu": GpuBackwardFields, "": BackwardFields, "npu": BackwardFields}),
     kind="stages",
     usual={"depth": DEPTH},
     reference=gradient,

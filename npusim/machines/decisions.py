@@ -178,7 +178,7 @@ class GpuDecisions(NamedTuple):
     turns, ahead, meets, counts
         Of groups that alternate: operations that they do one after the other (None: no turns); tiles by which Q K^T is
         issued before P V, 0 or 1; whether they begin each tile of work together; whether blocks draw their work from a
-        counter, which a memset clears: always, or if a mask makes them differ.
+        counter, which a memset clears: always, if a mask makes them differ, or never.
     sums_in_products
         Whether the product of weights and values has a column of ones beside V, which gives the sums of rows; values
         are those of sums of rows all the same.
@@ -217,7 +217,7 @@ class GpuDecisions(NamedTuple):
     turns: Turns | None = None
     ahead: int = 0
     meets: bool = False
-    counts: Literal["always", "masked"] = "masked"
+    counts: Literal["always", "masked", "never"] = "masked"
     sums_in_products: bool = False
     stores_wide_at_once: bool = False
     from_last: bool = False
@@ -237,7 +237,7 @@ class GpuDecisions(NamedTuple):
 
     def clears(self, *, is_masked: bool) -> bool:
         """Return whether a memset clears a counter before a phase."""
-        return self.alternates and (self.counts == "always" or is_masked)
+        return self.alternates and (self.counts == "always" or (self.counts == "masked" and is_masked))
 
     def due(self, *when: Due) -> tuple[Charge, ...]:
         """Return the charges that are due ``when``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from npusim.config.core_units import WarpIssue
 from npusim.config.load import list_devices, load_device
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from npusim.config.device import DeviceSpec
-    from npusim.config.problem import Problem
+    from npusim.config.problem import KernelProblem, Problem
     from npusim.kernels.attention.call_blocks import BlockOrder
     from npusim.kernels.attention.split_rules import Parts, SplitCall
 
@@ -140,9 +140,13 @@ class GpuKernel(PublishedKernel):
     charges, merge_charges
         Costs that the kernel and the merge of its splits pay in addition to their steps, on devices with such
         constants.
+    gradients
+        The kernel of the same author that computes the gradients; None: there is none.
     """
 
     family: ClassVar[str] = "nvidia"
+    #: Fields of a tile's rows and keys.
+    edges: ClassVar[tuple[str, str]] = ("block_q", "block_kv")
     decides: GpuDecisions = field(default_factory=GpuDecisions)
     tiles: Mapping[int, Layouts] = field(default_factory=dict)
     variants: Callable[[Problem, DeviceSpec], Layouts] = lambda _problem, _device: {}
@@ -160,6 +164,7 @@ class GpuKernel(PublishedKernel):
     turn_dims: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
     merge_charges: tuple[Charge, ...] = ()
+    gradients: GradientKernel | None = None
 
     def head_dim(self, fmt: str, dim: int) -> int:
         """Return the head dim that the kernel computes; raise `TilingError` if it has no layout for ``dim``."""
@@ -189,11 +194,15 @@ class GpuKernel(PublishedKernel):
         """Return the kernel's fields for a problem; the tile is the one for split keys if its rule splits them."""
         own = self._whole(problem, device)
         if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
-            own |= _fields_of(cut)
+            own |= self._fields_of(cut)
         return own
 
     def _whole(self, problem: Problem, device: DeviceSpec) -> dict[str, object]:
-        return {**_fields_of(self.tile(problem, device)), **self.fields(device)}
+        return {**self._fields_of(self.tile(problem, device)), **self.fields(device)}
+
+    def _fields_of(self, tile: KernelTile) -> dict[str, object]:
+        rows, keys = self.edges
+        return {rows: tile.rows, keys: tile.keys, **({"warps": tile.warps} if tile.warps else {})}
 
     def decided(self, known: Collection[str]) -> frozenset[str]:
         """Return the ``known`` fields that the kernel decides: a tiling may name no other value of them."""
@@ -227,9 +236,8 @@ class GpuKernel(PublishedKernel):
         both = [*own.items(), *whole.items()]  # the tile for complete keys is its tile where it cuts keys, too
         if wrong := [f"{name}: {value}" for name, value in values.items() if (name, value) not in both]:
             warps = f" with {whole['warps']} warps" if "warps" in whole else ""
-            has = (
-                f"kernel={self.name} has tiles of {whole['block_q']} x {whole['block_kv']}{warps} and decides the rest"
-            )
+            rows, keys = (whole[edge] for edge in self.edges)
+            has = f"kernel={self.name} has tiles of {rows} x {keys}{warps} and decides the rest"
             raise TilingError(f"{', '.join(wrong)}; {has}; leave {'it' if len(wrong) == 1 else 'them'} out")
         try:
             build_tiling(type(tiling), own)
@@ -239,8 +247,21 @@ class GpuKernel(PublishedKernel):
         return tiling.model_copy(update={name: value for name, value in own.items() if name not in stated})
 
 
-def _fields_of(tile: KernelTile) -> dict[str, object]:
-    return {"block_q": tile.rows, "block_kv": tile.keys, **({"warps": tile.warps} if tile.warps else {})}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientKernel(GpuKernel):
+    """Choices of a kernel of all gradients of attention: a tile has queries, a block keys.
+
+    Problems are those of ``flash_backward``, whose sizes are complete.
+    """
+
+    edges: ClassVar[tuple[str, str]] = ("tile_q", "tile_kv")
+
+    def tile(self, problem: Problem | KernelProblem, _device: DeviceSpec) -> KernelTile:
+        """Return the queries of a tile, the keys of a block, and its warps; raise `TilingError` without a layout."""
+        sizes = cast("KernelProblem", problem).sizes
+        dim = self.head_dim(problem.dtype, int(max(sizes["key"], sizes["value"])))
+        layouts = self.tiles[get_format(problem.dtype).size_bytes][dim]
+        return layouts[2 if sizes["window"] else int(bool(sizes["causal"]))]
 
 
 def warps_of(device: DeviceSpec) -> WarpIssue | None:
@@ -270,6 +291,12 @@ def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
     """Return the cost of an iteration, and the cost at a block's end for each element of O in a thread's registers."""
     at = "WARPS.sharing.specialised"
     return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
+
+
+def gradient_charges(_use: KernelUse) -> tuple[Charge, ...]:
+    """Return the cost of an iteration of a kernel of gradients with specialised warps, and the cost between blocks."""
+    at = "WARPS.sharing.specialised"
+    return Charge(f"{at}.step_cycles"), Charge(f"{at}.gradient_block_cycles", 1, "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

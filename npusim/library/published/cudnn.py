@@ -6,11 +6,18 @@ Source: NVIDIA/cudnn-frontend 3929da2, generated/sdpa/sm90/prefill; tiles are in
 
 from __future__ import annotations
 
-from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Problem, get_format, layout
-from npusim.machine import needs_tma, specialised_charges
+from dataclasses import replace
+from itertools import groupby
+
+from npusim.kernel import Charge, DeviceSpec, GpuDecisions, GpuKernel, KernelUse, Phase, Problem, get_format, layout
+from npusim.machine import GradientKernel, gradient_charges, needs_tma, specialised_charges
 
 #: Head dims, and rows and keys of all tiles, as the kernels are called.
 HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
+#: Queries of a tile and keys of a block of the kernel of gradients: 64 x 64 a warp group, of which two are side by side
+#: (its name and grid in a profile, torch 2.11 with cuDNN 9.15: ..._bprop_wgmma_f16_knob_26_64x64x{64,128}_1x4x1, 384
+#: threads, one block a multiprocessor).
+GRADIENT_TILE = (64, 128)
 #: Largest head dim, and the step of head dims, of PyTorch's calls (see `_is_torchs`).
 TORCHS_HEAD_DIM, TORCHS_STEP = 128, 8
 #: Instructions for each score where keys end within a tile and nothing is masked: fitted, decided by three of
@@ -23,6 +30,15 @@ OTHERS = "sm_120", "sm_121"
 def _charges(use: KernelUse) -> tuple[Charge, ...]:
     is_ragged = not use.phase.masks and any(r.cols % use.keys for b in use.phase.cells for r in b.runs)
     return (*specialised_charges(use), *((BOUNDS,) if is_ragged else ()))
+
+
+def _last_keys_first(phase: Phase) -> Phase:
+    """Return a phase whose blocks of a head start with the last keys.
+
+    Of four orders and two ways to deal blocks this one has the smallest errors on 18 causal calls on an H200.
+    """
+    heads = (list(of) for _, of in groupby(phase.cells, key=lambda b: (b.batch, b.head, b.span("member"))))
+    return replace(phase, cells=tuple(b for of in heads for b in reversed(of)))
 
 
 def _needs(device: DeviceSpec) -> str:
@@ -45,7 +61,7 @@ def _is_torchs(problem: Problem) -> bool:
 CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
-    computes=("flash",),
+    computes=("flash", "flash_backward"),
     decides=GpuDecisions(roles="alternating", depth=2, held_depth=2, turns="exponentials", meets=True, counts="always"),
     tiles={2: dict.fromkeys(HEAD_DIMS, layout(*TILE))},
     needs=_needs,
@@ -53,4 +69,15 @@ CUDNN = GpuKernel(
     turn_dims={2: (0, max(HEAD_DIMS))},
     charges=_charges,
     is_torchs=_is_torchs,
+    gradients=GradientKernel(
+        name="cudnn",
+        whose="cuDNN's",
+        decides=GpuDecisions(roles="alternating", depth=2, meets=True, counts="always"),
+        tiles={2: dict.fromkeys(HEAD_DIMS[:2], layout(*GRADIENT_TILE, warps=8))},
+        fields=lambda _device: {"method": "added", "stages": None},
+        leaves=frozenset({"gradient"}),
+        needs=_needs,
+        order=_last_keys_first,
+        charges=gradient_charges,
+    ),
 )

@@ -1,7 +1,8 @@
 """FlashAttention-3: groups take turns at products, and Q K^T of a tile is issued before P V of the one before.
 
 Source: Dao-AILab/flash-attention 0251105, hopper/tile_size.h, heuristics.h, tile_scheduler.hpp,
-mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier).
+mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier); of gradients flash_bwd_launch_template.h and
+mainloop_bwd_sm90_tma_gmma_ws.hpp.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from npusim.kernel import (
     DeviceSpec,
+    GlobalTensor,
     GpuDecisions,
     GpuKernel,
     Phase,
@@ -22,7 +24,7 @@ from npusim.kernel import (
     round_up,
     split_rules,
 )
-from npusim.machine import Layouts, needs_tma, specialised_charges
+from npusim.machine import GradientKernel, KernelTile, Layouts, gradient_charges, needs_tma, specialised_charges
 
 #: Rows of a block, and its keys without a mask, with a causal mask and with any other mask (hopper/tile_size.h); the
 #: second table is for V with few columns.
@@ -41,12 +43,26 @@ NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
 TILES_OF_8_BITS: Layouts = MappingProxyType(
     {64: layout(192, 160), 96: layout(192, 128), 128: layout(128, 224), 192: layout(128, 160), 256: layout(128, 128)}
 )
+#: Bytes of an element of the sum of dQ (ElementAccum).
+DQ_BYTES = 4
 #: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
 MERGE_ROWS = 8
 #: Bytes of the heads whose K and V share L2: of these the longest blocks start first (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
+#: Queries of a tile and keys of a block of the kernel of gradients, plain and masked (flash_bwd_launch_template.h).
+#: Left out: with a soft-cap and a causal mask heads of 64 have 96 queries.
+GRADIENT_TILES: Layouts = MappingProxyType(
+    {
+        64: layout(128, 128, warps=8),
+        96: layout(64, 128, warps=8),
+        128: (KernelTile(80, 128, 8), KernelTile(64, 128, 8), KernelTile(64, 128, 8)),
+    }
+)
+#: Bytes of the heads, a power of two of them, whose Q, dO and sums of dQ share L2: of these the first keys start first
+#: (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
+GRADIENT_L2_BYTES = 40 << 20
 
 
 def _narrow(problem: Problem, _device: DeviceSpec) -> Layouts:
@@ -77,10 +93,28 @@ def _section(phase: Phase, block: WorkTile) -> int:
     return int(number // max(1, L2_BYTES // max(1, head)))
 
 
+def _first_keys_first(phase: Phase) -> Phase:
+    """Return a phase whose blocks under a causal mask start with the first keys of all heads of a section."""
+    if not phase.masks:
+        return phase
+    q, do = (phase.tensors[n] for n in ("q", "do"))
+    assert isinstance(q, GlobalTensor)
+    assert isinstance(do, GlobalTensor)
+    size = q.rows // q.packed * ((q.cols + do.cols) * get_format(q.fmt).size_bytes + q.cols * DQ_BYTES)
+    heads = 1 << max(0, (GRADIENT_L2_BYTES // max(1, size)).bit_length() - 1)
+
+    def place(block: WorkTile) -> tuple[int, int]:
+        member, *_ = block.span("member") or (0,)
+        head = (block.batch * q.heads + block.head) * q.packed + member
+        return head // heads, block.row
+
+    return replace(phase, cells=tuple(sorted(phase.cells, key=place)))
+
+
 FA3 = GpuKernel(
     name="fa3",
     whose="FlashAttention-3's",
-    computes=("flash", "split_kv"),
+    computes=("flash", "split_kv", "flash_backward"),
     # mainloop_fwd_sm90_tma_gmma_ws.hpp begins with n_block_max - 1
     decides=GpuDecisions(roles="alternating", depth=2, turns="products", ahead=1, from_last=True, meets=True),
     tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
@@ -95,4 +129,15 @@ FA3 = GpuKernel(
     charges=specialised_charges,
     is_fused=True,
     output_of_8_bits="bfloat16",
+    gradients=GradientKernel(
+        name="fa3",
+        whose="FlashAttention-3's",
+        decides=GpuDecisions(roles="alternating", depth=2, meets=True, counts="never"),
+        tiles={2: GRADIENT_TILES},
+        fields=lambda _device: {"method": "added", "stages": None},
+        leaves=frozenset({"gradient"}),
+        needs=needs_tma,
+        order=_first_keys_first,
+        charges=gradient_charges,
+    ),
 )

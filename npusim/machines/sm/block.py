@@ -468,10 +468,10 @@ class ResidentBlock:
             if self.frame.places[n] == "out":
                 where = self.frame.cut(n, block, tile, share)
                 part = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
-                if n in self.places.left and self.works:  # warps go on once it is handed over
-                    shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n]
-                    step = Step(Opcode.COPY, ring.fill(*shape), (part,))
-                    yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), work=self.works.usual)
+                if (n, group) in self.places.left and self.works:  # warps go on once it is handed over
+                    shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n, group]
+                    step, put = Step(Opcode.COPY, ring.fill(*shape), (part,)), self.works.put()
+                    yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), work=put)
                     step = Step(Opcode.COPY, where, (ring.front(*shape),))
                     yield TileOp(f"{self.frame.label(n)}.store", self.places.storer, LDG, (step,))
                     continue

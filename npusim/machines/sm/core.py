@@ -362,11 +362,6 @@ class GroupFields(Tiling):
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
 
-    @property
-    def published(self) -> GpuKernel | None:
-        """The published kernel that the fields name; None where no field does."""
-        return None
-
 
 class BlockFields(Tiling):
     """Rows and keys of a block."""

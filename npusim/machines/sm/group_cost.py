@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
 FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
+#: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
+GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns that one load of matrices (LDSM.x4) brings into a warp's registers, and one product of a warp group takes
 #: of its operands, in bytes.
 MATRIX_BYTES = 32
@@ -522,6 +524,11 @@ def whole_sizes(tile: Operand, work: GroupWork) -> tuple[int, int]:
     """
     if work.decided.is_transposed:
         return work.decided.rows, work.columns
+    if work.sharers:
+        rows, groups = work.sharers * tile.rows, work.decided.consumers
+        if groups and rows % GROUP_ROWS:  # as its transpose, whose rows fill all groups (FlashAttention-3's dQ_swapAB)
+            return ceil_div(tile.cols, groups), groups * tile.rows
+        return rows, ceil_div(tile.cols, work.sharers)
     return max(work.decided.rows, tile.rows), max(work.columns, tile.cols)
 
 

@@ -13,7 +13,7 @@ from npusim.formats import get_format
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.machines.decisions import CodeWork, Due, GpuDecisions
 from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers, fill_passes
-from npusim.machines.sm.group_cost import ACCESS_BYTES
+from npusim.machines.sm.group_cost import ACCESS_BYTES, FRAGMENT_ROWS
 from npusim.program.ir.tile import Tile
 from npusim.units import ceil_div
 
@@ -45,6 +45,9 @@ class GroupWork(NamedTuple):
         Whether the warps wait for a product's last result.
     is_spread
         Whether warps share the columns of what a kernel else repeats.
+    sharers
+        Of a tile's own result: groups, or warps, that share its columns, as all of them compute more rows at once
+        than it has; 0: the result has the block's rows.
     is_even
         Whether elements are distributed evenly, since no product needs them in fragments.
     copies, loads
@@ -67,6 +70,7 @@ class GroupWork(NamedTuple):
     is_fenced: bool = False
     is_awaited: bool = True
     is_spread: bool = False
+    sharers: int = 0
     is_even: bool = False
     copies: int = 0
     loads: int = 0
@@ -138,6 +142,10 @@ class Works:
         """Return the work at an iteration's end, with so many copies a thread of a later tile."""
         return self.usual._replace(copies=copies, pays=("tile",))
 
+    def put(self) -> GroupWork:
+        """Return the work of handing a result over to who stores it: through shared memory, if that is another warp."""
+        return self.usual if self.decided.code else self.usual._replace(barriers=1, is_fenced=True)
+
     def spills(self) -> list[GroupWork]:
         """Return the work of storing registers to local memory and loading them, near and beyond L2, if any."""
         listed: tuple[Due, ...] = ("local", "beyond")
@@ -162,9 +170,26 @@ class Works:
         if decided.slice_elements:  # whatever the head dim, slices and tiles are complete: missing columns are zero
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
-        is_awaited = not decided.ahead if decided.alternates else not adds_up or decided.stages == 1
+        is_awaited = not adds_up or decided.stages == 1
+        if decided.alternates:  # of products that follow one another the last is
+            is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
-        return work._replace(is_awaited=is_awaited, depth=self._width(left), barriers=met, pays=("multiply_add",))
+        depth, sharers = self._width(left), self._sharers(s.rows[0].dst)
+        work = work._replace(is_awaited=is_awaited, depth=depth, barriers=met, sharers=sharers)
+        return work.paying("multiply_add")
+
+    def _is_followed(self, s: Stage) -> bool:
+        """Return whether a product follows a product in its loop, without rows between them."""
+        loop = next((loop.stages for loop in self.frame.phase.loops if s in loop.stages), (s,))
+        return any(n.is_product for n in loop[loop.index(s) + 1 :][:1])
+
+    def _sharers(self, n: str) -> int:
+        """Return how many share the columns of a tile's own result, which it stores; 0 for other results."""
+        decided, frame = self.decided, self.frame
+        if frame.axes(n)[0] != frame.loop_axis or frame.places[n] != "out":
+            return 0
+        down = decided.groups * decided.warps // (decided.across * decided.repeats)
+        return max(1, down * FRAGMENT_ROWS // frame.height(n))
 
     def beside(self, s: Stage, work: GroupWork) -> GroupWork:
         """Return work that overlaps with a product, if the warps waited for its start alone."""

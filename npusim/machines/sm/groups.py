@@ -46,7 +46,7 @@ from npusim.machines.sm.core import (
     occupancy,
     warp_issue,
 )
-from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, find_constant
+from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, GROUP_ROWS, GROUP_WARPS, find_constant
 from npusim.machines.sm.live_registers import BESIDE, has_more, live_registers, staged_bytes
 from npusim.program.ir.tile import GlobalTensor
 from npusim.program.ir.tile_program import Occupancy
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from npusim.kernels.form.phase import Instruction, Phase, WorkTile
 
 
-#: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
-GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
@@ -163,7 +161,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
-    products, note, published = attention_products(phase), "", fields.published
+    products, note = attention_products(phase), ""
+    published: GpuKernel | None = fields.published
     if has_more(phase):
         return _live_tiling(phase, fields, device)
     if products is None:

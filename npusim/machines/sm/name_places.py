@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
@@ -81,14 +82,9 @@ class BlockPlaces:
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         who = f"{frame.prefix}B{number}"
         self._place_operands(who)
-        #: Stores that warps do not wait for: the queue, and what waits there, two tiles at most.
+        #: Stores that warps do not wait for: the queue, and what waits there of each group, two tiles at most.
         self.storer = f"{SM}.B{number}STG"
-        self.left: dict[str, Ring] = {}
-        for n in (n for n, place in frame.places.items() if place == "out" and decided.code):
-            size = frame.size_bytes(n, frame.height(n) * frame.width(n))
-            self.left[n] = core.allocator.ring(
-                RF, f"{who} {frame.label(n)} stored", size, 2, producers=warps, consumers=(self.storer,)
-            )
+        self.left = self._left(who)
         #: Operands that a block without a loop loads where a product begins, and the flag that it does.
         self.late = self._late()
         if self.late:
@@ -127,6 +123,18 @@ class BlockPlaces:
         for n in self.prepared:
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
+
+    def _left(self, who: str) -> dict[tuple[str, int], Ring]:
+        """Place results with a queue that stores them: of compiled rows all, of alternating groups those of tiles."""
+        frame, decided = self.frame, self.decided
+        left: dict[tuple[str, int], Ring] = {}
+        for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
+            if decided.code or (decided.alternates and frame.is_visited(n)):
+                size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
+                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code else 1
+                warps, storer = self.warps[g : g + 1], (self.storer,)
+                left[n, g] = self.core.allocator.ring(RF, name, size, slots, producers=warps, consumers=storer)
+        return left
 
     def _late(self) -> dict[Stage, tuple[str, ...]]:
         """Return the operands of products of a block without a loop that wait for an earlier product or result.

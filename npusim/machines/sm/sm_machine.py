@@ -49,7 +49,7 @@ from npusim.machines.sm.groups import (
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, live_lanes, plain_lanes
 from npusim.machines.sm.live_registers import has_more
 from npusim.machines.sm.sm_pricing import SmPricing
-from npusim.machines.sm.specialised import check_layout, specialised_tiling
+from npusim.machines.sm.specialised import check_layout, specialised_gradients, specialised_tiling
 from npusim.program.ir.content import Itself, kept_by_blocks
 from npusim.program.ir.tile_program import Queue
 from npusim.units import plural
@@ -102,9 +102,10 @@ class SmMachine(Machine):
         Raises `TilingError` for fields without effect here, and where nothing fits.
         """
         self._lanes = None
-        if not isinstance(tiling, SmFields):
-            return tiling, ()
         kernel = tiling.published
+        if not isinstance(tiling, SmFields):
+            fields = type(tiling).model_fields
+            return tiling if kernel is None else kernel.chosen(tiling, problem, precision, self.device, fields), ()
         if kernel is not None:
             tiling = kernel.chosen(tiling, problem, precision, self.device, SmFields.model_fields)
             if kernel.decides.alternates:
@@ -128,7 +129,8 @@ class SmMachine(Machine):
         if isinstance(tiling, GpuGemmFields) and has_warps(self.device):
             sizes = problem.m, problem.n, problem.k
             return library_fields(sizes, problem.dtype, problem.count, tiling, self.device)
-        if not isinstance(tiling, SmFields):
+        kernel: GpuKernel | None = tiling.published
+        if not isinstance(tiling, SmFields) and kernel is None:
             is_open = isinstance(tiling, GroupFields) and "stages" not in tiling.model_fields_set
             if not (is_open and has_warps(self.device)) or warp_issue(self.device).copies.value != "staged":
                 return tiling
@@ -137,7 +139,7 @@ class SmMachine(Machine):
                 _fields_set=set(tiling.model_fields_set), **{**dict(tiling), "stages": 1}
             )
         own, named = dict[str, object](), set(tiling.model_fields_set)
-        if (kernel := tiling.published) is not None and kernel.tiles:
+        if kernel is not None and kernel.tiles:
             with suppress(TilingError):
                 own = {} if kernel.needs(self.device) else kernel.own(problem, self.device)
         elif self.has_groups and tiling.kernel is None and tiling.block_kv is None:
@@ -147,10 +149,10 @@ class SmMachine(Machine):
 
     def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
         """Return the fields that the tiling's kernel decides; for a problem, those without a named value."""
-        kernel = tiling.published if isinstance(tiling, SmFields) else None
+        kernel: GpuKernel | None = tiling.published
         if kernel is None:
             return frozenset()
-        decided = kernel.decided(SmFields.model_fields)
+        decided = kernel.decided((SmFields if isinstance(tiling, SmFields) else type(tiling)).model_fields)
         return decided if problem is None or not decided else decided - kernel.own(problem, self.device).keys()
 
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
@@ -196,9 +198,11 @@ class SmMachine(Machine):
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
+        kernel: GpuKernel | None = tiling.published
+        if has_more(phase) and kernel is not None and kernel.order is not None:
+            return kernel.order(phase)
         if attention_products(phase) is None:
             return phase
-        kernel: GpuKernel | None = tiling.published
         is_reverse = decisions_of(kernel).from_last
         if kernel is not None and kernel.order is not None:
             return kernel.order(from_last(phase) if is_reverse else phase)
@@ -219,6 +223,8 @@ class SmMachine(Machine):
             return operator_tiling(self.device, phase), ""
         if self.has_groups or kernel is not None:
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
+            if kernel is not None and kernel.decides.alternates and has_more(phase):
+                return specialised_gradients(kernel, phase, self.device)
             if kernel is not None and kernel.decides.alternates and attention_products(phase) is not None:
                 return specialised_tiling(kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)

@@ -14,8 +14,9 @@ from npusim.formats import get_format
 from npusim.kernels.form.flow import views
 from npusim.machines.published_kernel import GpuKernel, KernelUse
 from npusim.machines.published_kernels import kernels
-from npusim.machines.sm.core import REGISTER_BYTES, SM, SmTiling, warp_issue
-from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
+from npusim.machines.sm.core import REGISTER_BYTES, SM, SmTiling, shared_memory_bytes, warp_issue
+from npusim.machines.sm.group_cost import GROUP_ROWS, GROUP_WARPS
+from npusim.machines.sm.live_registers import staged_bytes
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -102,3 +103,31 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         tiling,
         f"kernel={called}: {groups} warp groups on tiles of {rows} x {keys}, {depth} of K and of V, {held} of Q",
     )
+
+
+def specialised_gradients(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
+    """Return the execution of a loop with more products than an attention's by a kernel's warps, and a note.
+
+    Raises `TilingError` where keys are no rows of full groups, ``BufferOverflowError`` where a block does not fit.
+    """
+    decided, called, sizes = kernel.decides, kernel.name, phase.sizes
+    rows, columns = sizes[phase.row_axis], sizes[phase.loop_axis]
+    groups, issue = rows // GROUP_ROWS, warp_issue(device)
+    if rows % GROUP_ROWS or groups not in REGISTERS:
+        allowed = ", ".join(str(GROUP_ROWS * n) for n in REGISTERS)
+        raise TilingError(f"tile_kv: {rows}; kernel={called} has layouts for {allowed} keys: {GROUP_ROWS} a warp group")
+    most = min(issue.block_memory_bytes.value, shared_memory_bytes(device))
+    depth = next((n for n in range(decided.depth, 0, -1) if staged_bytes(phase, n, leaves=False) <= most), 0)
+    if not depth:
+        taken = staged_bytes(phase, 1, leaves=False)
+        raise BufferOverflowError(
+            f"shared memory: tiles of {rows} keys and {columns} queries take {taken:,} of {most:,}"
+        )
+    fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
+    dims = {axis: kernel.head_dim(fmt, sizes[axis]) for axis in ("key_dim", "value")}
+    charges = kernel.paid(KernelUse(phase, device, rows, columns, *dims.values()))
+    decided = decided._replace(groups=groups, warps=GROUP_WARPS, depth=depth, turns=None, charges=charges)
+    note = (
+        f"kernel={called}: {groups} warp groups on tiles of {columns} queries and {rows} keys, {depth} of Q and of dO"
+    )
+    return SmTiling(widths={phase.loop_axis: columns, **dims}, decided=decided), note

@@ -87,7 +87,7 @@ def residency(
     for 6,700 cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
-    inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
     phases = tuple([_scan_of(phase, group_count) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
@@ -199,7 +199,7 @@ class _Cache:
         now, kept_from = len(self._step_bytes), self._kept_from
         new_reads, new_writes = defaultdict[str, int](int), defaultdict[str, int](int)
         for key, use, count in touched:
-            traffic = self.traffic[key[0]]
+            traffic = self.traffic[use.name]
             traffic.read += use.read_bytes * count
             if use.read_bytes:
                 traffic.met = _added(traffic.met, use.read_bytes * (use.readers - 1), count)
@@ -216,7 +216,7 @@ class _Cache:
                 traffic.written += use.rows * use.row_bytes * count
                 placed = (use.rows - (there if is_kept else 0)) * use.row_bytes * count
                 traffic.placed += placed
-                new_writes[key[0]] += placed
+                new_writes[use.name] += placed
                 if self._back_capacity:
                     dirtied = self._cleaned(key) * use.rows * use.row_bytes
                     self._dirty_bytes = _added(self._dirty_bytes, dirtied, count)
@@ -233,7 +233,7 @@ class _Cache:
             # A region too large to stay is fetched again by every pass over it.
             passes = use.times if size > self.capacity else 1
             traffic.missed += (size - hit_bytes) * passes * count
-            new_reads[key[0]] += (size - hit_bytes) * passes * count
+            new_reads[use.name] += (size - hit_bytes) * passes * count
             waited = use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
             traffic.waited = _added(traffic.waited, waited, count)
         self._remember(touched)
@@ -284,8 +284,12 @@ class _Cache:
 
 @dataclass(slots=True)
 class _Use:
-    """The extent of a region that one step touches, and the bytes of it that all groups read."""
+    """The extent of a region that one step touches, and the bytes of it that all groups read.
 
+    ``name``: of the tensor, which may be a view of the one that owns the memory.
+    """
+
+    name: str
     rows: int
     row_bytes: int
     times: int
@@ -347,7 +351,7 @@ class _BlockScan:
             for touch in self.footprint(self.blocks.thing[start : start + group_count]):
                 region = touch.region
                 batch = region.batch // max(1, region.tensor.added)
-                key = region.tensor.name, batch, region.head, region.row, region.col, region.cols
+                key = region.tensor.place, batch, region.head, region.row, region.col, region.cols
                 sizes = id(region.tensor), region.rows, region.cols
                 payload = payloads.get(sizes)
                 if payload is None:
@@ -356,9 +360,8 @@ class _BlockScan:
                 touched = turns.setdefault(touch.turn, {})
                 use = touched.get(key)
                 if use is None:
-                    touched[key] = _Use(
-                        region.rows, payload // region.rows, touch.times, size, touch.is_write, region.tensor.role
-                    )
+                    each, of = payload // region.rows, (touch.is_write, region.tensor.role)
+                    touched[key] = _Use(region.tensor.name, region.rows, each, touch.times, size, *of)
                 else:
                     use.rows = max(use.rows, region.rows)
                     use.times = max(use.times, touch.times)
@@ -383,8 +386,8 @@ class _ColumnScan:
 
     @property
     def tensors(self) -> frozenset[str]:
-        """Names of the tensors that are touched."""
-        return frozenset(t.tensor.name for t in self.touches)
+        """Names of the tensors that are touched, and that own their memory."""
+        return frozenset(t.tensor.place for t in self.touches)
 
     def steps(self, _group_count: int, elsewhere: Sequence[frozenset[str] | None]) -> Iterator[_Step]:
         """Yield the accesses of all groups in each step; ``elsewhere``: tensors of the program's other phases."""
@@ -443,7 +446,7 @@ def _joined(touches: Sequence[Touches]) -> tuple[Integers, list[GlobalTensor]]:
     reads, bytes read, batch, head, row and column.
     """
     tensors = list({id(t.tensor): t.tensor for t in touches}.values())
-    numbers, names = {id(t): n for n, t in enumerate(tensors)}, list(dict.fromkeys(t.name for t in tensors))
+    numbers, names = {id(t): n for n, t in enumerate(tensors)}, list(dict.fromkeys(t.place for t in tensors))
     most_names, most_tiles = (1 + max(n) for n in ([t.name for t in touches], [t.tile for t in touches]))
     most_order = 1 + max(int(t.order.max(initial=0)) for t in touches)
     ends = np.cumsum([0, *(len(t.steps) for t in touches)]).tolist()
@@ -457,7 +460,7 @@ def _joined(touches: Sequence[Touches]) -> tuple[Integers, list[GlobalTensor]]:
         for column, values in enumerate(of_all):
             rows[start:end, column] = values
     rows = rows[np.argsort(rows[:, _CODE], kind="stable")]
-    of_names = np.array([names.index(t.name) for t in tensors])[rows[:, _TENSOR]]
+    of_names = np.array([names.index(t.place) for t in tensors])[rows[:, _TENSOR]]
     regions = np.column_stack([of_names, rows[:, _COLS], rows[:, _CORNER:]])
     codes = numbered(regions)
     rows[:, _CODE] = distinct(regions)[1] if codes is None else codes
@@ -481,9 +484,9 @@ def _merged(rows: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
 def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset[str]) -> Iterator[_Step]:
     """Yield the accesses of all groups in each step, regions that are alike and accessed once as one.
 
-    ``others``: names of tensors that other phases access too.
+    ``others``: names of tensors whose memory other phases access too.
     """
-    is_alone = np.array([tensor.name not in others for tensor in tensors])
+    is_alone = np.array([tensor.place not in others for tensor in tensors])
     is_once = is_alone[rows[:, _TENSOR]]
     in_order = np.sort(rows[:, _CODE])
     if (in_order[1:] == in_order[:-1]).any():
@@ -498,6 +501,6 @@ def _steps_of(rows: Integers, tensors: Sequence[GlobalTensor], others: frozenset
         step, _, number, is_write, height, cols, row_bytes, times, read, *(batch, head, row, col) = values
         tensor, use = tensors[number], (number, is_write, height, row_bytes, times, read)
         if use not in uses:
-            uses[use] = _Use(height, row_bytes, times, read, bool(is_write), tensor.role)
-        steps[step].append(((tensor.name, batch, head, row, col, cols), uses[use], count))
+            uses[use] = _Use(tensor.name, height, row_bytes, times, read, bool(is_write), tensor.role)
+        steps[step].append(((tensor.place, batch, head, row, col, cols), uses[use], count))
     yield from (steps[step] for step in sorted(steps))

@@ -78,7 +78,7 @@ class GlobalTensor:
     number of rows that share one row in memory, such as a scale for a block of tokens.  ``column``: if not 0, the width
     of the columns within which memory stores row after row (NZ).  ``is_transposed``: the matrices are the call's,
     transposed.  ``view``: arrangement of the tensor in a recorded call, if it differs.  ``of``: the tensor that owns
-    the memory, of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
+    the memory, which this one is, or of whose ``added`` batches this one is the sums.  ``added``: if not 0, so
     many batches share one place in memory, which is cleared first and to which writers add; bits add in writing order.
     ``parameter``: the kernel's name for it, if a launch passes it as a parameter.
     """
@@ -101,6 +101,11 @@ class GlobalTensor:
     of: GlobalTensor | None = None
     added: int = 0
     parameter: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> str:
+        """Name of the tensor that owns the memory."""
+        return self.name if self.of is None else self.of.name
 
     @property
     def size_bytes(self) -> int:

@@ -508,7 +508,9 @@ class TensorStore:
         return matrix
 
     def _viewed(self, of: GlobalTensor, batch: int, head: int) -> Array:
-        """Return the sum that writers have added so far to a head's matrix of another tensor."""
+        """Return a head's matrix of another tensor, or the sum that writers have added so far to its batches."""
+        if not of.added:
+            return self.head(of, batch, head)
         first, *rest = (self.head(of, batch * of.added + part, head) for part in range(of.added))
         return reduce(add, rest, first)
 
