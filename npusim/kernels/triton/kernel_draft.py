@@ -151,6 +151,10 @@ class Walk:
     mask: Condition | Elements | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
+    #: Axes along which masks hide lanes in some iterations alone, and whether none in any program's first one; and each
+    #: state's value where the loop begins.
+    partial: dict[str | None, bool] = field(default_factory=dict)
+    entered: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
@@ -178,7 +182,12 @@ class Draft:
     """The known facts of one kernel at one launch, and the statements written so far."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
@@ -197,6 +206,16 @@ class Draft:
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
+        #: States of which masked lanes have other values later than where the loop begins, by an earlier reading, and
+        #: whether no mask hides any in the first iteration.
+        self.unsteady = unsteady
+        #: The same of this reading, and the axes of their lanes; axes along which hidden lanes had to be known; axes of
+        #: rows of which hidden ones are unlike hidden columns.
+        self.changed, self.lanes = dict[str, bool](), dict[str, tuple[str | None, ...]]()
+        self.relied = set[str | None]()
+        self.unlike_rows = set[str | None]()
+        #: Sums, maxima and products along axes that no mask cut there.
+        self.uncut: list[tuple[Op, Floats, str, float]] = []
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
@@ -325,12 +344,8 @@ class Draft:
         return axis
 
     def _is_cut(self, axis: str | None) -> bool:
-        """Return whether a mask hides elements along an axis; in kernels without loops also along one that is the same.
-
-        The hidden value of a loop's state is not known, and its sums would be refused.
-        """
-        root = self.root(axis)
-        return root in self.cuts or (not self.walks and root in map(self.root, self.cuts))
+        """Return whether a mask hides elements along an axis, or along one that is the same."""
+        return self.root(axis) in map(self.root, self.cuts)
 
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
         """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
@@ -378,7 +393,7 @@ class Draft:
             return x
         named = " ".join(a for a in axes if a is not None)
         text = f"filled('@{named}', {self.text(x)}, {self.choices.fmt(x.fmt)!r})"
-        return Floats(text, axes, x.fmt, x.pad)
+        return Floats(text, axes, x.fmt, x.pad if axes[-1] == x.axes[-1] else None)
 
     def text(self, x: Known) -> str:
         """Return a float as the kernel of tiles writes it."""
