@@ -449,7 +449,7 @@ class Arithmetic(Draft, ABC):
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
         axes, place = self._joined(*blocks), op.place if factors else ""
         if len(axes) == 2 and axes[0] and pad != _combined_hidden(how, *map(_as_column, (a, b)))[0]:
-            self.unlike_rows.add(axes[0])
+            self.hidden.unlike_rows.add(axes[0])
         text = self._combined(op, how, a, b)
         is_seen = all(x.is_seen or _is_alike(x) for x in blocks)
         made = Floats(text, axes, blocks[0].fmt, pad, False, False, factors, place, None, is_low, held, is_seen)
@@ -487,8 +487,8 @@ class Arithmetic(Draft, ABC):
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
             raise op.fail("a clamp of a value that is no block of floats")
         ends = (f"maximum{nan}", low), (f"minimum{nan}", high)
-        has_form = self.choices.form(op.name, x.fmt, "") != ""
-        if has_form and isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value:
+        is_even = isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value
+        if is_even and self.choices.clamps_by_magnitude and x.fmt == "f32":
             ends = ends[::-1]  # min.xorsign.abs, the smaller magnitude: of NaN the upper end
         text = self.text(x)
         for how, end in ends:
@@ -726,9 +726,9 @@ class Arithmetic(Draft, ABC):
         if x.is_seen:
             return
         if not self._is_cut(axis):
-            self.uncut.append((op, x, kind, neutral))
+            self.hidden.uncut.append((op, x, kind, neutral))
             return
-        self.relied.add(axis)
+        self.hidden.relied.add(axis)
         if x.pad != neutral and (kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None)):
             hidden = "unknown" if x.pad is None else sign * x.pad
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
@@ -737,7 +737,7 @@ class Arithmetic(Draft, ABC):
 
     def _check_uncut(self) -> None:
         """Refuse the sums, maxima and products along axes that a mask was found to cut behind them."""
-        for op, x, kind, neutral in self.uncut:
+        for op, x, kind, neutral in self.hidden.uncut:
             axis = x.axes[1 if op.name == "tt.dot" else op.number("axis")]
             if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
                 why = f"a {kind} along an axis that a mask cuts in another block, joined with it later"
@@ -845,7 +845,7 @@ class Arithmetic(Draft, ABC):
 
     def _has_unlike_rows(self, axis: str | None) -> bool:
         """Return whether hidden rows of a block along an axis are unlike its hidden columns."""
-        return self.root(axis) in map(self.root, self.unlike_rows)
+        return self.root(axis) in map(self.root, self.hidden.unlike_rows)
 
     def _check_factors(self, op: Op, a: Floats, b: Floats) -> None:
         """Refuse a product along an axis that a mask cuts where no factor is 0 there, or one is and the other infinite.
@@ -857,9 +857,9 @@ class Arithmetic(Draft, ABC):
             pads.append(None if is_rows and self._has_unlike_rows(along) else x.pad)
         is_right = any(x == 0.0 and (y is None or math.isfinite(y)) for x, y in (pads, pads[::-1]))
         if not self._is_cut(along):
-            self.uncut.append((op, replace(a, pad=0.0 if is_right else None), "product", 0.0))
+            self.hidden.uncut.append((op, replace(a, pad=0.0 if is_right else None), "product", 0.0))
             return
-        self.relied.add(along)
+        self.hidden.relied.add(along)
         if not is_right:
             why = "a product along an axis that a mask cuts"
             why += ", with 0 times a number that is not finite" if 0.0 in pads else ""
@@ -974,7 +974,7 @@ class Arithmetic(Draft, ABC):
             if bound[0] != len(a.axes) - 1:
                 continue
             if len(a.axes) == 2 and a.pad != pad:
-                self.unlike_rows.add(a.axes[0])
+                self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         rest = [
             rule
@@ -983,7 +983,7 @@ class Arithmetic(Draft, ABC):
         ]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         if rest and not mask.either and self._hides_unread(a, rest):
-            self.unlike_rows.add(a.axes[0])
+            self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
 

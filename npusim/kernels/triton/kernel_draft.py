@@ -69,6 +69,7 @@ class Choices:
 
     ``forms``: how functions and divisions of float32 are written that a unit or a library computes in its own way, by
     the operation of TTIR or the library's symbol.
+    ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
@@ -82,6 +83,7 @@ class Choices:
     is_fresh: bool
     fuses: bool
     forms: Mapping[str, str] = field(default_factory=dict)
+    clamps_by_magnitude: bool = False
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +180,24 @@ class Stored(Load):
     value: Floats
 
 
+@dataclass
+class HiddenLanes:
+    """Facts of lanes that masks hide.
+
+    ``unsteady``: states of which masked lanes have other values later than where the loop begins, by an earlier
+    reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
+    axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
+    which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
+    """
+
+    unsteady: Mapping[str, bool]
+    changed: dict[str, bool] = field(default_factory=dict)
+    lanes: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    relied: set[str | None] = field(default_factory=set)
+    unlike_rows: set[str | None] = field(default_factory=set)
+    uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
+
+
 class Draft:
     """The known facts of one kernel at one launch, and the statements written so far."""
 
@@ -206,16 +226,7 @@ class Draft:
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
-        #: States of which masked lanes have other values later than where the loop begins, by an earlier reading, and
-        #: whether no mask hides any in the first iteration.
-        self.unsteady = unsteady
-        #: The same of this reading, and the axes of their lanes; axes along which hidden lanes had to be known; axes of
-        #: rows of which hidden ones are unlike hidden columns.
-        self.changed, self.lanes = dict[str, bool](), dict[str, tuple[str | None, ...]]()
-        self.relied = set[str | None]()
-        self.unlike_rows = set[str | None]()
-        #: Sums, maxima and products along axes that no mask cut there.
-        self.uncut: list[tuple[Op, Floats, str, float]] = []
+        self.hidden = HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.

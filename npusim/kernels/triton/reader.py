@@ -119,7 +119,7 @@ def _read(
             for _ in range(MOST_READINGS + len(reader.states)):
                 if not reader.is_misread and not reader.is_unsteady:
                     break
-                unsteady = {**reader.unsteady, **reader.changed}
+                unsteady = {**reader.hidden.unsteady, **reader.hidden.changed}
                 reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block, unsteady)
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
@@ -222,8 +222,8 @@ class Reader(Memory):
     @property
     def is_unsteady(self) -> bool:
         """Whether hidden lanes had to be known along an axis of a state whose hidden lanes change in its loop."""
-        relied = set(map(self.root, self.relied))
-        return any(relied.intersection(map(self.root, self.lanes[n])) for n in self.changed)
+        relied = set(map(self.root, self.hidden.relied))
+        return any(relied.intersection(map(self.root, self.hidden.lanes[n])) for n in self.hidden.changed)
 
     def _all(self, operations: Sequence[Op]) -> None:
         """Read operations one after another; programs that return early are left out from there on."""
@@ -611,8 +611,8 @@ class Reader(Memory):
 
     def _enter(self, inner: str, x: Floats) -> None:
         """Bind a state where its loop begins: masked lanes have what it begins with, or later anything."""
-        is_seen = self.unsteady.get(inner, False)
-        pad = None if inner in self.unsteady else x.pad
+        is_seen = self.hidden.unsteady.get(inner, False)
+        pad = None if inner in self.hidden.unsteady else x.pad
         entered = replace(x, held=HeldState(inner, x.pad, is_seen), pad=pad, is_seen=False)
         self.walks[-1].entered[inner] = self.values[inner] = entered
 
@@ -634,15 +634,15 @@ class Reader(Memory):
         partial = {self.root(a): is_seen for a, is_seen in walk.partial.items()}
         seen = [partial[self.root(a)] for a in axes if a is not None and self.root(a) in partial]
         alone = is_held and [r for o in self._uses.get(inner, []) for r in o.results] == [end]
-        self.lanes[inner] = axes
-        if seen and not alone and inner not in self.unsteady:
-            self.relied |= set(axes)
-            self.changed[inner] = all(seen)
+        self.hidden.lanes[inner] = axes
+        if seen and not alone and inner not in self.hidden.unsteady:
+            self.hidden.relied |= set(axes)
+            self.hidden.changed[inner] = all(seen)
         elif seen:
             self._check_partial(op, inner, axes, is_held=is_held)
-        elif inner not in self.unsteady and not is_held and (start is None or value.pad != start):
-            self.changed[inner] = False
-        is_known = is_held or inner not in {*self.unsteady, *self.changed}
+        elif inner not in self.hidden.unsteady and not is_held and (start is None or value.pad != start):
+            self.hidden.changed[inner] = False
+        is_known = is_held or inner not in {*self.hidden.unsteady, *self.hidden.changed}
         return Floats(name, axes, fmt, start if is_known else None, is_seen=bool(seen) and all(seen))
 
     def _check_partial(self, op: Op, inner: str, axes: Sequence[str | None], *, is_held: bool) -> None:
