@@ -128,7 +128,7 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp"), "hopper_approx": _of_unit("rcp.approx.ftz.f32")},
         "rsqrt": {"hopper_approx": _of_unit("rsqrt.approx.ftz.f32")},
         "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"), "libdevice": _library()},
-        "sqrt": {"hopper_approx": UnaryVariant(("float32",), "sqrt", "hardware-vectors", _SQRT)},
+        "sqrt": {"hopper_approx": UnaryVariant(("float32",), None, "hardware-vectors", _SQRT)},
         "erf": {"libdevice": _library(), "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF)},
     }
 )

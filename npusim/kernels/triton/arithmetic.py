@@ -57,6 +57,7 @@ from npusim.kernels.triton.values import (
     Condition,
     Elements,
     Floats,
+    HeldState,
     Identity,
     Integers,
     Known,
@@ -178,8 +179,12 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
-#: Numbers of a row may be any: what two of them give alike is known.
-_STAND_INS = (0.7, -3.1)
+#: Numbers of a row may be any: what two of the first operand, and two of the second one, give alike is known.
+_STAND_INS = ((0.7, -3.1), (1.9, -0.4))
+#: Operands that leave the other one of an operation as it is.
+_UNITS: Mapping[str, float] = MappingProxyType(
+    {"+": 0.0, "-": 0.0, "*": 1.0, "/": 1.0, "maximum": -math.inf, "minimum": math.inf}
+)
 
 
 class Arithmetic(Draft, ABC):
@@ -437,16 +442,17 @@ class Arithmetic(Draft, ABC):
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail(f"{op.name} of a float that integers make")
-        hidden = [(_pad(a, other), _pad(b, other)) for other in _STAND_INS]
-        pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
-        pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
+        pad, held = _combined_hidden(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
         factors = (self._inverse(op, b), self.text(a)) if is_inverted else factors
         is_maximum = how.startswith("maximum")
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
         axes, place = self._joined(*blocks), op.place if factors else ""
+        if len(axes) == 2 and axes[0] and pad != _combined_hidden(how, *map(_as_column, (a, b)))[0]:
+            self.hidden.unlike_rows.add(axes[0])
         text = self._combined(op, how, a, b)
-        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
+        is_seen = all(x.is_seen or _is_alike(x) for x in blocks)
+        made = Floats(text, axes, blocks[0].fmt, pad, False, False, factors, place, None, is_low, held, is_seen)
         self._bind(op, made)
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
@@ -481,8 +487,8 @@ class Arithmetic(Draft, ABC):
         if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
             raise op.fail("a clamp of a value that is no block of floats")
         ends = (f"maximum{nan}", low), (f"minimum{nan}", high)
-        has_form = self.choices.form(op.name, x.fmt, "") != ""
-        if has_form and isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value:
+        is_even = isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value
+        if is_even and self.choices.clamps_by_magnitude and x.fmt == "f32":
             ends = ends[::-1]  # min.xorsign.abs, the smaller magnitude: of NaN the upper end
         text = self.text(x)
         for how, end in ends:
@@ -502,7 +508,7 @@ class Arithmetic(Draft, ABC):
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail("a comparison of other than a block of floats with a block or a number")
-        one, other = _hidden(a), _hidden(b)
+        one, other = hidden_value(a), hidden_value(b)
         pad = None if one is None or other is None else float(compare(one, other, relation, "float64"))
         text = f"compare({self.text(a)}, {self.text(b)}, {relation!r})"
         self._bind(op, Floats(text, self._joined(*blocks), MASK, pad))
@@ -516,8 +522,8 @@ class Arithmetic(Draft, ABC):
         fmt = shape_of(op.type.rpartition(", ")[2])[1]
         text = f"where({mask.of.text}, {self.text(a)}, {self.text(b)}"
         text += ")" if blocks else f", {self.choices.fmt(fmt)!r})"
-        kept, other = _hidden(a), _hidden(b)
-        pad = (kept if kept == other else None) if mask.of.pad is None else kept if mask.of.pad else other
+        kept, other, chosen = hidden_value(a), hidden_value(b), hidden_value(mask.of)
+        pad = (kept if kept == other else None) if chosen is None else kept if chosen else other
         made = Floats(text, self._joined(mask.of, *blocks), fmt, pad)
         if mask.within is None:
             self._bind(op, made)
@@ -577,7 +583,12 @@ class Arithmetic(Draft, ABC):
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
         is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
-        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
+        pad = x.pad if x.pad is None or math.isnan(x.pad) or fmt not in FORMATS else _rounded(x.pad, fmt)
+        self._bind(
+            op,
+            Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, pad, is_seen=x.is_seen),
+            called,
+        )
 
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
@@ -593,9 +604,10 @@ class Arithmetic(Draft, ABC):
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         text = self.choices.form(symbol or name, x.fmt, self.choices.form(name, x.fmt, text))
-        pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else of_pad(x.pad)
+        pad = None if x.pad is None or (math.isinf(x.pad) and not text.startswith("exp")) else x.pad
+        pad = pad if pad is None or math.isnan(pad) else of_pad(pad)
         is_low = op.name == "math.absf" and pad == 0
-        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low, is_seen=x.is_seen))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
@@ -711,17 +723,29 @@ class Arithmetic(Draft, ABC):
         ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
         """
         axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
-        if not self._is_cut(axis) or x.pad == neutral:
+        if x.is_seen:
             return
-        if kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None):
+        if not self._is_cut(axis):
+            self.hidden.uncut.append((op, x, kind, neutral))
+            return
+        self.hidden.relied.add(axis)
+        if x.pad != neutral and (kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None)):
             hidden = "unknown" if x.pad is None else sign * x.pad
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
             other = sign * neutral
             raise op.fail(f"{why}: tl.where(mask, x, {other}) before it, or other={other} where it is loaded")
 
+    def _check_uncut(self) -> None:
+        """Refuse the sums, maxima and products along axes that a mask was found to cut behind them."""
+        for op, x, kind, neutral in self.hidden.uncut:
+            axis = x.axes[1 if op.name == "tt.dot" else op.number("axis")]
+            if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
+                why = f"a {kind} along an axis that a mask cuts in another block, joined with it later"
+                raise op.fail(f"{why}: mask this block too, with other={-neutral if kind == 'min' else neutral}")
+
     def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
         """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
-        is_below = x.is_low or x.pad == -math.inf
+        is_below = x.is_low or x.pad == -math.inf or (x.pad is not None and math.isnan(x.pad))
         return None if is_below or not self._is_always_cut(axis) else x.pad
 
     def _is_always_cut(self, axis: str | None) -> bool:
@@ -795,8 +819,8 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of a value that is no block of floats")
-        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
-            raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+        self._join(a.axes[1], b.axes[0])
+        self._check_factors(op, a, b)
         self._refuse_anew(op, a.axes[1])
         if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
             raise op.fail(
@@ -804,7 +828,8 @@ class Arithmetic(Draft, ABC):
             )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         self.sums_by_format.add((a.fmt, fmt))
-        made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
+        pad = 0.0 if b.pad == 0.0 and not (b.is_transposed and self._has_unlike_rows(b.axes[1])) else None
+        made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, pad, is_product=True)
         if isinstance(c, Number) and not c.value:
             is_alone = self._walk is not None or self._products == 1
             self._bind(op, made) if is_alone else self._set(op, self._named(op, made, op.results[0]))
@@ -814,7 +839,31 @@ class Arithmetic(Draft, ABC):
         is_sum = self._walk and self._walk.is_sum
         if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
-        self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
+        pad = c.pad if made.pad == 0.0 and c.pad is not None else None
+        held = c.held if made.pad == a.pad == 0.0 else None
+        self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt, pad, held=held))
+
+    def _has_unlike_rows(self, axis: str | None) -> bool:
+        """Return whether hidden rows of a block along an axis are unlike its hidden columns."""
+        return self.root(axis) in map(self.root, self.hidden.unlike_rows)
+
+    def _check_factors(self, op: Op, a: Floats, b: Floats) -> None:
+        """Refuse a product along an axis that a mask cuts where no factor is 0 there, or one is and the other infinite.
+
+        Along its rows (before a transposition) a factor is 0 where that is known of rows.
+        """
+        along, pads = a.axes[1], list[float | None]()
+        for x, is_rows in ((a, a.is_transposed), (b, not b.is_transposed)):
+            pads.append(None if is_rows and self._has_unlike_rows(along) else x.pad)
+        is_right = any(x == 0.0 and (y is None or math.isfinite(y)) for x, y in (pads, pads[::-1]))
+        if not self._is_cut(along):
+            self.hidden.uncut.append((op, replace(a, pad=0.0 if is_right else None), "product", 0.0))
+            return
+        self.hidden.relied.add(along)
+        if not is_right:
+            why = "a product along an axis that a mask cuts"
+            why += ", with 0 times a number that is not finite" if 0.0 in pads else ""
+            raise op.fail(f"{why}: other=0.0 where one of its factors is loaded")
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         # Compiled code contracts no product that a choice stands behind, even one that chooses alike everywhere.
@@ -919,10 +968,14 @@ class Arithmetic(Draft, ABC):
             self._fixed_choice(op, mask, a, b)
             return
         pad = -math.inf if self._hidden_by(op, b) else b.value
-        bounds = [bound_of(d, relation) for relation, d in mask.of]
+        bounds, a = [bound_of(d, relation) for relation, d in mask.of], replace(a, held=None)
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
-            a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
+            if bound[0] != len(a.axes) - 1:
+                continue
+            if len(a.axes) == 2 and a.pad != pad:
+                self.hidden.unlike_rows.add(a.axes[0])
+            a = replace(a, pad=pad)
         rest = [
             rule
             for rule, bound in zip(mask.of, bounds, strict=True)
@@ -930,6 +983,7 @@ class Arithmetic(Draft, ABC):
         ]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         if rest and not mask.either and self._hides_unread(a, rest):
+            self.hidden.unlike_rows.add(a.axes[0])
             a = replace(a, pad=pad)
         self._mask(op, a, b, Condition(tuple(rest), mask.either)) if rest or mask.either else self._bind(op, a)
 
@@ -984,6 +1038,7 @@ class Arithmetic(Draft, ABC):
     def _mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         if len(mask.shape) != 2 and self._walk is not None:
             raise op.fail("a mask in a loop that is no comparison of rows and columns of a tile")
+        a = replace(a, held=None)
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
             a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
         if self._walk is None:
@@ -1035,7 +1090,7 @@ class Arithmetic(Draft, ABC):
                 matrix = first
         name = self._unique("seen")
         self.seen[name] = seen = Floats(name, self._axes(matrix.shape), fmt), matrix
-        one, other = _hidden(a), _hidden(b)
+        one, other = hidden_value(a), hidden_value(b)
         text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
         self._bind(op, Floats(text, self._joined(seen[0], *values), fmt, one if one == other else None))
@@ -1117,17 +1172,57 @@ def _is_alike(x: Known) -> bool:
     return isinstance(x, Number) or (isinstance(x, Floats) and (not x.axes or x.axes[-1] is None))
 
 
-def _hidden(x: Known) -> float | None:
+def hidden_value(x: Known) -> float | None:
     """Return the value of hidden columns where it is known, also where all columns have one."""
     if isinstance(x, Number):
         return x.value if x.is_known else None
     assert isinstance(x, Floats)
-    return x.pad
+    return None if _is_alike(x) else x.pad
 
 
-def _pad(x: Known, other: float) -> float:
-    """Return the value of hidden columns; for numbers of a row, any finite one; NaN: unknown."""
+def _pad(x: Known, other: float) -> float | None:
+    """Return the value of hidden columns; of values of rows, and of numbers that are not known, a stand-in; else None.
+
+    The stand-in is any finite number.
+    """
     if isinstance(x, Number):
-        return x.value
-    assert isinstance(x, Floats)
-    return other if x.pad is None and (not x.axes or x.axes[-1] is None) else math.nan if x.pad is None else x.pad
+        return x.value if x.is_known else other
+    return other if _is_alike(x) else hidden_value(x)
+
+
+def _as_column(x: Known) -> Known:
+    """Return a block along columns alone as one of numbers that are not known, anything else as it is."""
+    is_columns = isinstance(x, Floats) and len(x.axes) == 2 and x.axes[0] is None
+    return replace(x, axes=(None, None)) if is_columns and isinstance(x, Floats) else x
+
+
+def _combined_hidden(how: str, a: Known, b: Known) -> tuple[float | None, HeldState | None]:
+    """Return an operation's value where a mask hides columns, NaN included, if it is known; and the state it is there.
+
+    A state of a loop may have there what it begins with, or what a lane has that a mask hides in the last tile alone.
+    """
+    fmt = next(x.fmt for x in (a, b) if isinstance(x, Floats))
+    held = [x.held if isinstance(x, Floats) else None for x in (a, b)]
+    one, other = ([_pad(x, stand_in) for stand_in in pair] for x, pair in zip((a, b), _STAND_INS, strict=True))
+    for i, (state, values) in enumerate(zip(held, (one, other), strict=True)):
+        if state is not None and None in values:
+            values[:] = _STAND_INS[i] if state.is_seen else [state.start, *_STAND_INS[i]]
+    if how == "-" and held[0] is not None and held[0] == held[1]:
+        start = 0.0 if held[0].is_seen else held[0].start
+        return 0.0 if start is not None and math.isfinite(start) else None, None
+    count = max(len(one), len(other))
+    one, other = ([*x, x[-1]][:count] for x in (one, other))
+    kept = [h for h, x, i in zip(held, (other, one), (0, 1), strict=True) if h and set(x) == {_unit(how, i)}]
+    values = [None if x is None or y is None else _computed(how, x, y) for x, y in zip(one, other, strict=True)]
+    known = [x for x in values if x is not None]
+    if len(known) < count or (len(set(known)) > 1 and not all(map(math.isnan, known))):
+        return None, kept[0] if kept else None
+    pad = known[0] if math.isnan(known[0]) or fmt not in FORMATS else _rounded(known[0], fmt)
+    return pad, kept[0] if kept else None
+
+
+def _unit(how: str, is_second: int) -> float:
+    """Return the other operand that leaves the first one, or the second one, as it is; NaN where there is none."""
+    if is_second and how in "-/":
+        return math.nan
+    return _UNITS.get(how.partition(" ")[0], math.nan)

@@ -69,6 +69,7 @@ class Choices:
 
     ``forms``: how functions and divisions of float32 are written that a unit or a library computes in its own way, by
     the operation of TTIR or the library's symbol.
+    ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
     ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
     ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
     ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
@@ -82,6 +83,7 @@ class Choices:
     is_fresh: bool
     fuses: bool
     forms: Mapping[str, str] = field(default_factory=dict)
+    clamps_by_magnitude: bool = False
     order: str = ""
     orders: Mapping[str, str] = field(default_factory=dict)
     addends: Mapping[str, str] = field(default_factory=dict)
@@ -151,6 +153,10 @@ class Walk:
     mask: Condition | Elements | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
+    #: Axes along which masks hide lanes in some iterations alone, and whether none in any program's first one; and each
+    #: state's value where the loop begins.
+    partial: dict[str | None, bool] = field(default_factory=dict)
+    entered: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
@@ -174,11 +180,34 @@ class Stored(Load):
     value: Floats
 
 
+@dataclass
+class HiddenLanes:
+    """Facts of lanes that masks hide.
+
+    ``unsteady``: states of which masked lanes have other values later than where the loop begins, by an earlier
+    reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
+    axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
+    which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
+    """
+
+    unsteady: Mapping[str, bool]
+    changed: dict[str, bool] = field(default_factory=dict)
+    lanes: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    relied: set[str | None] = field(default_factory=set)
+    unlike_rows: set[str | None] = field(default_factory=set)
+    uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
+
+
 class Draft:
     """The known facts of one kernel at one launch, and the statements written so far."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
@@ -197,6 +226,7 @@ class Draft:
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
         #: products: of their first factors and of their sums.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
+        self.hidden = HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave a first part of an axis, and sums and maxima along an axis.
@@ -325,12 +355,8 @@ class Draft:
         return axis
 
     def _is_cut(self, axis: str | None) -> bool:
-        """Return whether a mask hides elements along an axis; in kernels without loops also along one that is the same.
-
-        The hidden value of a loop's state is not known, and its sums would be refused.
-        """
-        root = self.root(axis)
-        return root in self.cuts or (not self.walks and root in map(self.root, self.cuts))
+        """Return whether a mask hides elements along an axis, or along one that is the same."""
+        return self.root(axis) in map(self.root, self.cuts)
 
     def _refuse_anew(self, op: Op, axis: str | None) -> None:
         """Raise `ProgramError` for a sum, maximum or product along an axis whose indices restart within a block."""
@@ -378,7 +404,7 @@ class Draft:
             return x
         named = " ".join(a for a in axes if a is not None)
         text = f"filled('@{named}', {self.text(x)}, {self.choices.fmt(x.fmt)!r})"
-        return Floats(text, axes, x.fmt, x.pad)
+        return Floats(text, axes, x.fmt, x.pad if axes[-1] == x.axes[-1] else None)
 
     def text(self, x: Known) -> str:
         """Return a float as the kernel of tiles writes it."""

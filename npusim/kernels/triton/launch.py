@@ -161,11 +161,12 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "math.erf": "erf({}, 'erf.libdevice')",
             "math.tanh": "tanh({}, 'tanh.libdevice')",
             "arith.divf": "divided({}, {}, 'div.hopper_full')",
-            "tt.clampf": "min.xorsign.abs",
         },
         "ascend_c": {"math.erf": "erf({}, 'erf.ascend_c')"},
     }
 )
+#: Of these functions, whose code clamps float32 between a number and its opposite by the smaller magnitude.
+BY_MAGNITUDE = ("cuda",)
 #: Compute capability on which GPUs' functions were measured, times ten, and what a run says elsewhere.
 MEASURED_FUNCTIONS = 90
 ASSUMED_FUNCTIONS = "GPU's exponentials, roots, logarithms and divisions of float32 are assumed to be those of an H200"
@@ -567,7 +568,8 @@ def _choices(p: TritonPrecision, **of_code: Any) -> Choices:
     if base != "exp2":
         exp2, exp, fast = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2, exp2
     forms = {"math.exp2": exp2, "math.exp": exp, "__nv_fast_expf": fast, **FUNCTIONS[p.functions]}
-    return replace(Choices(p.accumulate == "fresh", False, forms, is_exact=p.is_exact), **of_code)
+    choices = Choices(p.accumulate == "fresh", False, forms, is_exact=p.is_exact)
+    return replace(choices, clamps_by_magnitude=p.functions in BY_MAGNITUDE, **of_code)
 
 
 def read_as(

@@ -127,8 +127,7 @@ class Memory(WholeNumbers):
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
         self.anew |= {a for a, is_anew in zip(axes, self._begin_anew(op, mask, pointer, left), strict=True) if is_anew}
-        cut = [np.any((some < n) & self.is_read(some.shape[1])) for n, some in zip(pointer.shape, left, strict=True)]
-        self.cuts |= {a for a, is_cut in zip(axes, cut, strict=True) if is_cut}
+        self._note_cuts(axes, pointer.shape, left)
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if any(x.of == pointer.of for x in self.stored):
@@ -141,6 +140,7 @@ class Memory(WholeNumbers):
             elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: visit the same in both")
             self.walks[-1].loads.append(before.name)
+            self._note_cuts(before.axes, pointer.shape, left)
             self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
             return
         name = self._name_of_operand(
@@ -152,6 +152,16 @@ class Memory(WholeNumbers):
             self.walks[-1].loads.append(name)
         self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
 
+    def _note_cuts(self, axes: Sequence[str | None], shape: Sequence[int], left: Sequence[Integers]) -> None:
+        """Note axes along which a mask hides lanes, and those where it does so in some iterations of a loop alone."""
+        for axis, n, some in zip(axes, shape, left, strict=True):
+            is_read, seen = np.broadcast_arrays(self.is_read(some.shape[1]), np.minimum(some, n))
+            if np.any((seen < n) & is_read):
+                self.cuts.add(axis)
+                if self._walk and np.any(np.where(is_read, seen, n).min(1) < np.where(is_read, seen, 0).max(1)):
+                    is_seen = bool(np.all(is_read[:, 0] & (seen[:, 0] >= n)))
+                    self._walk.partial[axis] = is_seen and self._walk.partial.get(axis, True)
+
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
         """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
         sides = enumerate(zip(shape, lanes, strict=True))
@@ -162,7 +172,7 @@ class Memory(WholeNumbers):
             return
         x = self._spread(x, shape)
         for i in alike:
-            self.cuts.add(x.axes[i])
+            self._note_cuts(x.axes[i : i + 1], shape[i : i + 1], lanes[i : i + 1])
             self.bounds.append((x.axes[i], lanes[i], op.line))
         self._set(op, self._named(op, replace(x, pad=other.value if isinstance(other, Number) else None)))
 

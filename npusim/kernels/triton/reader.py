@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.kernels.triton.arithmetic import BINARY, UNARY
+from npusim.kernels.triton.arithmetic import BINARY, UNARY, hidden_value
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
 from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
@@ -28,7 +28,18 @@ from npusim.kernels.triton.tensor_axes import Access, View
 from npusim.kernels.triton.third_axis import without_third_axis
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, refusing, shape_of
 from npusim.kernels.triton.turned_blocks import with_turned_blocks
-from npusim.kernels.triton.values import Affine, Booleans, Floats, Integers, Known, Listed, Number, answers, lesser
+from npusim.kernels.triton.values import (
+    Affine,
+    Booleans,
+    Floats,
+    HeldState,
+    Integers,
+    Known,
+    Listed,
+    Number,
+    answers,
+    lesser,
+)
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -105,10 +116,11 @@ def _read(
     for given, how in ways:
         with suppress(UnlikeLoopsError):
             reader = Reader(given, arguments, grid, replace(choices, **how), block=block)
-            for _ in range(MOST_READINGS):
-                if not reader.is_misread:
+            for _ in range(MOST_READINGS + len(reader.states)):
+                if not reader.is_misread and not reader.is_unsteady:
                     break
-                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block)
+                unsteady = {**reader.hidden.unsteady, **reader.hidden.changed}
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses, block, unsteady)
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
@@ -134,12 +146,14 @@ class Reader(Memory):
         choices: Choices,
         accesses: Mapping[str, list[Access]] | None = None,
         block: FlatBlock | None = None,
+        unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
-        super().__init__(function, arguments, grid, choices)
+        super().__init__(function, arguments, grid, choices, unsteady)
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
         self._flat, self._part = block, cast("Affine | None", None)
         self._all(function.operations)
+        self._check_uncut()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self._drop_unread()
@@ -204,6 +218,12 @@ class Reader(Memory):
         """Whether a later access identified other rows and columns of a recorded view than an earlier one."""
         views = [x for x in self.loads.values() if isinstance(self.arguments[x.of], View)]
         return any(self._dims_of(x.pointer, self.arguments[x.of]) != x.dims for x in views)
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether hidden lanes had to be known along an axis of a state whose hidden lanes change in its loop."""
+        relied = set(map(self.root, self.hidden.relied))
+        return any(relied.intersection(map(self.root, self.hidden.lanes[n])) for n in self.hidden.changed)
 
     def _all(self, operations: Sequence[Op]) -> None:
         """Read operations one after another; programs that return early are left out from there on."""
@@ -457,13 +477,12 @@ class Reader(Memory):
         new = {n: text for n, text in new.items() if n != text}
         if new:
             self._emit(f"{', '.join(new)} = {', '.join(new.values())}", op.line)
+        done = [
+            self._end_of_state(op, at, name) if name else self.values[e]
+            for at, (name, e) in enumerate(zip(names, ends, strict=True))
+        ]
         self._walk, self._taken = None, self._taken | taken
-        for result, name, e in zip(op.results, names, ends, strict=True):
-            value = self.values[e]
-            if name and isinstance(value, Floats):
-                _, axes, fmt = self.states[name]
-                value = Floats(name, self._joined(Floats("", axes, fmt), value), fmt)
-            self.values[result] = value
+        self.values |= zip(op.results, done, strict=True)
         if len(self.walks) > 1:
             self._compare(op)
 
@@ -574,7 +593,7 @@ class Reader(Memory):
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
-            self.values[inner] = x
+            self._enter(inner, x)
             return x.text
         if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
             self.values[inner] = x
@@ -587,8 +606,57 @@ class Reader(Memory):
         name, fmt = self._unique(inner), shape_of(types[at])[1]
         self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
-        self.values[inner] = Floats(name, axes, fmt)
+        self._enter(inner, Floats(name, axes, fmt, hidden_value(x)))
         return name
+
+    def _enter(self, inner: str, x: Floats) -> None:
+        """Bind a state where its loop begins: masked lanes have what it begins with, or later anything."""
+        is_seen = self.hidden.unsteady.get(inner, False)
+        pad = None if inner in self.hidden.unsteady else x.pad
+        entered = replace(x, held=HeldState(inner, x.pad, is_seen), pad=pad, is_seen=False)
+        self.walks[-1].entered[inner] = self.values[inner] = entered
+
+    def _end_of_state(self, op: Op, at: int, name: str) -> Known:
+        """Return a state behind its loop; note one whose masked lanes change there.
+
+        Lanes that a mask hides in some iterations alone have to stay as they are there: a tile leaves them out.
+        """
+        inner, end, walk = op.operands[4::2][at], op.body[-1].operands[at], self.walks[-1]
+        value, entered = self.values[end], walk.entered[inner]
+        if not isinstance(value, Floats) or entered.held is None:
+            return value
+        _, axes, fmt = self.states[name]
+        axes, start, is_held = (
+            self._joined(Floats("", axes, fmt), value),
+            entered.held.start,
+            value.held == entered.held,
+        )
+        partial = {self.root(a): is_seen for a, is_seen in walk.partial.items()}
+        seen = [partial[self.root(a)] for a in axes if a is not None and self.root(a) in partial]
+        alone = is_held and [r for o in self._uses.get(inner, []) for r in o.results] == [end]
+        self.hidden.lanes[inner] = axes
+        if seen and not alone and inner not in self.hidden.unsteady:
+            self.hidden.relied |= set(axes)
+            self.hidden.changed[inner] = all(seen)
+        elif seen:
+            self._check_partial(op, inner, axes, is_held=is_held)
+        elif inner not in self.hidden.unsteady and not is_held and (start is None or value.pad != start):
+            self.hidden.changed[inner] = False
+        is_known = is_held or inner not in {*self.hidden.unsteady, *self.hidden.changed}
+        return Floats(name, axes, fmt, start if is_known else None, is_seen=bool(seen) and all(seen))
+
+    def _check_partial(self, op: Op, inner: str, axes: Sequence[str | None], *, is_held: bool) -> None:
+        """Refuse a state whose lanes masks hide in some iterations alone, if these change or reduce it there."""
+        of = f"{plain_name(inner)}, a state of lanes that a mask hides in some iterations alone"
+        if not is_held:
+            why = "other=0.0 where a term is added, other=-inf of a maximum; or tl.where(mask, x, 0.0)"
+            raise op.fail(f"{of}: what masked lanes add to it there is not known to leave it as it is: {why}")
+        roots = {self.root(a) for a in axes if a is not None}
+        for o in _within(op):
+            blocks = [self.values.get(n) for n in o.operands[:2] if inner in self._made_of(n)]
+            along = {self.root(a) for x in blocks if isinstance(x, Floats) for a in x.axes}
+            if o.name in ("tt.reduce", "tt.scan", "tt.dot") and roots & along:
+                raise o.fail(f"{of}: it is reduced there: do so behind the loop")
 
     def _moved(self, op: Op, inner: str, end: str) -> Integers:
         """Return by how much an integer or pointer moves in an iteration."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -279,13 +279,26 @@ class Number:
     is_known: bool = True
 
 
+class HeldState(NamedTuple):
+    """A state of a loop, by its name within the loop, and the number that it begins with, if it is one.
+
+    ``is_seen``: its lanes have other numbers where a mask hides them, as none does in the first iteration.
+    """
+
+    name: str
+    start: float | None
+    is_seen: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
-    ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``: of a
-    multiplication, which an addition may fuse; ``place``: of that multiplication.  ``narrow``: a value of a narrower
-    format that it equals. ``is_low``: no element is below its value where a mask hides a column.
+    ``pad``: its value where a mask prevented a load, if known (of columns; none where columns are alike).
+    ``held``: the state of a loop whose value it has there, whichever that is.  ``is_product``: it is not stored yet.
+    ``factors``: of a multiplication, which an addition may fuse; ``place``: of that multiplication.
+    ``narrow``: a value of a narrower format that it equals. ``is_low``: no element is below its value where a
+    mask hides a column. ``is_seen``: behind a loop that began with a tile of which a mask hid nothing.
     """
 
     text: str
@@ -298,6 +311,8 @@ class Floats:
     place: str = ""
     narrow: Floats | None = None
     is_low: bool = False
+    held: HeldState | None = None
+    is_seen: bool = False
 
 
 @dataclass(frozen=True, eq=False)

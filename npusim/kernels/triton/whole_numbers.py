@@ -37,9 +37,14 @@ class WholeNumbers(Arithmetic, ABC):
     """Operations on integers that are values of tiles."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
-        super().__init__(function, arguments, grid, choices)
+        super().__init__(function, arguments, grid, choices, unsteady)
         self._places = dict[str, bool]()  # names of indices of maxima, and whether a mask may hide the element
 
     @abstractmethod

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, expm1
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def residency(
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
     room, stays = (capacity if dirty_bytes is None else 0), (0 if in_a_stream else capacity_bytes)
-    back = (capacity_bytes, room, dirty_bytes or 0.0, stays) if writes_back else None
+    back = _WriteBack(capacity_bytes, room, dirty_bytes or 0.0, stays) if writes_back else None
     return _residency(phases, tensors, group_count, capacity, (warm_bytes, left), back)
 
 
@@ -128,7 +128,7 @@ def _residency(
     group_count: int,
     capacity: int,
     warm: tuple[int | None, float],
-    back: tuple[int, int, float, int] | None,
+    back: _WriteBack | None,
 ) -> Residency:
     """Return the misses, for all programs whose blocks access the same regions in the same order."""
     cache = _Cache(capacity, *warm, back)
@@ -145,11 +145,11 @@ def _residency(
     others_count = max(1, group_count - 1)
     pushed = sum(t.read_pushes + t.write_pushes for _, t in used)
     # A launch of a stream evicts as many written bytes as it writes.
-    scale = outputs / pushed if back and not back[3] and pushed else 1.0
+    scale = outputs / pushed if back and not back.staying_bytes and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
-        cache.compulsory + (max(0, outputs - back[3]) if back else outputs),
+        cache.compulsory + (max(0, outputs - back.staying_bytes) if back else outputs),
         {name: min(1.0, t.met / t.read / others_count) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in used if t.written},
@@ -171,19 +171,27 @@ class _Traffic:
     write_pushes: float = 0.0
 
 
+class _WriteBack(NamedTuple):
+    """L2 that writes back, in bytes: where written lines stay, and its free part; others' lines still to be written
+    back; the most of a program's outputs that nothing evicts.
+    """
+
+    capacity_bytes: int
+    free_bytes: int
+    dirty_bytes: float
+    staying_bytes: int
+
+
 class _Cache:
     """Least recently used, by regions; stores the step of each region's last access.
 
-    ``warm_bytes``: bytes of inputs that are in L2 from the start; None: the share ``left`` of them is.  ``back``: the
-    capacity in which written lines stay, its free part, the bytes of others that are still to be written back, and
-    the most bytes of outputs that nothing evicts; None: writes go through.
+    ``warm_bytes``: bytes of inputs that are in L2 from the start; None: the share ``left`` of them is.  ``back``: None
+    where writes go through.
     """
 
-    def __init__(
-        self, capacity: int, warm_bytes: int | None, left: float, back: tuple[int, int, float, int] | None
-    ) -> None:
+    def __init__(self, capacity: int, warm_bytes: int | None, left: float, back: _WriteBack | None) -> None:
         self.capacity, self.warm_bytes, self.left = capacity, warm_bytes, left
-        self._back_capacity, self._free, self._dirty_bytes, _ = back or (0, 0, 0.0, 0)
+        self._back_capacity, self._free, self._dirty_bytes, _ = back or _WriteBack(0, 0, 0.0, 0)
         self._passed = 0  # bytes new to it since it is full
         self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)

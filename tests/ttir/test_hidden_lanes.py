@@ -1,0 +1,149 @@
+"""Lanes that masks hide, of tails: what they hold reaches no result, or the kernel is refused at its line."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+INF = float("inf")
+ALONE = "a mask hides in some iterations alone"
+
+
+def normal(*shape: int, seed: int = 0, fmt: str = "float32") -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(fmt)
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+X, TALL, STEPS, SHORT = normal(4, 77) - 1, normal(50, 40) - 3, normal(4, 3, 20), normal(4, 20)
+ROWS, LEFT, RIGHT = normal(2, 7, 20), normal(64, 77, fmt="float16"), normal(77, 24, seed=1, fmt="float16") + 4
+WORDS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "lanes": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
+    "online": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
+    "second_state": ((4,), {"X": X, "Y": zeros(4), "N": 77, "B": 32}),
+    "times": ((4,), {"X": STEPS, "U": zeros(32), "Y": zeros(4, 3), "N": 20, "T": 3, "B": 32}),
+    "by_tiles": ((1,), {"X": X, "W": normal(96, seed=1), "Y": zeros(4), "R": 4, "N": 77, "BR": 4, "B": 32}),
+    "down": ((2,), {"X": TALL, "W": normal(40, seed=1), "Y": zeros(40), "R": 50, "N": 40, "BR": 16, "B": 32}),
+    "of_rows": (
+        (2,),
+        {"X": ROWS, "M": normal(7, seed=1), "Y": zeros(2, 7), "R": 7, "N": 20, "STEPS": 2, "BR": 4, "B": 32},
+    ),
+    "of_numbers": ((4,), {"X": SHORT, "A": normal(4, seed=1), "C": normal(4, seed=2), "Y": zeros(4), "N": 20, "B": 32}),
+    "product": (
+        (2,),
+        {"A": LEFT, "W": RIGHT, "V": normal(24, fmt="float16"), "C": zeros(64, 24), "K": 77, "N": 24}
+        | {"BM": 32, "BN": 32, "BK": 32},
+    ),
+}
+
+
+def _recorded(kernel: str, how: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    from ttir import hidden_kernels
+
+    grid, words = WORDS[kernel]
+    words = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in words.items()}
+    with npusim.record(floats=True) as calls:
+        getattr(hidden_kernels, kernel)[grid](**words, **how)
+    return calls[0], words
+
+
+def _exchanged(x: Any) -> Any:
+    """Return sums of a state and its row, of two states that change places."""
+    s, t, made = np.zeros(x.shape[-1]), np.zeros(x.shape[-1]), []
+    for row in x:
+        made.append((s + row).sum())
+        s, t = t, s + row
+    return made
+
+
+def _counted(x: Any) -> Any:
+    """Return sums of rows weighted by a state, which each row and 1 are added to."""
+    s, made = np.zeros(x.shape[-1]), []
+    for row in x:
+        made.append((s * row).sum())
+        s = s + row + 1
+    return made
+
+
+EXACT = {n: x.astype(np.float64) for n, x in {"x": X, "tall": TALL, "rows": ROWS, "short": SHORT}.items()}
+RIGHT_ONES: list[tuple[str, dict[str, Any], Any]] = [
+    ("lanes", {"OTHER": 0.0, "HOW": "sum"}, EXACT["x"].sum(1)),
+    ("lanes", {"OTHER": -INF, "HOW": "max"}, EXACT["x"].max(1)),
+    ("lanes", {"OTHER": None, "HOW": "masked squares from 2"}, ((EXACT["x"] - 2) ** 2).sum(1)),
+    ("online", {"OTHER": -INF, "BY_LANES": False}, np.log(np.exp(EXACT["x"]).sum(1))),
+    ("online", {"OTHER": -INF, "BY_LANES": True}, np.log(np.exp(EXACT["x"]).sum(1))),
+    ("times", {"HOW": "turns", "TURNS": True}, [_exchanged(x) for x in STEPS.astype(np.float64)]),
+    ("times", {"HOW": "weighted by a count", "TURNS": False}, [_counted(x) for x in STEPS.astype(np.float64)]),
+    ("by_tiles", {"HOW": "as it is", "BY_LANES": True}, EXACT["x"].sum(1)),
+    ("by_tiles", {"HOW": "weighted", "BY_LANES": False}, EXACT["x"] @ normal(96, seed=1)[:77].astype(np.float64)),
+    ("down", {"HOW": "sum"}, EXACT["tall"].sum(0)),
+    ("of_rows", {"HOW": "multiplied"}, EXACT["rows"].sum(2) * normal(7, seed=1)),
+    (
+        "of_numbers",
+        {"OTHER": 0.0, "HOW": "times a difference"},
+        EXACT["short"].sum(1) * (normal(4, seed=1) - normal(4, seed=2)),
+    ),
+    (
+        "product",
+        {"OTHER": 0.0, "FILL": 0.0, "HOW": "one more"},
+        LEFT.astype(np.float64) @ (RIGHT + np.float16(1)).astype(np.float64),
+    ),
+]
+WRONG_ONES: list[tuple[str, dict[str, Any], str]] = [
+    ("lanes", {"OTHER": 1.0, "HOW": "sum"}, ALONE),
+    ("lanes", {"OTHER": None, "HOW": "sum"}, ALONE),
+    ("lanes", {"OTHER": 0.0, "HOW": "max"}, ALONE),
+    ("lanes", {"OTHER": 0.0, "HOW": "squares from 2"}, ALONE),
+    ("online", {"OTHER": 0.0, "BY_LANES": False}, "a max along an axis that a mask cuts, whose masked values are 0.0"),
+    ("online", {"OTHER": 0.0, "BY_LANES": True}, ALONE),
+    ("second_state", {"HOW": "sums of the new one"}, "a sum along an axis that a mask cuts"),
+    ("second_state", {"HOW": "sums of the old one"}, "it is reduced there: do so behind the loop"),
+    ("second_state", {"HOW": "a second one"}, ALONE),
+    ("times", {"HOW": "turns to 3", "TURNS": True}, "a sum along an axis that a mask cuts"),
+    ("times", {"HOW": "count", "TURNS": False}, "a sum along an axis that a mask cuts"),
+    ("by_tiles", {"HOW": "one more", "BY_LANES": True}, ALONE),
+    ("by_tiles", {"HOW": "with padded weights", "BY_LANES": False}, "a sum along an axis that a mask cuts"),
+    ("by_tiles", {"HOW": "padded weights first", "BY_LANES": False}, "a sum along an axis that a mask cuts"),
+    ("down", {"HOW": "max"}, ALONE),
+    ("down", {"HOW": "with columns"}, ALONE),
+    ("of_rows", {"HOW": "added"}, "a sum along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 0.0, "HOW": "less a difference"}, "a sum along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 1.0, "HOW": "times a difference"}, "a sum along an axis that a mask cuts"),
+    ("of_numbers", {"OTHER": 1.0, "HOW": "less a quotient"}, "a sum along an axis that a mask cuts"),
+    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "inverse"}, "0 times a number that is not finite"),
+    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "both one more"}, "a product along an axis that a mask cuts"),
+    ("product", {"OTHER": 1.0, "FILL": 0.0, "HOW": "sum of columns"}, "a product along an axis that a mask cuts"),
+    ("product", {"OTHER": 1.0, "FILL": 2.0, "HOW": "chosen columns"}, "a product along an axis that a mask cuts"),
+]
+
+
+def _named(cases: list[tuple[str, dict[str, Any], Any]]) -> list[Any]:
+    return [pytest.param(*case, id=f"{case[0]}-{'-'.join(map(str, case[1].values()))}") for case in cases]
+
+
+@pytest.mark.parametrize(("kernel", "how", "exact"), _named(RIGHT_ONES))
+def test_what_masked_lanes_hold_changes_no_result(kernel: str, how: dict[str, Any], exact: Any) -> None:
+    from ttir.stored import stored
+
+    call, words = _recorded(kernel, how)
+    made = stored(npusim.run(call, hw="h200", rows="all"), words)
+    (result,) = made.values()
+    assert np.abs(result - np.asarray(exact)).max() < (0.1 if kernel == "product" else 1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "how", "why"), _named(WRONG_ONES))
+def test_masked_lanes_that_would_reach_a_result_are_refused_at_their_line(
+    kernel: str, how: dict[str, Any], why: str
+) -> None:
+    call, _ = _recorded(kernel, how)
+    with pytest.raises(ProgramError, match=rf"hidden_kernels\.py:\d+: .*{why}"):
+        npusim.run(call, hw="h200", rows="all")
