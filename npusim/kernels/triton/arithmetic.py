@@ -38,7 +38,7 @@ from npusim.kernels.triton.integers import (
     positive,
     resized,
 )
-from npusim.kernels.triton.kernel_draft import Draft, Load, plain_name
+from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
 from npusim.kernels.triton.listed import (
     by_elements,
     chosen_by_table,
@@ -53,7 +53,6 @@ from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
-    Booleans,
     Condition,
     Elements,
     Floats,
@@ -167,6 +166,8 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_fsqrt_rn": "tt.precise_sqrt",
         "__nv_tanhf": "math.tanh",
         "__nv_fast_expf": "math.exp",
+        "__nv_fast_logf": "math.log",
+        "__nv_fast_log2f": "math.log2",
         "__nv_ceilf": "math.ceil",
         "__nv_floorf": "math.floor",
         "__nv_roundf": "math.round",
@@ -174,12 +175,15 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_nearbyintf": "math.roundeven",
     }
 )
+#: Functions that are an instruction of a GPU's special function unit of which no measured bits are there.
+_LOG2_UNIT = ("__nv_fast_logf", "__nv_fast_log2f")
 #: Brackets of one expression: Python reads about 200 that are nested.
 MOST_STEPS = 100
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
-#: Numbers of a row may be any: what two of them give alike is known.
-_STAND_INS = (0.7, -3.1)
+#: Numbers of a row, of the first operand and of the second, may be any: what two pairs of them give alike is known.
+#: They are larger than any number that a maximum or minimum has beside them.
+_STAND_INS = ((0.7e30, 1.9e30), (-3.1e30, 0.4e30))
 
 
 class Arithmetic(Draft, ABC):
@@ -437,7 +441,7 @@ class Arithmetic(Draft, ABC):
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail(f"{op.name} of a float that integers make")
-        hidden = [(_pad(a, other), _pad(b, other)) for other in _STAND_INS]
+        hidden = [(_pad(a, one), _pad(b, other)) for one, other in _STAND_INS]
         pads = {math.nan if math.isnan(x) or math.isnan(y) else _computed(how, x, y) for x, y in hidden}
         pad = None if len(pads) > 1 or math.isnan(min(pads)) else min(pads)
         factors = (self.text(a), self.text(b)) if how == "*" else None
@@ -446,7 +450,8 @@ class Arithmetic(Draft, ABC):
         is_low = is_maximum and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
         axes, place = self._joined(*blocks), op.place if factors else ""
         text = self._combined(op, how, a, b)
-        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
+        is_even = pad is None and how != "/" and not any(math.isnan(x) for pair in hidden for x in pair)
+        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low, is_even=is_even)
         self._bind(op, made)
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
@@ -577,7 +582,8 @@ class Arithmetic(Draft, ABC):
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
         is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
-        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
+        text = f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})"
+        self._bind(op, Floats(text, x.axes, fmt, x.pad, is_even=x.is_even), called)
 
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
@@ -598,7 +604,11 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in LIBDEVICE:
+        symbol = re.findall(r'symbol = "(\w*)"', op.text)[0]
+        if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
+            why = "lg2.approx, of which only the error is documented, has the bits of a correctly rounded one here"
+            self.notes.append(f"{op.line}: {why}")
+        if symbol not in LIBDEVICE:
             raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
             self._to_whole(op, x[0], name)
@@ -711,13 +721,25 @@ class Arithmetic(Draft, ABC):
         ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
         """
         axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
-        if not self._is_cut(axis) or x.pad == neutral:
+        if not self._is_cut(axis):
+            return
+        self._note_zeros(op)
+        if x.pad == neutral:
             return
         if kind == "sum" or (not x.is_low and self._hidden_maximum(x, axis) is None):
             hidden = "unknown" if x.pad is None else sign * x.pad
             why = f"a {kind} along an axis that a mask cuts, whose masked values are {hidden}"
             other = sign * neutral
             raise op.fail(f"{why}: tl.where(mask, x, {other}) before it, or other={other} where it is loaded")
+
+    def _note_zeros(self, op: Op) -> None:
+        """Note loads under a mask without ``other`` that an operation along a cut axis is computed from."""
+        sources = {n for name in op.operands for n in self._made_of(name)}
+        for load in self._made:
+            if load.name == "tt.load" and len(load.operands) == 2 and sources.intersection(load.results):
+                why = "a masked load without other=...: hidden elements are 0 here, as in compiled code for GPUs"
+                if not any(n == f"{load.line}: {why}" for n in self.notes):
+                    self.notes.append(f"{load.line}: {why}")
 
     def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
         """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
@@ -795,8 +817,11 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of a value that is no block of floats")
-        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
-            raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+        a, b = (self._widened(op, x) for x in (a, b))
+        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts:
+            if 0.0 not in (a.pad, b.pad):
+                raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+            self._note_zeros(op)
         self._refuse_anew(op, a.axes[1])
         if self.root(a.axes[0]) == self.root(b.axes[1]) is not None:
             raise op.fail(
@@ -815,6 +840,18 @@ class Arithmetic(Draft, ABC):
         if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot go on from what rows wrote
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
+
+    def _widened(self, op: Op, x: Floats) -> Floats:
+        """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""
+        known = self.choices.multiplied
+        if not known or not x.fmt.startswith("f8") or self.choices.fmt(x.fmt) in known or "float16" not in known:
+            return x
+        why = "the matrix unit multiplies no FP8: factors become float16, which has the same numbers"
+        if not any(n.endswith(why) for n in self.notes):
+            self.notes.append(f"{op.line}: {why}")
+        name = self._unique(f"{x.text}_wide")
+        self._emit(f"{name} = {x.text}.to({self.choices.fmt('f16')!r})", op.line)
+        return replace(x, text=name, fmt="f16", narrow=None)
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         # Compiled code contracts no product that a choice stands behind, even one that chooses alike everywhere.
@@ -1011,34 +1048,42 @@ class Arithmetic(Draft, ABC):
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
         """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
-        matrix = self._fixed(op, mask)
         a, name = self._named(op, a), self._unique("seen")
-        self.seen[name] = Floats(name, a.axes, a.fmt), matrix
+        self._known_block(op, name, elements_in(op, mask).values, a.fmt, a.axes)
         self._bind(op, Floats(f"where(compare({name}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
 
-    def _fixed(self, op: Op, mask: Condition | Elements) -> Booleans:
-        """Return the elements of a mask outside of loops; refuse one that differs between programs."""
-        matrix = elements_in(op, mask).values.astype(bool)
-        if np.any(matrix != matrix[:1, :1]):
-            raise op.fail("a mask outside of a loop that differs between programs: tl.where of a block and a number")
-        self.notes.append(f"{op.line}: the mask outside of a loop is a matrix that is read")
-        return np.asarray(matrix[0, 0])
+    def _known_block(
+        self, op: Op, name: str, values: Integers, fmt: str, axes: tuple[str | None, ...] | None = None
+    ) -> Floats:
+        """Read integers or a mask outside of loops, (program, iteration, *axes), as data; return the block.
+
+        ``axes``: of the block that it masks; by default its own, of which those are left out along which all are alike.
+        """
+        if values.shape[1] > 1:
+            raise op.fail("a mask, or indices, of a loop's iterations as data: outside of loops alone")
+        is_by_program = bool(np.any(values != values[:1]))
+        matrix = np.broadcast_to(values, (len(self.ids), *values.shape[1:]))[:, 0] if is_by_program else values[0, 0]
+        for axis in range(is_by_program, matrix.ndim) if axes is None else ():
+            if np.all(matrix == (first := np.take(matrix, [0], axis))):
+                matrix = first  # where all along an axis are alike, one stands for them
+        own = self._axes(matrix.shape[is_by_program:]) if axes is None else axes
+        made = Floats(name, own, fmt)
+        self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
+        what = "a block that is read, another one in each program" if is_by_program else "a block that is read"
+        self.notes.append(f"{op.line}: what is known of indices outside of a loop is {what}")
+        return made
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
         values = [x for x in (a, b) if isinstance(x, Floats)]
         if self._walk is not None or not all(isinstance(x, Floats | Number) for x in (a, b)):
             raise op.fail("tl.where of two blocks by a mask of indices in a loop, or of other values than floats")
-        matrix, fmt = self._fixed(op, mask), shape_of(op.type.rpartition(", ")[2])[1]
-        for axis in range(matrix.ndim):  # where all along an axis are alike, one stands for them
-            if np.all(matrix == (first := np.take(matrix, [0], axis))):
-                matrix = first
-        name = self._unique("seen")
-        self.seen[name] = seen = Floats(name, self._axes(matrix.shape), fmt), matrix
+        fmt, name = shape_of(op.type.rpartition(", ")[2])[1], self._unique("seen")
+        seen = self._known_block(op, name, elements_in(op, mask).values, fmt)
         one, other = _hidden(a), _hidden(b)
         text = f"where(compare({name}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
-        self._bind(op, Floats(text, self._joined(seen[0], *values), fmt, one if one == other else None))
+        self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
 
 
 def _is_decided(x: Condition) -> bool:
@@ -1130,4 +1175,6 @@ def _pad(x: Known, other: float) -> float:
     if isinstance(x, Number):
         return x.value
     assert isinstance(x, Floats)
-    return other if x.pad is None and (not x.axes or x.axes[-1] is None) else math.nan if x.pad is None else x.pad
+    if x.pad is not None:
+        return x.pad
+    return other if x.is_even or not x.axes or x.axes[-1] is None else math.nan

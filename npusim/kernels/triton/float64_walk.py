@@ -350,7 +350,7 @@ class ExactProgram:
 
     def _tt_load(self, op: Op, pointer: Pointer, mask: Array = ALL, other: Array | None = None) -> Array:
         fmt = shape_of(op.type)[1]
-        values = np.full(pointer.at.shape, np.nan if fmt in FORMATS else 0, _DTYPES[fmt])
+        values = np.zeros(pointer.at.shape, _DTYPES[fmt])
         values = values if other is None else np.array(np.broadcast_to(other, values.shape))
         mask = np.broadcast_to(mask, pointer.at.shape)
         values[mask] = self.memory.load(pointer._replace(at=pointer.at[mask]))

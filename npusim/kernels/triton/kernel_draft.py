@@ -76,7 +76,8 @@ class Choices:
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
     ``parts_by_loops``: what a loop goes through of a tensor is a separate part.  ``programs``:
-    the programs that are read, by their numbers in the grid; empty: all.
+    the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
+    matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
     """
 
     is_fresh: bool
@@ -92,6 +93,7 @@ class Choices:
     lists_elements: bool = False
     parts_by_loops: bool = False
     programs: tuple[tuple[int, ...], ...] = ()
+    multiplied: frozenset[str] = frozenset()
 
     def form(self, name: str, fmt: str, usual: str) -> str:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
@@ -168,6 +170,23 @@ class Walk:
 
 
 @dataclass
+class KnownBlock:
+    """A mask, or indices, that is known at launch and read as data: its elements, or those of each program.
+
+    ``elements``: along the axes of ``value``; where programs differ, behind an axis of these (``is_by_program``).
+    """
+
+    value: Floats
+    elements: np.ndarray[Any, Any]
+    line: Line
+    is_by_program: bool = False
+
+    def keep(self, programs: Integers) -> None:
+        """Go on with some of the programs, in that order."""
+        self.elements = self.elements[programs] if self.is_by_program else self.elements
+
+
+@dataclass
 class Stored(Load):
     """A stored value and its address; ``is_walked``: stored tile by tile, in a loop."""
 
@@ -190,8 +209,8 @@ class Draft:
         self.loads: dict[str, Load] = {}
         self.stored: list[Stored] = []
         self.numbers: dict[str, float] = {}
-        #: Masks outside of loops, with their matrices.
-        self.seen: dict[str, tuple[Floats, Any]] = {}
+        #: Masks and indices outside of loops that are read as data.
+        self.seen = dict[str, KnownBlock]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
         #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
@@ -409,8 +428,8 @@ class Draft:
                 self.values[name] = replace(x, of=x.of.at(programs))
             elif isinstance(x, ValueComparison) and x.within is not None:
                 self.values[name] = replace(x, within=x.within.at(programs))
-        for walk in self.walks:
-            walk.keep(programs)
+        for kept in (*self.walks, *self.seen.values()):
+            kept.keep(programs)
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]

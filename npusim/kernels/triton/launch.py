@@ -65,6 +65,8 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
+#: ln 2 as CUDA's fast logarithm has it.
+LN_2 = float(np.float32(math.log(2.0)))
 #: Kinds of programs that one launch may have, and what is said of the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "their times, with {} launches, not the one kernel's"
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -154,6 +156,8 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "correct": {},
         "cuda": {
             "__nv_expf": "exp({}, 'exp.libdevice')",
+            "__nv_fast_log2f": "log({}, 'log2.correct')",
+            "__nv_fast_logf": f"(log({{}}, 'log2.correct') * {LN_2!r})",
             "math.log": "log({}, 'log.libdevice')",
             "math.log2": "log({}, 'log2.libdevice')",
             "math.rsqrt": "rsqrt({}, 'rsqrt.hopper_approx')",
@@ -423,7 +427,9 @@ def phase_read(
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
-    choices = _choices(p, fuses=fuses, order=order, orders=orders, **of_code)
+    units = device.matrix_engines.values()
+    multiplied = frozenset(fmt for unit in units for fmt in unit.arithmetic)
+    choices = _choices(p, fuses=fuses, order=order, orders=orders, multiplied=multiplied, **of_code)
     with refusing(line, name):
         first, *others = launched(read(made.ttir), arguments, grid, choices)
         further = [

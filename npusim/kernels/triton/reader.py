@@ -19,7 +19,7 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.arithmetic import BINARY, UNARY
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
-from npusim.kernels.triton.kernel_draft import Choices, Stored, Walk, plain_name
+from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.passed_states import with_states_passed
@@ -175,7 +175,7 @@ class Reader(Memory):
         name, value = self._unique("ones"), stored.value
         shape = (1,) * (len(stored.axes) - 1) + (stored.pointer.shape[-1:] or (1,))
         axes = (None,) * (len(stored.axes) - 1) + stored.axes[-1:]
-        self.seen[name] = Floats(name, axes, value.fmt), np.ones(shape, bool)
+        self.seen[name] = KnownBlock(Floats(name, axes, value.fmt), np.ones(shape, bool), stored.line)
         self.notes.append(f"{stored.line}: numbers alone are stored: a mask that always holds is read for them")
         text = f"where(compare({name}, 0.0, 'une'), {self.text(value)}, {self.text(value)})"
         stored.value = replace(value, text=text)
@@ -225,8 +225,10 @@ class Reader(Memory):
             if len(returns) != 1 and (np.all(every) or np.all(none)):
                 rest = _continued(named, *(names if np.all(every) else names[::-1]))
                 continue
-            if len(returns) != 1 or np.any(~every & ~none) or every.shape[1] > 1:
-                raise op.fail("a branch other than an early return that each program's own numbers decide")
+            if np.any(~every & ~none) or every.shape[1] > 1:
+                raise op.fail("a branch that a block's elements answer differently: tl.where")
+            if len(returns) != 1:
+                raise self.unlike(op, "a branch, other than an early return, that not all programs answer alike", every)
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
             # A return may be that of later branches too.

@@ -285,7 +285,8 @@ class Floats:
 
     ``pad``: its value where a mask prevented a load, if known.  ``is_product``: it is not stored yet. ``factors``: of a
     multiplication, which an addition may fuse; ``place``: of that multiplication.  ``narrow``: a value of a narrower
-    format that it equals. ``is_low``: no element is below its value where a mask hides a column.
+    format that it equals. ``is_low``: no element is below its value where a mask hides a column.  ``is_even``: the
+    hidden elements of a row have one value, which is not known.
     """
 
     text: str
@@ -298,6 +299,7 @@ class Floats:
     place: str = ""
     narrow: Floats | None = None
     is_low: bool = False
+    is_even: bool = False
 
 
 @dataclass(frozen=True, eq=False)

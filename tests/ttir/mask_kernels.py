@@ -1,0 +1,97 @@
+"""Kernels whose masks differ between programs, hide elements that have no number, or are no bounds of a block's axes."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def centred(X, Y, n, B: tl.constexpr, KIND: tl.constexpr):
+    """``X``: masked without a number for hidden elements; sums, products and maxima of it."""
+    cols = tl.arange(0, B)
+    x = tl.load(X + tl.program_id(0) * n + cols, mask=cols < n)
+    if KIND == 0:
+        y = x - tl.sum(x, 0) / n
+    elif KIND == 1:
+        y = x - tl.max(x, 0)
+    else:
+        y = x - tl.sum(x - 1.0, 0) / n
+    tl.store(Y + tl.program_id(0) * n + cols, y, mask=cols < n)
+
+
+@triton.jit
+def norm_gradient(DY, X, W, R, MU, DX, n, B: tl.constexpr, SHIFT: tl.constexpr):
+    """The hidden elements of ``DY`` are 0, those of the normalised row have one number that the row decides."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    mask = cols < n
+    dy = tl.load(DY + row * n + cols, mask=mask, other=0.0)
+    x = tl.load(X + row * n + cols, mask=mask, other=0.0)
+    w = tl.load(W + cols, mask=mask, other=0.0)
+    normed = (x - tl.load(MU + row)) * tl.load(R + row)
+    if SHIFT:
+        dyw = normed - tl.load(MU + row)
+    else:
+        dyw = dy * w
+    tl.store(DX + row * n + cols, (dyw - normed * tl.sum(dyw * normed, 0) / n), mask=mask)
+
+
+@triton.jit
+def labelled(X, L, Y, n, B: tl.constexpr):
+    """Subtract 1 where a column is the label that a program loads."""
+    row, cols = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
+    x = tl.load(X + row * n + cols, mask=cols < n, other=0.0)
+    label = tl.load(L + row)
+    y = tl.where(cols == label, x - 1.0, x)
+    tl.store(Y + row * n + cols, y, mask=cols < n)
+
+
+@triton.jit
+def triangle(X, Y, L, m, n, R: tl.constexpr, B: tl.constexpr, KIND: tl.constexpr):
+    """Blocks of rows and columns of a matrix, chosen by a comparison of both, or by a number of the program."""
+    rows, cols = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1) * B + tl.arange(0, B)
+    at = tl.program_id(2) * m * n + rows[:, None] * n + cols[None, :]
+    inside = (rows[:, None] < m) & (cols[None, :] < n)
+    if KIND == 0:
+        y = tl.load(X + at, mask=inside & ~(cols[None, :] > rows[:, None]), other=-5.0)
+    else:
+        x = tl.load(X + at, mask=inside, other=0.0)
+        if KIND == 1:
+            y = tl.where(cols[None, :] > rows[:, None], x * 2.0, 3.0 - x)
+        elif KIND == 2:
+            y = tl.where(rows[:, None] >= tl.load(L + tl.program_id(0)), x, 7.0)
+        elif KIND == 3:
+            y = tl.where(cols[None, :] >= tl.load(L + tl.program_id(0)), x * 2.0, x)
+        else:
+            y = tl.where(tl.program_id(1) + cols[None, :] >= 20, x * 2.0, x)
+            y = y - (rows[:, None] + tl.program_id(2)).to(tl.float32)
+    tl.store(Y + at, y, mask=inside)
+
+
+@triton.jit
+def shifted_load(X, Y, n, S: tl.constexpr, B: tl.constexpr):
+    """Elements before the first are hidden by a comparison that is no bound, and have no place in the tensor."""
+    cols = tl.arange(0, B)
+    x = tl.load(X + tl.program_id(0) * n + cols - S, mask=(cols >= S) & (cols < n), other=0.0)
+    tl.store(Y + tl.program_id(0) * n + cols, x, mask=cols < n)
+
+
+@triton.jit
+def labelled_sum(X, L, Y, n, B: tl.constexpr, N: tl.constexpr):
+    """Programs of other columns choose by other masks of a row that all of them add up."""
+    row, cols, own = tl.program_id(0), tl.arange(0, N), tl.program_id(1) * B + tl.arange(0, B)
+    x = tl.load(X + row * N + cols)
+    total = tl.sum(tl.where(cols >= tl.program_id(1) * 4, x, 0.5 - x), 0)
+    y = tl.load(L + row * n + own, mask=own < n, other=0.0)
+    tl.store(Y + row * n + own, y * total, mask=own < n)
+
+
+@triton.jit
+def shifted_rows(X, Y, T, D: tl.constexpr):
+    """The first row is negated, each other one is subtracted from the one before it: two stores, two returns."""
+    t, cols = tl.program_id(1), tl.arange(0, D)
+    at = (tl.program_id(0) * T + t) * D + cols
+    x = tl.load(X + at)
+    if t == 0:
+        tl.store(Y + at, -x)
+        return
+    before = tl.load(X + at - D)
+    tl.store(Y + at, before - x)
