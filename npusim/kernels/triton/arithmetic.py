@@ -843,8 +843,7 @@ class Arithmetic(Draft, ABC):
 
     def _widened(self, op: Op, x: Floats) -> Floats:
         """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""
-        known = self.choices.multiplied
-        if not known or not x.fmt.startswith("f8") or self.choices.fmt(x.fmt) in known or "float16" not in known:
+        if not self.choices.is_widened(x.fmt):
             return x
         why = "the matrix unit multiplies no FP8: factors become float16, which has the same numbers"
         if not any(n.endswith(why) for n in self.notes):

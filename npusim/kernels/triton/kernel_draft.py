@@ -99,6 +99,10 @@ class Choices:
         """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
         return self.forms.get(name, usual) if fmt == "f32" else usual
 
+    def is_widened(self, fmt: str) -> bool:
+        """Return whether factors of a format become float16: FP8 that the matrix unit does not multiply."""
+        return fmt.startswith("f8") and "float16" in self.multiplied and self.fmt(fmt) not in self.multiplied
+
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
         return "float64" if self.is_exact else (FORMATS.get(name) or WHOLE[name])

@@ -31,6 +31,7 @@ from npusim.formats import ARITHMETICS, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
 from npusim.kernels.triton import launch_parts, short_kernel_name
+from npusim.kernels.triton.added_parts import PartsError, has_atomics, parts_apart
 from npusim.kernels.triton.calls import MOST_PROGRAMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -459,6 +460,8 @@ def _launched(
     function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
 ) -> list[LaunchGrid]:
     """Return the blocks of a launch; ``kinds``: how many kinds of programs there may be."""
+    if has_atomics(function):
+        return _added(function, arguments, grid, choices, kinds)
     listed, split = replace(choices, lists_elements=True), replace(choices, parts_by_loops=True)
     try:
         return [placed(read_launch(function, arguments, grid, choices))]
@@ -483,6 +486,24 @@ def _launched(
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _added(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, kinds: int
+) -> list[LaunchGrid]:
+    """Return the blocks of a kernel with atomic additions: of one that adds the parts, and of those that make them."""
+    apart = parts_apart(function, arguments, 1)
+    try:
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    except PartsError as error:
+        apart = parts_apart(function, arguments, error.count)
+        makers = _launched(apart.before, apart.arguments, grid, choices, kinds)
+    makers += _launched(apart.others, arguments, grid, choices, kinds) if apart.others else []
+    adder = placed(read_launch(apart.after, apart.arguments, apart.grid, replace(choices, orders={}, sums={})))
+    why = "atomic additions: programs add their parts to zeros, in their order, and a kernel adds the sum to the"
+    why += " tensor; on a chip the order is free, and bits may differ between two runs"
+    adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
+    return [adder, *makers]
 
 
 def _by_programs(

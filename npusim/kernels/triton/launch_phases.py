@@ -819,6 +819,7 @@ class LaunchGrid:
         role = "constant" if load in self.constant else role
         more["view"] = t if isinstance(t, View) else None
         more["stretch_rows"] = int(isinstance(t, GatheredView) and t.groups[ROWS] == (0,))
+        more |= _in_parts(t, b * splits, h, rows, cols)
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         if (key := self._stack_of(of, load)) in self.stacks:
             return Stacked(f"{key} place", splits, tensor, is_by_tile=self.stacks[key][1])
@@ -935,6 +936,16 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:
+    """Return how a tensor that atomic additions add parts to is in memory, or that of the sums of these."""
+    if not isinstance(t, View) or not (t.parts or t.sums):
+        return {}
+    if t.parts:
+        return {"view": None, "added": t.parts}
+    name, shape = f"{t.parameter.removesuffix('_sum')}_parts", (batch * t.sums, heads, rows, cols)
+    return {"view": None, "of": GlobalTensor(name, *shape, t.fmt, "workspace", added=t.sums)}
 
 
 def _sorted(values: Integers) -> Integers:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
@@ -33,7 +34,7 @@ from npusim.kernels.triton.values import Affine, Booleans, Floats, Integers, Kno
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
+        "tt.atomic": "atomics other than tl.atomic_add of floats to one tensor: let each program store its part",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
     }
@@ -327,6 +328,13 @@ class Reader(Memory):
             self._part = Affine(np.tile(np.arange(parts), count)[:, None], bits=bits_of(op.type))
         self._set(op, self._part)
 
+    def _npusim_part(self, op: Op, base: Known, pointer: Known) -> None:
+        """Read where a program's part of an atomic addition begins."""
+        if not isinstance(base, Affine) or not isinstance(pointer, Affine):
+            raise op.fail("atomic additions at addresses by loaded integers: sort them, and add each one's")
+        every = replace(pointer, base=np.broadcast_to(pointer.base, (len(self.ids), pointer.base.shape[1])))
+        self._set(op, part_of(op, base, every, self.arguments[base.of]))
+
     def _npusim_scale(self, op: Op, x: Known) -> None:
         if not isinstance(x, Number) or not x.value > 0:
             raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
@@ -437,6 +445,7 @@ class Reader(Memory):
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
+        walk.is_sum &= not any(map(self.choices.is_widened, _factors(op)))
         is_still = not self._is_walked(op)
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"its iterations differ between programs, or are more than {MOST_UNROLLED}"
@@ -645,6 +654,12 @@ def _is_of_integers(op: Op) -> bool:
     kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
     stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
     return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
+
+
+def _factors(op: Op) -> list[str]:
+    """Return the formats of what products in a loop multiply."""
+    types = [TYPES.findall(o.text.rpartition(" : ")[2].partition("->")[0]) for o in op.body if o.name == "tt.dot"]
+    return [shape_of(t)[1] for listed in types for t in listed if t.startswith("tensor")]
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
