@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, combinations, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -921,6 +921,14 @@ class LaunchGrid:
         """Return the numbers of rows and columns, and for each program the first ones and how many it has."""
         return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
+    @cached_property
+    def _is_scattered(self) -> bool:
+        """Whether tiles are at unlike distances, as pages are: programs then share the runs of neighbours alone."""
+        assert self.walk is not None
+        starts = np.broadcast_to(self.walk[0], self.is_visited.shape)
+        follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
+        return len(np.unique(np.diff(starts, axis=1)[follows])) > 1
+
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, grouped by shape and equal spacing."""
         runs = list[TileRun]()
@@ -931,7 +939,8 @@ class LaunchGrid:
             last = runs[-1] if runs else None
             apart = col - last.col - (last.count - 1) * last.step if last else 0
             is_like = last is not None and apart != 0 and (last.cols, last.only) == (cols, only[j])
-            if last and is_like and (last.count == 1 or last.step == apart):
+            is_regular = not self._is_scattered or apart == cols
+            if last and is_like and is_regular and (last.count == 1 or last.step == apart):
                 runs[-1] = replace(last, count=last.count + 1, step=apart)
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
