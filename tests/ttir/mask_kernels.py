@@ -95,3 +95,25 @@ def shifted_rows(X, Y, T, D: tl.constexpr):
         return
     before = tl.load(X + at - D)
     tl.store(Y + at, before - x)
+
+
+@triton.jit
+def two_pages(Q, K, V, T, O, n, D: tl.constexpr, B: tl.constexpr):
+    """Attention to pages that a table names, at another distance in each program."""
+    p, rows, d, k = tl.program_id(0), tl.arange(0, 16), tl.arange(0, D), tl.arange(0, B)
+    at = (p * 16 + rows)[:, None] * D + d[None, :]
+    q = tl.load(Q + at)
+    most, total, out = (
+        tl.full([16], float("-inf"), tl.float32),
+        tl.zeros([16], tl.float32),
+        tl.zeros([16, D], tl.float32),
+    )
+    for j in range(n):
+        of = (tl.load(T + p * n + j) * B + k)[:, None] * D + d[None, :]
+        s = tl.dot(q, tl.trans(tl.load(K + of)))
+        larger = tl.maximum(most, tl.max(s, 1))
+        e, scale = tl.exp2(s - larger[:, None]), tl.exp2(most - larger)
+        total = total * scale + tl.sum(e, 1)
+        out = out * scale[:, None] + tl.dot(e.to(tl.float16), tl.load(V + of))
+        most = larger
+    tl.store(O + at, out / total[:, None])

@@ -107,3 +107,15 @@ def test_branches_that_programs_answer_by_their_number_are_kinds(hw: str) -> Non
     expected = np.concatenate([-x[:, :1], x[:, :-1] - x[:, 1:]], 1).astype(np.float64)
     assert _is_near(done, expected)
     assert any("read as 2 kernels" in n for n in done.notes)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_pages_are_at_another_distance_in_each_program(hw: str) -> None:
+    q, k, v = (_drawn(*shape, seed=i).astype(np.float16) for i, shape in enumerate(((48, 32), (96, 32), (96, 32))))
+    table = np.array([[0, 3], [5, 1], [2, 4]], np.int32)
+    words = {"Q": q, "K": k, "V": v, "T": table, "O": np.zeros((48, 32), np.float32), "n": 2, "D": 32, "B": 16}
+    done = _run("two_pages", (3,), hw, **words)
+    seen = (table[:, :, None] * 16 + np.arange(16)).reshape(3, 32)
+    scores = np.exp2(np.einsum("prd,pkd->prk", q.reshape(3, 16, 32).astype(np.float64), k[seen].astype(np.float64)))
+    expected = np.einsum("prk,pkd->prd", scores / scores.sum(2, keepdims=True), v[seen].astype(np.float64))
+    assert np.abs(np.reshape(done.output, expected.shape) - expected).max() < 3e-3
