@@ -10,7 +10,7 @@ def split_product(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.c
     rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     rk = tl.program_id(2) * BK + tl.arange(0, BK)
     total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, tl.cdiv(K, BK * SPLIT)):
+    for k in range(tl.cdiv(K, BK * SPLIT)):
         at = rk + k * BK * SPLIT
         a = tl.load(A + rm[:, None] * K + at[None, :], mask=at[None, :] < K, other=0.0)
         b = tl.load(B + at[:, None] * N + rn[None, :], mask=at[:, None] < K, other=0.0)

@@ -1,4 +1,4 @@
-"""Kernels whose masks differ between programs, hide elements that have no number, or are no bounds of a block's axes."""
+"""Kernels whose masks differ between programs, hide elements without a number, or are no bounds of a block."""
 
 import triton
 import triton.language as tl
@@ -27,10 +27,7 @@ def norm_gradient(DY, X, W, R, MU, DX, n, B: tl.constexpr, SHIFT: tl.constexpr):
     x = tl.load(X + row * n + cols, mask=mask, other=0.0)
     w = tl.load(W + cols, mask=mask, other=0.0)
     normed = (x - tl.load(MU + row)) * tl.load(R + row)
-    if SHIFT:
-        dyw = normed - tl.load(MU + row)
-    else:
-        dyw = dy * w
+    dyw = normed - tl.load(MU + row) if SHIFT else dy * w
     tl.store(DX + row * n + cols, (dyw - normed * tl.sum(dyw * normed, 0) / n), mask=mask)
 
 
@@ -117,3 +114,69 @@ def two_pages(Q, K, V, T, O, n, D: tl.constexpr, B: tl.constexpr):
         out = out * scale[:, None] + tl.dot(e.to(tl.float16), tl.load(V + of))
         most = larger
     tl.store(O + at, out / total[:, None])
+
+
+@triton.jit
+def in_place(X, n, B: tl.constexpr, KIND: tl.constexpr):
+    """A row that two loops read, and the second one stores; ``KIND`` 1: less an element of the first program."""
+    row = tl.program_id(0) * n
+    first = tl.load(X) if KIND == 1 else 0.0
+    total = 0.0
+    for start in range(0, n, B):
+        cols = start + tl.arange(0, B)
+        x = tl.load(X + row + cols, mask=cols < n, other=0.0)
+        total += tl.sum(x * x, 0)
+    for start in range(0, n, B):
+        cols = start + tl.arange(0, B)
+        x = tl.load(X + row + cols, mask=cols < n, other=0.0)
+        tl.store(X + row + cols, x * total - first, mask=cols < n)
+
+
+@triton.jit
+def grouped_rows(
+    Q,
+    K,
+    V,
+    T,
+    LENGTHS,
+    O,
+    heads,
+    pages,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    B: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Causal attention to pages; a block's rows are tokens and the query heads of one head of keys."""
+    number, kv, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows, d, k = tl.arange(0, M), tl.arange(0, D), tl.arange(0, B)
+    first, length = tl.load(LENGTHS + number), tl.load(LENGTHS + number + 1) - tl.load(LENGTHS + number)
+    token, head = block * (M // G) + rows // G, kv * G + rows % G
+    at = ((first + token) * heads + head)[:, None] * D + d[None, :]
+    is_there = (token < length) & (head < heads)
+    q = tl.load(Q + at, mask=is_there[:, None], other=0.0)
+    most, total, out = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32), tl.zeros([M, D], tl.float32)
+    for j in range(tl.cdiv(length, B)):
+        key = j * B + k
+        page = tl.load(T + number * pages + key // PAGE)
+        of = (page * PAGE + key % PAGE)[:, None] * D + d[None, :]
+        s = tl.dot(q, tl.trans(tl.load(K + of, mask=(key < length)[:, None], other=0.0)))
+        is_seen = key[None, :] < token[:, None] + 1
+        s = tl.where(is_there[:, None] & is_seen, s, float("-inf"))
+        larger = tl.maximum(most, tl.max(s, 1))
+        larger = tl.where(larger > float("-inf"), larger, 0.0)
+        e, scale = tl.exp2(s - larger[:, None]), tl.exp2(most - larger)
+        total = total * scale + tl.sum(e, 1)
+        v = tl.load(V + of, mask=(key < length)[:, None], other=0.0)
+        out = out * scale[:, None] + tl.dot(e.to(tl.float16), v)
+        most = larger
+    tl.store(O + at, out / total[:, None], mask=is_there[:, None])
+
+
+@triton.jit
+def rescaled(X, L, Y, N: tl.constexpr):
+    """A sum that takes a product in, which nothing else reads."""
+    row, cols = tl.program_id(0), tl.arange(0, N)
+    e = tl.load(L + row * N + cols) * tl.exp(tl.load(X + row * N + cols))
+    tl.store(Y + row, tl.sum(e, 0))

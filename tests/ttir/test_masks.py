@@ -10,6 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
+from ttir.stored import stored
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
 if find_spec("triton") is not None:
@@ -119,3 +120,42 @@ def test_pages_are_at_another_distance_in_each_program(hw: str) -> None:
     scores = np.exp2(np.einsum("prd,pkd->prk", q.reshape(3, 16, 32).astype(np.float64), k[seen].astype(np.float64)))
     expected = np.einsum("prk,pkd->prd", scores / scores.sum(2, keepdims=True), v[seen].astype(np.float64))
     assert np.abs(np.reshape(done.output, expected.shape) - expected).max() < 3e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_row_that_a_later_loop_stores_in_place_is_read_before(hw: str) -> None:
+    x = _drawn(4, 100)
+    done = _run("in_place", (4,), hw, X=x.copy(), n=100, B=32, KIND=0)
+    wide = x.astype(np.float64)
+    expected = wide * (wide**2).sum(1, keepdims=True)
+    assert np.abs(np.reshape(done.output, x.shape) - expected).max() < 1e-4
+    with pytest.raises(ProgramError, match=r"mask_kernels\.py:\d+: X"):
+        _run("in_place", (4,), hw, X=x.copy(), n=100, B=32, KIND=1)  # which program comes first is free
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_rows_of_a_block_are_tokens_and_heads(hw: str) -> None:
+    lengths = np.array([0, 23, 40], np.int32)
+    q = _drawn(40, 8, 32).astype(np.float16)
+    k, v = (_drawn(128, 32, seed=i).astype(np.float16) for i in (1, 2))
+    table = np.array([[5, 2], [0, 7]], np.int32)
+    words = {"Q": q, "K": k, "V": v, "T": table, "LENGTHS": lengths, "O": np.zeros((40, 8, 32), np.float32)}
+    sizes = {"heads": 8, "pages": 2, "G": 8, "M": 64, "D": 32, "B": 16, "PAGE": 16}
+    expected = np.zeros((40, 8, 32))
+    for number in range(2):
+        low, high = lengths[number : number + 2]
+        keys = (table[number][:, None] * 16 + np.arange(16)).reshape(-1)[: high - low]
+        scores = np.einsum("thd,kd->thk", q[low:high].astype(np.float64), k[keys].astype(np.float64))
+        causal = np.arange(high - low)[None, None] <= np.arange(high - low)[:, None, None]
+        weights = np.where(causal, np.exp2(scores), 0.0)
+        expected[low:high] = (weights / weights.sum(2, keepdims=True)) @ v[keys].astype(np.float64)
+    done = _run("grouped_rows", (2, 1, 3), hw, **words, **sizes)
+    assert np.abs(stored(done, words)["O"] - expected).max() < 3e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_product_that_a_sum_alone_takes_in_is_no_statement(hw: str) -> None:
+    x, weights = _drawn(4, 32), np.abs(_drawn(4, 32, seed=1))
+    done = _run("rescaled", (4,), hw, X=x, L=weights, Y=np.zeros(4, np.float32), N=32)
+    expected = (weights.astype(np.float64) * np.exp(x.astype(np.float64))).sum(1)
+    assert np.abs(np.reshape(done.output, 4) - expected).max() < 1e-4

@@ -290,7 +290,7 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & | ^ ~")
 
     def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
-        made, wraps = integers(op, a, b)
+        made, wraps = integers(op, a, b, begins=not self.choices.lists_remainders)
         return made if wraps is None else self._said_to_wrap(op, made, wraps)
 
     def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
@@ -911,7 +911,8 @@ class Arithmetic(Draft, ABC):
         if not isinstance(a, Floats) or not isinstance(b, Number):
             self._fixed_choice(op, of, a, b)
             return
-        self._hidden_by(op, b)
+        pad = -math.inf if self._hidden_by(op, b) else b.value
+        a = replace(a, pad=pad) if self._elements_hide_unread(a, of) else a
         self._mask(op, a, b, of)
 
     def _hidden_by(self, op: Op, b: Number) -> bool:
@@ -974,19 +975,10 @@ class Arithmetic(Draft, ABC):
 
         In every row that a load reads: further ones are not stored.
         """
-        walk, axes = self._walk, list(map(self.root, a.axes))
-        if walk is None or len(axes) != 2 or None in axes or any(len(d.steps) != 2 for _, d in rules):
+        walk, shape = self._walk, rules[0][1].shape
+        if walk is None or not self._is_tile(a) or any(len(d.steps) != 2 for _, d in rules):
             return False
-        shape, read = rules[0][1].shape, list[Integers]()
-        for axis, n in zip(axes, shape, strict=True):
-            known = [
-                np.minimum(left, n)[:, -walk.most :]
-                for x in self.loads.values()
-                for own, left in zip(x.axes, x.left, strict=True)
-                if self.root(own) == axis and (x.is_walked or left.shape[1] == 1)
-            ]
-            read.append(reduce(np.minimum, known) if known else np.full((1, 1), n))
-        (rows, first), last = read, shape[1] - 1
+        (rows, first), last = self._read_of_tile(a, shape), shape[1] - 1
         is_visited = (np.arange(walk.most)[None] < walk.counts) & (first <= last) & (rows > 0)
         hides = np.zeros((1, 1), bool)
         for relation, d in rules:
@@ -996,6 +988,35 @@ class Arithmetic(Draft, ABC):
             corners = [d.base + i * down + j * along for i in (0 * rows, rows - 1) for j in (first, 0 * first + last)]
             hides = hides | np.logical_and.reduce(np.broadcast_arrays(*(~RELATIONS[relation](c, 0) for c in corners)))
         return bool(np.all(hides | ~is_visited))
+
+    def _is_tile(self, a: Floats) -> bool:
+        """Return whether a value is a tile of rows and columns."""
+        return len(a.axes) == 2 and None not in a.axes
+
+    def _read_of_tile(self, a: Floats, shape: Sequence[int]) -> tuple[Integers, Integers]:
+        """Return how many rows, and columns, of a walked tile loads read, for each program and iteration."""
+        assert self._walk is not None
+        read = list[Integers]()
+        for axis, n in zip(map(self.root, a.axes), shape, strict=True):
+            known = [
+                np.minimum(left, n)[:, -self._walk.most :]
+                for x in self.loads.values()
+                for own, left in zip(x.axes, x.left, strict=True)
+                if self.root(own) == axis and (x.is_walked or left.shape[1] == 1)
+            ]
+            read.append(reduce(np.minimum, known) if known else np.full((1, 1), n))
+        rows, columns = read
+        return rows, columns
+
+    def _elements_hide_unread(self, a: Floats, mask: Elements) -> bool:
+        """Return whether a mask by its elements hides each column of a walked tile that no load reads, as above."""
+        walk = self._walk
+        if walk is None or not self._is_tile(a) or len(mask.shape) != 2:
+            return False
+        rows, first = (x[..., None, None] for x in self._read_of_tile(a, mask.shape))
+        down, along = np.arange(mask.shape[0])[:, None], np.arange(mask.shape[1])
+        is_visited = (np.arange(walk.most)[None] < walk.counts)[..., None, None]
+        return not np.any((mask.values != 0) & (down < rows) & (along >= first) & is_visited)
 
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
         """Return whether the walked tiles along an axis have no more elements than a mask leaves.

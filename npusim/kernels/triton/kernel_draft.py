@@ -75,6 +75,7 @@ class Choices:
     ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
     ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
+    ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
     ``parts_by_loops``: what a loop goes through of a tensor is a separate part.  ``programs``:
     the programs that are read, by their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
     matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
@@ -92,6 +93,7 @@ class Choices:
     is_apart: bool = False
     lists_elements: bool = False
     parts_by_loops: bool = False
+    lists_remainders: bool = False
     programs: tuple[tuple[int, ...], ...] = ()
     multiplied: frozenset[str] = frozenset()
 
@@ -432,8 +434,10 @@ class Draft:
                 self.values[name] = replace(x, of=x.of.at(programs))
             elif isinstance(x, ValueComparison) and x.within is not None:
                 self.values[name] = replace(x, within=x.within.at(programs))
-        for kept in (*self.walks, *self.seen.values()):
-            kept.keep(programs)
+        for walk in self.walks:
+            walk.keep(programs)
+        for known in self.seen.values():
+            known.keep(programs)
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
         self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]

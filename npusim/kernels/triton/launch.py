@@ -40,7 +40,7 @@ from npusim.kernels.triton.kernel_draft import Choices, UnlikeProgramsError
 from npusim.kernels.triton.launch_phases import LaunchGrid, placed
 from npusim.kernels.triton.reader import Reader, read_launch
 from npusim.kernels.triton.releases import untried
-from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, read, refusing
@@ -467,8 +467,10 @@ def _launched(
         return [placed(read_launch(function, arguments, grid, choices))]
     except ProgramError as error:
         made, fault = list[LaunchGrid](), error
-        each = results_apart(function)
-        for how, parts in ((listed, [function]), (split, [function]), (choices, each), (listed, each)):
+        each, whole = results_apart(function), replace(choices, lists_remainders=True)
+        ways = [(listed, [function]), (split, [function]), (choices, each), (listed, each)]
+        ways += [(whole, [function]), (whole, each)] if _has_remainders(function) else []
+        for how, parts in ways:
             try:
                 made = made or [placed(read_launch(part, arguments, grid, how)) for part in parts]
             except UnlikeProgramsError as error:
@@ -486,6 +488,12 @@ def _launched(
             first.reader.notes.append(f"{function.name}: {why}")
             made = [first, *_launched(apart.before, apart.arguments, grid, choices, kinds), *others]
     return made or _by_programs(fault, function, arguments, grid, choices, kinds)
+
+
+def _has_remainders(function: Function) -> bool:
+    """Return whether a kernel has remainders of the indices of a block."""
+    every = [*function.operations, *inside(function.operations)]
+    return any(o.name in ("arith.remsi", "arith.remui") and "tensor" in o.type for o in every)
 
 
 def _added(

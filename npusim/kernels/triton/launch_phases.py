@@ -720,7 +720,8 @@ class LaunchGrid:
                 shared = self.out.shape[ROWS]
                 known = np.broadcast_to(known, (1, 1, shared, known.shape[-1]))
             role: Role = "input" if x.is_by_program else "constant"
-            bound[n] = GlobalTensor(n, *known.shape, fmt, role, shared_rows=shared)
+            batch, heads, rows, columns = known.shape
+            bound[n] = GlobalTensor(n, batch, heads, rows, columns, fmt, role, shared_rows=shared)
             values[n] = partial(np.asarray, known)
         for (n, _), load in zip(written.axes, r.loads.values(), strict=False):
             if isinstance(t := self._tensor(load.of), MaskView):

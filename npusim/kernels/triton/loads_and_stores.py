@@ -365,7 +365,7 @@ class Memory(WholeNumbers):
             return replace(made, bits=bits)
         if isinstance(pointer, Listed):
             return replace(table_of(op, values, known, pointer.shape, bits), beyond=_number_of(other))
-        left = self._left(op, condition, pointer)
+        left = self._lanes(op, condition, pointer)
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:
             rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(pointer.shape), pointer.shape, bits=bits)

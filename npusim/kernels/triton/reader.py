@@ -7,6 +7,7 @@ that faults are reported there.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from npusim.kernels.triton.added_parts import part_of
 from npusim.kernels.triton.arithmetic import BINARY, UNARY
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.integers import bits_of, within
-from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Stored, Walk, plain_name
+from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loads_and_stores import Memory, are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.passed_states import with_states_passed
@@ -143,6 +144,7 @@ class Reader(Memory):
         self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self._drop_statements()
         self._drop_unread()
         if not self.loads and not self.seen:
             self._read_ones()
@@ -188,6 +190,20 @@ class Reader(Memory):
         texts += [start.text for start, _, _ in self.states.values()]
         words = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         self.loads = {n: x for n, x in self.loads.items() if x.is_walked or n in words}
+
+    def _drop_statements(self) -> None:
+        """Leave out statements outside of loops whose value no other reads, as where a sum takes a product in."""
+        while True:
+            lines = [*self.lines, *(line for walk in self.walks for line in walk.lines)]
+            texts = [text for text, _ in lines] + [self.text(x.value) for x in self.stored]
+            texts += [start.text for start, _, _ in self.states.values()]
+            counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z_]\w*", text)))
+            unread = [i for i, (text, _) in enumerate(self.lines) if counts[text.partition(" = ")[0]] == 1]
+            if not unread:
+                return
+            for walk in self.walks:
+                walk.at -= sum(i < walk.at for i in unread)
+            self.lines = [line for i, line in enumerate(self.lines) if i not in unread]
 
     def _join_free(self) -> None:
         """Join axes of stored blocks whose elements are alike along them with those of the first result."""
@@ -250,17 +266,44 @@ class Reader(Memory):
     def _is_in_place(self, x: Stored) -> bool:
         """Return whether a program stores once, and behind its loads, which are of the same elements.
 
-        In a loop: each tile is stored where it is loaded, and no later loop loads any.
+        In a loop: each tile is stored where it is loaded, and no later loop loads any; what is loaded before that loop
+        is of elements between the first and the last that the program itself stores.
         """
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
         later = {n for walk in self.walks[x.walk :] for n in walk.loads} if x.is_walked else set[str]()
-        return [y.pointer.of for y in self.stored].count(x.pointer.of) == 1 and all(
-            (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
-            and y.after <= x.after
-            and y.name not in later
-            and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+
+        def is_at(y: Load) -> bool:
+            """Return whether a load is where the store is, tile by tile."""
+            is_like = (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
+            return is_like and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+
+        is_once = [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
+        return is_once and all(
+            y.after <= x.after and y.name not in later and (is_at(y) or (y.walk < x.walk and self._are_own(x, y)))
             for y in loads
         )
+
+    def _are_own(self, stored: Stored, load: Load) -> bool:
+        """Return whether each program loads between elements that it stores, and no other one stores there."""
+        low, high = self._reach(stored)
+        first, last = self._reach(load)
+        order = np.argsort(low, kind="stable")
+        is_apart = np.all(low[order][1:] > high[order][:-1])
+        return bool(is_apart and np.all((first > last) | ((first >= low) & (last <= high))))
+
+    def _reach(self, x: Load) -> tuple[Integers, Integers]:
+        """Return the first and the last element that each program accesses; swapped where it accesses none."""
+        times, of_walk = x.pointer.base.shape[1], self.walks[x.walk - 1] if x.walk else None
+        visited = np.ones((len(self.ids), times), bool)
+        if of_walk is not None and times > 1:
+            visited = np.broadcast_to(np.arange(times)[None] < of_walk.counts, visited.shape)
+        low, high = x.pointer.base, x.pointer.base
+        for step, n, left in zip(x.pointer.steps, x.pointer.shape, x.left, strict=True):
+            most = np.minimum(left, n)
+            visited, end = visited & (most > 0), step * (most - 1)
+            low, high = low + np.minimum(0, end), high + np.maximum(0, end)
+        ends = np.iinfo(np.int64)
+        return np.where(visited, low, ends.max).min(1), np.where(visited, high, ends.min).max(1)
 
     def _do(self, op: Op) -> None:
         self.line = op.line
