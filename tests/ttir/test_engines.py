@@ -225,10 +225,11 @@ def test_a_branch_that_stores_and_ends_is_read_where_all_programs_answer_alike(h
     x = normal(0, 3, 40)
     words = {"X": x, "E": np.ones(3, np.int32), "Y": np.zeros_like(x), "n": 40, "B": 64}
     check(Launch("stores_or_ends", (3,), words, "Y", 2.0 * x), hw)
-    from ttir.stored import stored
-
     words = {**words, "E": np.array([1, -1, 1], np.int32)}  # kinds of programs
     wanted = np.where(words["E"][:, None] == -1, 0.0, 2.0 * x)
+    from ttir import engine_kernels
+    from ttir.stored import stored
+
     with npusim.record(floats=True) as calls:
         engine_kernels.stores_or_ends[(3,)](**words)
     assert np.array_equal(stored(npusim.run(calls[0], hw=hw, rows="all"), words)["Y"], wanted)
